@@ -63,8 +63,8 @@ def small(library: Any, channels: int = 16) -> Any:
 
 
 def medium(library: Any) -> Any:
-    """The small network with six times the channels."""
-    return small(library, 96)
+    """The small network with sixteen times the channels."""
+    return small(library, 256)
 
 
 def wide(library: Any) -> Any:

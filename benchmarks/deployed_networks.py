@@ -141,8 +141,9 @@ def try_in_process(name: str, form: str, folder: str, seconds: float) -> dict[st
         return {}  # of a time that has run out, nothing is recorded
     if done.returncode:
         # After the error, torch prints the user's lines: the error itself begins with the name of its class.
-        named = [line for line in done.stderr.splitlines() if re.match(r"[\w.]+(Error|Exception|Exit)\b", line)]
-        return {"error": f"exit {done.returncode}: {' '.join([*named, done.stderr[-300:]])[:900]}"}
+        lines = done.stderr.splitlines()
+        at = next((i for i, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception|Exit)\b", line)), 0)
+        return {"error": f"exit {done.returncode}: {' '.join(' '.join(lines[at : at + 6]).split())[:900]}"}
     results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return results
 

@@ -206,8 +206,14 @@ def memory(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the same survey by one core, by one worker with two threads and by two workers, on two cores each."""
     source, runs, cores = folder / "in.laz", list[dict[str, Any]](), sorted(os.sched_getaffinity(0))
-    copies(source, options.copies)
     pairs = [cores[at : at + 2] for at in range(0, len(cores) - 1, 2)]
+    if options.target:  # one core predicts one copy, in the process of the survey
+        copies(source, 1)
+        run = Run(source, folder / "first.laz", options.model, 0, options.tile or 64, cores=pairs[0], threads=1).end()
+        options.copies = max(
+            2, round(options.target / (run["stages"]["predict ended"] - run["stages"]["predict began"]))
+        )
+    copies(source, options.copies)
     kinds = {"one core": (1, 1), "one worker": (1, None), "two workers": (2, None)}
     waiting = [kind for turn in range(options.rounds) for kind in (kinds if turn % 2 == 0 else reversed(kinds))]
     while waiting:
@@ -273,6 +279,7 @@ def main() -> int:
     parser.add_argument("target", nargs="?")
     parser.add_argument("--millions", type=int, nargs="*", default=[25, 50, 100, 200])
     parser.add_argument("--copies", type=int, default=30)
+    parser.add_argument("--target", type=float, help="for speed: as many copies as one core predicts in these seconds")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=180.0, help="seconds, after which no round begins")
     parser.add_argument("--tile", type=int)

@@ -204,5 +204,5 @@ def test_its_verbs_work_and_those_of_others_are_not_there(alone: Environment, tm
     assert "torch" in done.stdout
     done = alone.run("-m", "shiplap.cli", "demo", "--quick", cwd=tmp_path, env=env)
     assert done.returncode == 2
-    assert done.stderr.startswith("SL614: no installed package has this verb\n")
-    assert "install the package that has the verb" in done.stderr
+    assert done.stderr.startswith("SL614: shiplap has no command of this name\n")
+    assert "install that package" in done.stderr

@@ -5,11 +5,16 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from tools.sanitize import PARTS
 
 from shiplap_headers import include_dir
 from shiplap_testing.paths import REPOSITORY
 
 FLAGS = ("-std=c++20", "-O1", "-g", "-pthread", "-fsanitize=thread")
+
+
+def test_the_tests_that_sanitizers_run_are_there():
+    assert [name for part in PARTS.values() for name in part if not (REPOSITORY / name).exists()] == []
 
 
 def test_pool_and_tables_have_no_data_race(tmp_path):

@@ -25,7 +25,7 @@ from shiplap_testing.paths import REPOSITORY
 # Tests by what they run. Of the kernels, those whose values are compared; compiled graphs and reports add nothing here.
 _SPARSE3D = ("abi", "attacks", "grid_sample", "hash", "kinds", "maps", "ops", "parts", "pooling", "postprocess")
 _SLIDESPARSE = ("formats", "isa", "linear", "products", "quantise")
-_BIND = ("align", "cabi", "choice_rows", "native", "out")
+_BIND = ("c/test_align", "c/test_declaration", "c/test_out", "native/test_binding", "native/test_choice_table")
 PARTS = {
     "kernels": [
         *(f"packages/shiplap-sparse3d/tests/sparse3d/test_{name}.py" for name in (*_SPARSE3D, "serialize")),
@@ -33,7 +33,8 @@ PARTS = {
         "tests/families/test_hostile.py",
     ],
     "bindings": [
-        *(f"packages/shiplap/tests/kernels/test_{name}.py" for name in _BIND),
+        *(f"packages/shiplap/tests/kernels/{name}.py" for name in _BIND),
+        "packages/shiplap/tests/codegen/test_native.py",
         "packages/shiplap/tests/codegen/test_agreement.py",
         "packages/shiplap/tests/safe_io/test_doors.py",
         "packages/shiplap/tests/safe_io/test_lifetimes.py",

@@ -20,18 +20,33 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from shiplap.errors import ShiplapError
+from shiplap.judge.suites import SuiteFolders, find_problems
+from shiplap.packaging.worker import read_answer
+from shiplap.sandbox.protocol import BrokenMessage, Declined, Failed, Reply, parse_message
+from shiplap.tuning import packaged_choices
 from shiplap.tuning.frozen_table import frozen, thaw
 from shiplap.tuning.recorded_calls import read_calls
+from shiplap.tuning.store import ChoiceStore
 from shiplap_testing.mutate import mutated
 
 CORPUS = Path(__file__).with_name("corpus")
 SECONDS, MEBIBYTES = 1.0, 512
+REPLIES = tuple(Reply.__subclasses__())
+SUITE = {
+    "definition.json": '{"axes": {"n": {"type": "var"}}, "inputs": {"x": {"shape": ["n"], "dtype": "float32"}}, '
+    '"reference": "def run(x): return x"}',
+    "workload.jsonl": '{"axes": {"n": 4}, "inputs": {"x": {"type": "random"}}}',
+    "solution.json": '{"spec": {"entry_point": "k.py::run"}, "sources": [{"path": "k.py", "content": ""}]}',
+    "func_forward.py": "def forward_fn(x): return x",
+    "reference.py": "def ref_kernel(data): return data",
+    "submission.py": "def custom_kernel(data): return data",
+}
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**63 - 1, -(2**63), 2**70, 0.5, -0.0, 1e308, "", "x", "\0", "\ud800", "a" * 5000),
     *(
@@ -84,15 +99,32 @@ def _digest(body: Any) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+def plain(data: Any) -> bytes:
+    """JSON as it is."""
+    return json.dumps(data).encode()
+
+
+def entries_sealed(data: Any) -> bytes:
+    """Packaged choices whose checksums fit."""
+    entries = data.get("entries") if isinstance(data, dict) else []
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict):
+            entry["sha256"] = _digest({name: entry.get(name) for name in ("format", "key", "value")})
+    return plain(data)
+
+
 def table_sealed(data: Any) -> bytes:
     """A table whose checksums fit."""
+    entries_sealed(data)
     if isinstance(data, dict):
-        entries = data.get("entries")
-        for entry in entries if isinstance(entries, list) else []:
-            if isinstance(entry, dict):
-                entry["sha256"] = _digest({name: entry.get(name) for name in ("format", "key", "value")})
         data["sha256"] = _digest({name: data.get(name) for name in ("format", "entries")})
-    return json.dumps(data).encode()
+    return plain(data)
+
+
+def entry_sealed(data: Any) -> bytes:
+    """An entry of the store whose checksum fits."""
+    entries_sealed({"entries": [data]})
+    return plain(data)
 
 
 def read_table(path: Path) -> None:
@@ -122,19 +154,92 @@ def _metadata() -> Any:
     return metadata
 
 
+def read_lock(path: Path) -> None:
+    """As ``shiplap backend diff`` does with the schema lock."""
+    from shiplap_backend.lock import read_lock
+
+    read_lock(path)
+
+
+def read_manifest(path: Path) -> None:
+    """As a call does that looks for a packaged binding, which takes a ValueError as a reason not to use it."""
+    from shiplap.kernels.native import prebuilt
+
+    with suppress(ValueError):
+        prebuilt._read_manifest_rows.__wrapped__(path.parent)
+
+
+def read_cubins(path: Path) -> None:
+    """As a call does that looks for a packaged kernel of Triton."""
+    from shiplap.kernels.triton import prebuilt
+
+    prebuilt._read_index_rows.__wrapped__(path.parent)
+
+
+def read_packaged(path: Path) -> None:
+    """As a call does that looks for packaged choices."""
+    packaged_choices._read_packaged_table.__wrapped__(path)
+
+
+def read_entry(path: Path) -> None:
+    """As a call does that looks for a choice in the cache."""
+    ChoiceStore(path.parent)._read(path)
+
+
+def read_package_answer(path: Path) -> None:
+    """As ``shiplap package`` does with what the process answers that has imported a wheel."""
+    read_answer(path, ["module"], "the process ended")
+
+
+def read_suite(path: Path) -> None:
+    """As ``shiplap judge --suite`` does: each reader gets the file under the name that it looks for."""
+    content, folder = path.read_bytes(), path.parent / "suite"
+    for name in ("definition.json", "workload.jsonl", "solution.json", "config_forward.json", "task.yml"):
+        problem = folder / name.partition(".")[0]
+        if not problem.exists():
+            problem.mkdir(parents=True)
+            for other, text in SUITE.items():
+                (problem / other).write_text(text)
+        (problem / name).write_bytes(content)
+    find_problems(SuiteFolders(folder, "", path.parent / "written"))
+
+
+def read_reply(path: Path) -> None:
+    """As the judge does with the reply of a process that is not trusted."""
+    content = path.read_bytes()
+    for kind in REPLIES:
+        with suppress(BrokenMessage):
+            parse_message(content, kind, Failed, Declined)
+
+
 def read_mark(path: Path) -> None:
     """As ``shiplap survey`` does. Imported here: tables are read in a third of the time where no family is."""
-    from shiplap_sparse3d.survey import folder
+    from shiplap_sparse3d.survey.folder import SurveyFolder
 
-    folder.read_mark(path)
+    SurveyFolder(path.parent).claim(json.loads((CORPUS / "mark" / "survey.json").read_text()))
 
 
 READERS: dict[str, tuple[Callable[[Path], object], Callable[[Any], bytes] | None]] = {
     "table": (read_table, table_sealed),
-    "record": (read_calls, lambda data: json.dumps(data).encode() + b"\n"),
+    "record": (read_calls, lambda data: plain(data) + b"\n"),
     "metadata": (read_metadata, None),
-    "mark": (read_mark, lambda data: json.dumps(data).encode()),
+    "mark": (read_mark, plain),
+    "lock": (read_lock, plain),
+    "manifest": (read_manifest, plain),
+    "cubins": (read_cubins, plain),
+    "packaged": (read_packaged, entries_sealed),
+    "entry": (read_entry, entry_sealed),
+    "answer": (read_package_answer, plain),
+    "suite": (read_suite, plain),
+    "reply": (read_reply, None),
 }
+# Of so many hundred files as many are of each kind: none has fewer than 2. Metadata and suites take longest.
+SHARES = {
+    **{"table": 30, "record": 20, "mark": 10, "metadata": 6, "lock": 6, "manifest": 5, "cubins": 5, "packaged": 5},
+    **{"entry": 4, "answer": 4, "suite": 3, "reply": 2},
+}
+# What looks for a file of a name.
+NAMES = {"mark": "survey.json", "manifest": "manifest.json", "cubins": "index.json"}
 
 
 def attempt(kind: str, path: Path) -> str:
@@ -173,7 +278,7 @@ def main(kind: str, rounds: int, seed: int, folder: Path) -> int:
     warnings.simplefilter("ignore")
     memory = Path("/dev/shm")  # a disk takes longer to write a file than we to read it
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as place:
-        return _rounds(kind, rounds, seed, Path(place) / f"{kind}.file", folder / "found")
+        return _rounds(kind, rounds, seed, Path(place) / NAMES.get(kind, f"{kind}.file"), folder / "found")
 
 
 def _rounds(kind: str, rounds: int, seed: int, path: Path, broken: Path) -> int:

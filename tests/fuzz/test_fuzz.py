@@ -6,12 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.fuzz.fuzzer import SHARES
 
 from shiplap_testing.forked import python
 
 ROUNDS = int(os.environ.get("SHIPLAP_TEST_FUZZ", "4000"))
-# Of so many hundred files as many are of each kind; metadata takes ten times as long as the others.
-SHARES = {"table": 45, "record": 25, "mark": 20, "metadata": 10}
 
 
 @pytest.mark.parametrize("kind", SHARES)

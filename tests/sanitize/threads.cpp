@@ -1,6 +1,7 @@
 // Threads over what is shared between calls, for the thread sanitizer: the pool of kernel.h and the tables of choices.h.
 // No Python and no torch, which are not instrumented. `nox -s sanitize-threads` builds and runs it; 0 means right values.
 #include <cstdio>
+#include <latch>
 #include <thread>
 #include <vector>
 
@@ -9,7 +10,7 @@
 
 namespace {
 
-constexpr int kThreads = 8;
+constexpr int kThreads = 8, kSetters = 2;
 std::atomic<int> wrong{0};
 
 void expect(bool holds, const char* what) {
@@ -31,14 +32,15 @@ void pools() {
   for (std::thread& each : callers) each.join();
 }
 
-// Lookups while two threads replace and clear the table: a config is one of those that were declared, or none.
+// Lookups while other threads replace and clear the table: a config is one of those that were declared, or none.
 void tables() {
   shiplap::Choices choices;
-  std::atomic<bool> stop{false};
+  std::latch together(kThreads + kSetters);  // the number of lookups is fixed: on a busy machine setters come to run late
   std::vector<std::thread> threads;
   for (int caller = 0; caller < kThreads; ++caller) {
     threads.emplace_back([&] {
-      while (!stop.load(std::memory_order_relaxed)) {
+      together.arrive_and_wait();
+      for (int look = 0; look < 5000; ++look) {
         const shiplap::Table* table = choices.table();
         const int64_t key[] = {3, 4}, *config = nullptr;
         if (table == nullptr || table->look(key, &config) || config == nullptr) continue;
@@ -46,17 +48,15 @@ void tables() {
       }
     });
   }
-  std::vector<std::thread> setters;
-  for (int64_t setter = 1; setter <= 2; ++setter) {
-    setters.emplace_back([&, setter] {
+  for (int64_t setter = 1; setter <= kSetters; ++setter) {
+    threads.emplace_back([&, setter] {
+      together.arrive_and_wait();
       for (int round = 0; round < 500; ++round) {
         const int64_t rows[] = {3, 4, 0, 7, setter, 5, 6, 1, 0, 0};
         choices.set(round % 3 == 0 ? nullptr : std::make_unique<const shiplap::Table>(rows, 2, 2, 2, false));
       }
     });
   }
-  for (std::thread& each : setters) each.join();
-  stop.store(true);
   for (std::thread& each : threads) each.join();
 }
 

@@ -34,7 +34,11 @@ SweepCase = tuple[str, str]  # operator, dtype
 
 @dataclass(frozen=True)
 class SweepVerdict:
-    """The verdict on one operator or model in one dtype: where the calls ran, and why a call failed or did not run."""
+    """The verdict on one operator or model in one dtype.
+
+    ``state`` is a key of ``STATES``. ``native`` and ``fallback`` name the operators that ran on the device and on the
+    CPU. ``why`` is the reason if a call failed, was refused or did not run.
+    """
 
     op: str
     dtype: str
@@ -46,13 +50,15 @@ class SweepVerdict:
     gradients: int = 0  # samples of which the gradients were compared too
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields of the verdict on one operator or model in one dtype as plain data for JSON."""
+        """Return the fields of the verdict as plain data for JSON."""
         return asdict(self)
 
 
 def operator_names(project: Project) -> list[str]:
-    """Return the names of the operators in torch's OpInfo test database, read in a process in which the device of
-    ``project`` (the generated package of a device) is loaded. Raises SL906 if torch's test package cannot be imported.
+    """Return the names of the operators in OpInfo, torch's database of test cases.
+
+    They are read in a process that has loaded the device of ``project``, the generated package. Raise ``SL906`` if
+    torch's test package cannot be imported there.
     """
     lines, end = _read_sweep_lines(project, None)
     if end:
@@ -69,16 +75,18 @@ def operator_names(project: Project) -> list[str]:
 
 
 def model_names() -> list[str]:
-    """Return the names of the models that ``audit(models=True)`` runs."""
+    """Return the sorted names of the models that ``run_sweep`` can compare with ``models=True``."""
     from shiplap_backend.models import MODELS
 
     return sorted(MODELS)
 
 
 def _read_sweep_lines(project: Project, cases: Sequence[SweepCase] | None, samples: int = 0) -> tuple[list[str], str]:
-    """Run one process that compares ``cases`` (operator or model, and dtype) on the device with the CPU. Return the
-    lines of its output and, if it failed, how it ended, else an empty text. Without ``cases`` the process lists the
-    operators. Without ``samples`` the cases are models.
+    """Run one process that compares ``cases`` on the device of ``project`` with the CPU.
+
+    Return the lines of its output, and a text about how a failed process ended. The text is empty if the process
+    succeeded. A case is a pair of an operator or model and a dtype. If ``cases`` is None, the process lists the
+    operators. ``samples`` is the largest number of samples of an operator. If it is 0, the cases are models.
     """
     arguments = ["--list"] if cases is None else ["--samples", str(samples)] if samples else ["--models"]
     # With ``-P``, no module in the working directory takes the place of an installed one.
@@ -103,16 +111,18 @@ def run_sweep(
     models: bool = False,
     tell: Callable[[str], object] = str,
 ) -> Iterator[SweepVerdict]:
-    """Yield a verdict for each of ``names`` in each of ``dtypes``. Raises SL906 if the device cannot be loaded.
+    """Yield a verdict for each of ``names`` in each of ``dtypes``.
+
+    Raise ``SL906`` if the device cannot be loaded.
 
     Args:
-        project: one that is built.
-        names: of ``operator_names``, or of ``models``.
-        dtypes: short names; for models ``["f32"]``.
-        samples: at most so many of an operator.
-        jobs: processes at a time.
-        models: whether the names are of models.
-        tell: is called with the progress.
+        project: A project that was built.
+        names: Names of ``operator_names``, or of ``model_names`` with ``models``.
+        dtypes: Short names such as ``"f32"``. Models are compared in ``["f32"]`` only.
+        samples: The largest number of samples that are run of one operator.
+        jobs: The number of processes that run at a time.
+        models: Whether ``names`` are models instead of operators.
+        tell: A function that is called with a text about the progress after each process.
     """
     cases = [(name, dtype) for name in names for dtype in dtypes]
     # A process has a time limit, and a model takes longer than an operator.
@@ -125,8 +135,11 @@ def run_sweep(
 
 
 def _run_batch(project: Project, cases: Sequence[SweepCase], samples: int) -> list[SweepVerdict]:
-    """Return the verdicts of ``cases``, run in a process. After a crash a new process continues behind the case that
-    caused the crash. Raises SL906 if the device cannot be loaded.
+    """Run ``cases`` on the device of ``project`` in one process, and return their verdicts.
+
+    ``samples`` is the largest number of samples of an operator, or 0 for models. A case that ends the process gets the
+    verdict ``crash``. A new process then runs the cases after it. Raise ``SL906`` if a process ends before its first
+    case, since the device could not be loaded.
     """
     verdicts = []
     waiting = list(cases)
@@ -159,10 +172,12 @@ def _run_batch(project: Project, cases: Sequence[SweepCase], samples: int) -> li
 
 
 def _parse_verdict(row: dict[str, Any]) -> SweepVerdict:
-    """Return the verdict that ``row``, one JSON line of a sweep process about one operator or model and one dtype,
-    describes.
+    """Return the verdict that ``row`` describes.
+
+    ``row`` is one JSON line of a sweep process, about one operator or model in one dtype.
     """
     fallback = tuple(f"{op}: {why}" for op, reasons in sorted(row["fallback"].items()) for why in reasons)
+    # A failure counts more than a refusal, and both count more than where the calls ran.
     state: State = "core"
     if row["failure"]:
         state = "fail"
@@ -181,7 +196,10 @@ def _parse_verdict(row: dict[str, Any]) -> SweepVerdict:
 
 
 def count_by_dtype(verdicts: Sequence[SweepVerdict]) -> dict[str, dict[str, int]]:
-    """Return the number of verdicts by dtype and then by state. Every state has an entry."""
+    """Return the number of ``verdicts`` by dtype and then by state.
+
+    A state without a verdict has the count 0.
+    """
     counts: dict[str, Counter[str]] = {}
     for v in verdicts:
         counts.setdefault(v.dtype, Counter())[v.state] += 1

@@ -31,7 +31,10 @@ _SAME = {
 
 @dataclass(frozen=True)
 class _BodyDefinition:
-    """A function that a file of ``csrc/`` defines, with the number of its line."""
+    """A C++ function that a file in ``csrc/`` defines.
+
+    ``where`` is the file with the number of the line.
+    """
 
     where: str
     name: str
@@ -40,8 +43,10 @@ class _BodyDefinition:
 
 
 def check_bodies(directory: Path, wrappers: Sequence[Wrapper]) -> None:
-    """Write a C++ file to be completed into ``directory`` for each wrapper that is implemented by hand (``custom``) and
-    has no body yet. Raises SL908 with file, line and parameter for a body with a wrong signature.
+    """Write an unfinished C++ file into ``directory`` for each of the generated ``wrappers`` that has no body yet.
+
+    The wrappers use the template ``custom``, whose body is written by hand. Raise ``SL908`` with file, line and
+    parameter if an existing body has another signature than its wrapper calls.
     """
     # Without custom wrappers nothing is compared, and a project need not have the directory.
     definitions = [d for path in sorted(directory.glob("*.cpp")) for d in _find_definitions(path)] if wrappers else []
@@ -54,9 +59,7 @@ def check_bodies(directory: Path, wrappers: Sequence[Wrapper]) -> None:
 
 
 def _find_definitions(path: Path) -> Iterator[_BodyDefinition]:
-    """Yield a record of each C++ function that the file ``path`` defines: name, return type, parameters, and file with
-    line.
-    """
+    """Yield a record of each C++ function that the file ``path`` defines."""
     text = strip_comments(path.read_text(encoding="utf-8"), quoted=False)
     for m in re.finditer(r"([\w:<>,&*\s]*(?:[&*]|[\w>]\s))\s*((?:\w+::)*)(\w+)\s*\(", text):
         try:
@@ -70,8 +73,10 @@ def _find_definitions(path: Path) -> Iterator[_BodyDefinition]:
 
 
 def _check_body(w: Wrapper, definitions: Sequence[_BodyDefinition], path: Path) -> bool:
-    """Return whether ``definitions``, the C++ functions found, contain a hand-written body of the wrapper ``w``. Raises
-    SL908 if that has another signature, or if the file ``path``, named after the wrapper, does not define it.
+    """Return whether one of ``definitions`` is the hand-written body of the generated wrapper ``w``.
+
+    ``definitions`` are the C++ functions in ``csrc/``. Raise ``SL908`` if all functions of the wrapper's name have
+    another signature, or if the file ``path`` exists and no function has that name.
     """
     named = [d for d in definitions if d.name == w.id]
     if not named and path.exists():
@@ -86,8 +91,9 @@ def _check_body(w: Wrapper, definitions: Sequence[_BodyDefinition], path: Path) 
 
 
 def _signature_problem(w: Wrapper, d: _BodyDefinition) -> str:
-    """Return a text on the first difference between the definition ``d`` and the body that the wrapper ``w`` needs, or
-    an empty text.
+    """Return the first difference between the definition ``d`` and the body that the generated wrapper ``w`` needs.
+
+    The text is empty if they agree.
     """
     arguments = w.declaration.arguments
     if _normalize_type(d.returns) != _normalize_type(w.declaration.cpp_returns):
@@ -99,6 +105,7 @@ def _signature_problem(w: Wrapper, d: _BodyDefinition) -> str:
         declared, name = _split_parameter(text)
         if _normalize_type(declared) != _normalize_type(a.cpp):
             return f"parameter {place}: {text!r} is no {a.cpp!r}"
+        # Two exchanged parameters of one type would compile and give wrong values.
         if name and name != a.name:
             hint = f", {name!r} is parameter {names.index(name) + 1}" if name in names else suggest_nearest(name, names)
             return f"parameter {place}: {text!r} stands for {a.name!r}{hint}"
@@ -106,7 +113,10 @@ def _signature_problem(w: Wrapper, d: _BodyDefinition) -> str:
 
 
 def _split_parameter(text: str) -> tuple[str, str]:
-    """Return the type and the name of one C++ parameter, with an empty name if it has none."""
+    """Return the type and the name of the C++ parameter ``text``.
+
+    The name is empty if the parameter has none.
+    """
     m = re.fullmatch(r"(.*[\s>&*])(\w+)", text.strip(), re.S)
     # A parameter without a name ends with its type.
     if m and m[1].strip() not in ("", "const") and m[2] not in ("const", "int", "long", "double", "bool"):
@@ -115,8 +125,9 @@ def _split_parameter(text: str) -> tuple[str, str]:
 
 
 def _normalize_type(text: str) -> str:
-    """Return the C++ type ``text`` without parts that do not change the type: namespaces, spaces and the side of
-    ``const``.
+    """Return the C++ type ``text`` without namespaces and spaces, and with ``const`` in front.
+
+    Two spellings of one type give the same text.
     """
     plain = re.sub(r"\b(?:inline|static)\b|(?:\b\w+)?::", " ", text)
     constant = bool(re.search(r"\bconst\b(?![^<]*>)", plain))
@@ -128,8 +139,10 @@ def _normalize_type(text: str) -> str:
 
 
 def _body_error(w: Wrapper, where: str, got: str) -> ShiplapError:
-    """Return the error SL908 for the hand-written body of the wrapper ``w`` at the file and line ``where``, which has
-    ``got``; the signature that the wrapper needs is given as expected.
+    """Return the error ``SL908`` for the hand-written body of the generated wrapper ``w``.
+
+    ``where`` is the file and line of the body, and ``got`` is its mistake. The error gives the signature that the
+    wrapper needs as expected.
     """
     signature = f"{w.declaration.cpp_returns} {w.id}({w.parameters})"
     return error("SL908", where=f"{where}: {w.declaration.name}", got=got, expected=signature)

@@ -35,12 +35,14 @@ def build_extension(
     """Compile changed files of a generated project, link ``_C.so`` into its package, and return the path. Raises SL906
     with the compiler's first error, and for a compiler that links a C++ runtime beside torch's.
 
-    ``tell`` is called after each file with the number of finished files. With ``together`` the wrappers and the device
-    core form one translation unit. For few ops on one CPU core this takes a third less work, but nothing runs in
-    parallel.
+    ``jobs`` is the number of compilers that run at a time. If it is None, ninja chooses it. ``tell`` is called after
+    each compiled file with a text such as ``3/21 files``. With ``together`` the generated wrappers and the device core,
+    the C++ that all devices share, form one translation unit. For few ops on one CPU core this takes a third less work,
+    but nothing runs in parallel.
 
-    The manifest is written next to the library and after it, so an interrupted build cannot claim that an older library
-    fits this torch.
+    The manifest, a file with the versions that the library was built for, is written after the library. An interrupted
+    build can thus not claim that an older library fits this torch. Raise ``SL906`` with the compiler's first error, or
+    if ninja is not installed.
     """
     directory = project.root / "build"
     directory.mkdir(exist_ok=True)
@@ -82,8 +84,9 @@ def build_extension(
 
 
 def _run_ninja(command: list[str], tell: Callable[[str], object]) -> tuple[int, str]:
-    """Run ninja and return its exit status and output. ``tell`` is called with ``3/21 files`` for each compiled
-    file.
+    """Run ninja by ``command``, and return its exit status and its output.
+
+    ``tell`` is called with a text such as ``3/21 files`` after each compiled file.
     """
     printed = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -95,16 +98,18 @@ def _run_ninja(command: list[str], tell: Callable[[str], object]) -> tuple[int, 
 
 
 def _find_ninja() -> str:
-    """Return the path of the ninja of this Python environment, or else the name ``ninja``, which is looked up on the
-    path.
+    """Return the path of this Python environment's ninja.
+
+    If the environment has none, return the name ``ninja``, for which the shell's search path is used.
     """
     own = Path(sysconfig.get_path("scripts")) / "ninja"
     return str(own) if own.is_file() else "ninja"
 
 
 def _render_ninja_file(project: Project, target: Path, together: bool = False) -> str:
-    """Return the text of the project's ``build.ninja``, which compiles its sources and links ``target``. With
-    ``together``, the generated wrappers and the device core (the part that is the same for all devices) are one C++
+    """Return the text of the file ``build.ninja`` of ``project``, which compiles its sources and links ``target``.
+
+    With ``together``, the generated wrappers and the device core, the C++ that all devices share, are compiled as one
     file.
     """
     from torch.utils.cpp_extension import include_paths, library_paths
@@ -138,9 +143,10 @@ def _render_ninja_file(project: Project, target: Path, together: bool = False) -
 
 
 def _write_joint_unit(project: Project, wrappers: Iterable[Path]) -> Path:
-    """Write one C++ file that includes all wrappers and the device core, and return its path.
+    """Write one C++ file that includes the generated files ``wrappers`` and the device core, and return its path.
 
-    The core is included last, because it defines names of its own for functions that the wrappers call.
+    The core is the C++ that all devices share. It is included last, because its own names would hide functions that the
+    wrappers call. The file is a part of ``project``.
     """
     unit = project.root / "build" / "together.cpp"
     parts = [COMMON / "include" / "shiplap_backend" / "wrappers.h", *sorted(wrappers), CORE]
@@ -152,7 +158,10 @@ def _write_joint_unit(project: Project, wrappers: Iterable[Path]) -> Path:
 
 
 def _object_files(sources: Iterable[Path]) -> list[tuple[str, str]]:
-    """Return (object file, source file) for each C or C++ source, escaped for ninja and sorted."""
+    """Return a pair of object file and source file for each C or C++ file in ``sources``, sorted by source.
+
+    The paths are escaped for ninja.
+    """
     return [
         (f"{_escape_path(p.stem)}{'-c' * (p.suffix == '.c')}.o", _escape_path(str(p.resolve())))
         for p in sorted(sources)
@@ -160,19 +169,24 @@ def _object_files(sources: Iterable[Path]) -> list[tuple[str, str]]:
 
 
 def _quote_words(arguments: Iterable[str]) -> str:
-    """Return the arguments quoted for the shell, as the value of a ninja variable."""
+    """Return ``arguments`` as one text that is quoted for the shell and escaped for the value of a ninja variable."""
     # A dollar sign begins a variable in ninja, also inside quotes.
     return shlex.join(arguments).replace("$", "$$")
 
 
 def _escape_path(path: str) -> str:
-    """Return a path escaped for a list of files in ninja, which quotes such paths for the shell itself."""
+    """Return ``path`` escaped for a list of files in ninja.
+
+    Ninja quotes the paths of such a list for the shell itself.
+    """
     return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
 def _first_error(output: str) -> str:
-    """Return 12 lines of the compiler's output from the first error on, since the whole has thousands of lines of
-    template notes.
+    """Return 12 lines of the compiler's ``output``, from the first error on.
+
+    If no line names an error, the last 12 lines are returned. The whole output can have thousands of lines about
+    templates.
     """
     lines = output.splitlines()
     first = next(

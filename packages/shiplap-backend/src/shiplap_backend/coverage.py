@@ -28,9 +28,10 @@ State = Literal["native", "composite", "expected", "gap", "elsewhere"]
 
 @dataclass(frozen=True)
 class OverloadPlacement:
-    """Where one overload runs, and why.
+    """The place where one overload of torch runs on the device, with the reason.
 
-    The state ``elsewhere`` is of overloads without a dense CPU kernel: sparse, quantised, other devices.
+    The state ``elsewhere`` means that torch has no dense CPU kernel of the overload. ``required`` is true if the device
+    needs its own kernel for the overload.
     """
 
     name: str
@@ -41,7 +42,11 @@ class OverloadPlacement:
 
 @dataclass(frozen=True)
 class ProgramNeed:
-    """The calls that a program made to one overload, and how many of them went to the CPU for one reason."""
+    """The calls that a program made to one operator.
+
+    ``native`` counts the calls that ran on the device. ``fallback`` counts those that ran on the CPU for the reason
+    ``why``. ``expected`` is false if the metadata does not give that reason.
+    """
 
     op: str
     native: int
@@ -52,21 +57,24 @@ class ProgramNeed:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The places of all overloads of the installed torch on one target."""
+    """The places where the overloads of the installed torch run on one target, that is, on one vendor's runtime."""
 
     target: str
     torch: str
     places: tuple[OverloadPlacement, ...]
 
     def of(self, state: State) -> list[str]:
-        """Return the names of the overloads that have the state ``state``, such as ``native`` (own kernel) or ``gap``
-        (no kernel and no reason why).
+        """Return the names of the overloads in the state ``state``.
+
+        ``native`` overloads have a kernel of the device. A ``gap`` has no kernel, and the metadata gives no reason for
+        it.
         """
         return [p.name for p in self.places if p.state == state]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the coverage as plain data for JSON: counts by state, and the overloads without a kernel with the
-        reasons.
+        """Return the coverage as plain data for JSON.
+
+        It has the counts by state, the names of native overloads, and the reason for each overload without a kernel.
         """
         required = [p for p in self.places if p.required]
         return {
@@ -80,14 +88,18 @@ class Coverage:
 
 
 def place_overloads(metadata: Metadata, runtime: Runtime, made: GeneratedWrappers) -> Coverage:
-    """Return where each overload of torch's operators runs on the device: ``native`` by a generated wrapper,
-    ``composite`` by calls of other overloads, ``expected`` on the CPU as the metadata says, or a ``gap``.
+    """Return where each overload of torch's operators runs on the device.
+
+    A ``native`` overload has a wrapper in ``made`` or a kernel of ``runtime``. A ``composite`` one is made of calls of
+    other overloads. An ``expected`` one runs on the CPU for a reason that ``metadata`` or a range of versions gives.
+    Any other overload with a CPU kernel is a ``gap``.
     """
     declared = aten_declarations()
     native = {name: "the device core" for name in runtime.registers if name in declared}
     for w in made.wrappers:
         native[w.declaration.name] = f"{w.where.rpartition('/')[2]}, template {w.entry.template}"
         native |= {d.name: f"derived from {w.declaration.name}" for d in w.derived}
+        # In torch, the variants of a structured overload delegate to it.
         if w.declaration.structured:
             native |= dict.fromkeys(w.declaration.group, f"delegates to {w.declaration.name}")
     skipped = {s.name: s.reason for s in made.skipped}
@@ -98,9 +110,13 @@ def place_overloads(metadata: Metadata, runtime: Runtime, made: GeneratedWrapper
 def _place_overload(
     d: AtenDeclaration, native: Mapping[str, str], skipped: Mapping[str, str], expected: Mapping[str, str]
 ) -> OverloadPlacement:
-    """Return the state of the overload ``d`` on the device and the reason. ``native`` maps overloads to their wrappers,
-    ``skipped`` maps entries that do not apply to this torch to the reason, and ``expected`` maps patterns of names to
-    reasons for running on the CPU.
+    """Return the state of the overload ``d`` on the device, with the reason.
+
+    Args:
+        d: The overload.
+        native: The reasons of the overloads that have a kernel of the device, by name.
+        skipped: The reasons of the metadata entries that do not apply to this torch, by overload.
+        expected: The reasons for running on the CPU, by pattern of names.
     """
     # Torch implements composite overloads, and functional ones with a delegate, by calls of other overloads.
     required = d.cpu and not d.composite and not (d.kind != "out" and d.delegate)
@@ -134,8 +150,10 @@ finally:
 
 
 def run_program(project: Project, script: Path, cover: Coverage, arguments: Sequence[str] = ()) -> list[ProgramNeed]:
-    """Run the Python file ``script`` in a process with the device loaded, and return the operators that it called, gaps
-    first. Raises SL905 if the script cannot run.
+    """Run the Python file ``script`` with the device of ``project``, and return the operators that it called.
+
+    The file runs in a process of its own, with the command-line arguments ``arguments``. ``cover`` has the place where
+    each overload runs. Unexpected calls on the CPU come first. Raise ``SL905`` if the file is missing or fails.
     """
     require_built(project)
     if not script.is_file():
@@ -167,7 +185,7 @@ def run_program(project: Project, script: Path, cover: Coverage, arguments: Sequ
 
 
 def _final_exception(traceback: str) -> str:
-    """Return the exception that ended a program: all lines that follow the last frame of its traceback."""
+    """Return the exception that ended a program, that is, the lines after the last frame of ``traceback``."""
     lines = traceback.strip().splitlines()
     frames = [i for i, line in enumerate(lines) if line.startswith("  File ")]
     after = lines[frames[-1] + 1 :] if frames else lines[-1:]
@@ -176,9 +194,10 @@ def _final_exception(traceback: str) -> str:
 
 
 def rank_needs(counters: Mapping[str, Any], cover: Coverage) -> list[ProgramNeed]:
-    """Return one record for each operator that a program called and each reason of a CPU fallback: unexpected fallbacks
-    first, then expected ones and native calls, frequent ones before rare ones. ``counters`` has the counted calls by
-    operator.
+    """Return one record for each operator that a program called and each reason of a fallback to the CPU.
+
+    ``counters`` has the counted calls by operator. ``cover`` has the reasons why overloads run on the CPU. Unexpected
+    fallbacks come first, and then the most frequent ones.
     """
     places = {p.name: p for p in cover.places}
     needed = []
@@ -197,8 +216,9 @@ def rank_needs(counters: Mapping[str, Any], cover: Coverage) -> list[ProgramNeed
 
 
 def render_coverage(cover: Coverage, called: Sequence[ProgramNeed] = ()) -> str:
-    """Return one self-contained HTML page with where each overload of torch runs on the device, and with the operators
-    that a program called.
+    """Return one self-contained HTML page about ``cover``, that is, where each overload of torch runs on the device.
+
+    The page also lists ``called``, the operators that a program called.
     """
     from shiplap.codegen import render_source
 

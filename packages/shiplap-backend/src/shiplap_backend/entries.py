@@ -15,11 +15,13 @@ Empty = Literal["fallback", "run"]
 
 
 class OutputRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The shape, strides and dtype of one output that no structured ``meta`` gives: a mode, or a list of sizes.
+    """The rule for the shape, strides and dtype of one output.
 
-    ``format`` names tensors: if one of them is stored channels last, so is the output. ``order`` lists the dims as they
-    are stored, the outermost first. The mode ``meta`` is for outputs whose shape a structured ``meta`` gives, but whose
-    memory format the CPU's kernel chooses afterwards.
+    Most outputs need none, because torch computes them by the operator's ``meta`` function. ``mode`` names the rule. In
+    the mode ``sizes``, ``sizes`` is an expression for the list of sizes. ``format`` names tensors. If one of them is
+    stored channels last, the output is, too. ``order`` lists the dims as they are stored, the outermost first. The mode
+    ``meta`` is for outputs whose shape the ``meta`` function gives, but whose memory format the CPU's kernel chooses
+    afterwards.
     """
 
     mode: Literal[
@@ -34,14 +36,21 @@ class OutputRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ArgumentUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A write to an argument besides the results, such as running statistics, and the condition for it."""
+    """A write to an argument of the operator, such as to running statistics.
+
+    ``graph`` is the expression of the new value. ``when`` is the condition for the write.
+    """
 
     graph: str
     when: str = ""
 
 
 class MetadataEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The implementation of one overload on the target. ``graph`` is one expression, or one for each output."""
+    """The implementation of one overload on the target, that is, on the vendor's runtime, as the metadata file
+    describes it.
+
+    ``graph`` is the expression of the only output, or one expression for each output by name.
+    """
 
     template: str
     graph: str | dict[str, str] = ""
@@ -60,7 +69,11 @@ class MetadataEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class MetadataTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The facts of the target. ``operators`` maps operators such as ``+`` to vendor functions."""
+    """The facts of the target, that is, of one vendor's runtime.
+
+    ``operators`` maps operators such as ``+`` to vendor functions. ``falls_back`` maps patterns of overload names to
+    the reason why these run on the CPU.
+    """
 
     runtime: str
     requires: dict[str, str] = {}
@@ -71,15 +84,20 @@ class MetadataTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def target_dtypes(target: MetadataTarget) -> tuple[str, ...]:
-    """Return the dtypes in the sets of ``target``; a target without sets has every dtype."""
+    """Return the dtypes that the dtype sets of ``target`` contain.
+
+    If ``target`` has no sets, return all dtypes.
+    """
     return tuple(dict.fromkeys(d for members in target.dtypes.values() for d in members)) or tuple(in_aten())
 
 
 def wide_dtype(dtype: str, there: Collection[str]) -> str:
-    """Return the dtype in which torch computes sums and products of ``dtype``, such as f32 for bf16, or ``dtype``
-    itself if that is not in ``there``.
+    """Return the dtype in which torch computes sums and products of ``dtype``, such as ``f32`` for ``bf16``.
+
+    If that dtype is not in ``there``, the dtypes that the vendor's runtime has, return ``dtype`` itself.
     """
     row, wide = in_aten().get(dtype), dtype
+    # Torch widens only dtypes of less than 32 bits.
     if row is None or row.itemsize >= 4:
         return dtype
     if row.kind == "float":
@@ -90,7 +108,8 @@ def wide_dtype(dtype: str, there: Collection[str]) -> str:
 
 
 def metadata_error(where: str, got: str, expected: str) -> ShiplapError:
-    """Return the error SL901 for the mistake ``got`` at ``where``, a file and line of a metadata file, which should
-    have ``expected``.
+    """Return the error ``SL901`` for a mistake in a metadata file.
+
+    ``where`` is the file and line, ``got`` the mistake, and ``expected`` what should stand there.
     """
     return error("SL901", where=where, got=got, expected=expected)

@@ -17,72 +17,90 @@ register_errors(
             "SL901",
             "the backend metadata is not valid",
             (
-                "'shiplap backend' generates C++ from this file. It rejects a file with an invalid line, because "
-                "skipping the line would silently drop an operator."
+                "'shiplap backend' generates C++ from metadata files. It rejects a file with an invalid line, "
+                "because skipping the line would silently drop an operator."
             ),
-            "correct the line that the message names",
+            "change the line under 'where' to what 'expected' shows",
         ),
         (
             "SL902",
-            "the vendor expression is not valid",
-            "Shiplap checks each expression against the functions that the headers of the vendor declare.",
-            "correct the expression; 'shiplap backend functions RUNTIME' lists the signatures",
+            "an expression in the metadata is not valid",
+            (
+                "The metadata of a backend calls functions of the vendor's library. Shiplap checks each expression "
+                "against the functions that the headers of the vendor declare."
+            ),
+            (
+                "write the expression with a signature that 'shiplap backend functions RUNTIME' lists, where RUNTIME "
+                "is the name or the directory of the runtime"
+            ),
         ),
         (
             "SL903",
             "an ATen argument is not used",
             (
-                "Every argument of an ATen overload must be mapped, guarded or declared to affect shapes only. An "
-                "ignored argument would give wrong values."
+                "The metadata must use every argument of an ATen overload, or say that it affects only shapes. An "
+                "argument that is ignored would give wrong values."
             ),
-            "use the argument in 'graph', or add it to 'guard' or 'shape_only'",
+            (
+                "use the argument in 'graph'. If the backend supports only some of its values, add it to 'guard'. If "
+                "it affects only shapes, add it to 'shape_only'"
+            ),
         ),
         (
             "SL904",
             "torch does not match the schema lock",
             (
-                "The wrappers were checked against the locked schemas. Under other schemas an argument may have "
-                "another meaning."
+                "The schema lock is a file with the schemas of torch's operators for which the wrappers were "
+                "checked. Under other schemas an argument may have another meaning."
             ),
-            "review the difference, then run 'shiplap backend gen --accept-drift'",
+            (
+                "compare the schemas under 'got' with the metadata, and correct the metadata of changed operators. "
+                "Then run 'shiplap backend gen DIR --accept-drift'"
+            ),
         ),
         (
             "SL905",
             "the backend project cannot be used",
-            "A backend project is a directory that 'shiplap backend new' wrote.",
-            "name the directory that holds backend.toml",
+            "A backend project is a directory that 'shiplap backend new' wrote, with a file backend.toml.",
+            "pass the directory that holds backend.toml",
         ),
         (
             "SL906",
             "the backend cannot be built",
-            "The compiler or the linker refused the generated project.",
-            "correct the file that the compiler's first error names",
+            "The compiler or the linker rejected the generated project, with the message under 'got'.",
+            (
+                "correct the hand-written body, or the line of the metadata, from which the code in that message "
+                "comes. Then run 'shiplap backend build DIR'"
+            ),
         ),
         (
             "SL907",
             "the runtime is not available",
-            "The vendor's headers and libraries come from the vendor's own packages.",
+            (
+                "A runtime is the vendor's library that a backend calls. Its headers and libraries come from the "
+                "vendor's own packages."
+            ),
             "install them: pip install 'shiplap-backend[openvino]' or 'shiplap-backend[onednn]'",
         ),
         (
             "SL908",
             "a hand-written body has the wrong signature",
             (
-                "The generated wrapper calls the body. With another signature the call would not link, or would "
-                "swap arguments."
+                "The generated wrapper calls the hand-written body. With another signature the call would not link, "
+                "or would swap arguments."
             ),
-            "write the signature that generated/bodies.h declares",
+            "define the body with the signature under 'expected', as generated/bodies.h declares it",
         ),
         (
             "SL909",
             "the runtime follows another version of the contract",
             (
-                "The contract is the interface between Shiplap and a runtime. Code that was written for another "
-                "version would be called in the wrong way."
+                "The contract is the interface between Shiplap and a runtime. Shiplap would call code for another "
+                "version of it in the wrong way."
             ),
             (
-                "make the changes that docs/add-a-runtime.md lists for the expected version, then set 'contract' in "
-                "runtime.py"
+                "make the changes that docs/add-a-runtime.md lists for the version under 'expected', then set "
+                "contract to that version in runtime.py"
             ),
         ),
         (
@@ -90,9 +108,9 @@ register_errors(
             "the description of the runtime cannot be used",
             (
                 "A runtime is described by a value of the class Runtime, which runtime.py or an installed package "
-                "defines."
+                "defines. A field of it, or a file beside it, is missing or wrong."
             ),
-            "correct what 'got' names in the file under 'where'",
+            "change the field or the file that 'got' names to what 'expected' shows",
         ),
     ],
 )

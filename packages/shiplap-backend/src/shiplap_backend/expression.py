@@ -51,26 +51,37 @@ OPERATORS = (
 
 
 class ExpressionError(ValueError):
-    """An expression without a meaning. The caller adds file and line."""
+    """The error of an expression in the metadata that is invalid.
+
+    Its text is the mistake alone. The caller adds the file and the line.
+    """
 
 
 def suggest_nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the nearest of ``names``, or "" if none is near."""
+    """Return ``"; did you mean 'x'?"`` for the name in ``names`` that is nearest to ``name``.
+
+    Return an empty text if none is near.
+    """
     match = difflib.get_close_matches(name, list(names), 1)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
 def _operand_kind(expected: str) -> str:
-    """Return the kind of value, ``any`` or ``value``, as which operands are compiled if their operator's result is to
-    be of the kind ``expected``. For a plain value they must be plain C++ values; for a graph node, an operation of the
-    vendor's graph, they may be either.
+    """Return the kind as which the operands of an operator are compiled.
+
+    ``expected`` is the kind of the operator's result. If that is a node (a value in the vendor's graph) or any kind,
+    return ``any``. Otherwise return ``value``, which stands for plain C++ values.
     """
     return "any" if expected in ("any", "node", "nodes") else "value"
 
 
 @dataclass(frozen=True)
 class TypedExpression:
-    """The C++ of one subexpression and its kind: node, tensor, int, ints, float, bool, str, dtype, scalar or none."""
+    """The C++ code of one subexpression, and the kind of its value.
+
+    A kind is ``node`` (a value in the vendor's graph) or that of a C++ value, such as ``tensor``, ``int``, ``ints``,
+    ``bool`` or ``dtype``. A kind that ends with ``?`` can be missing.
+    """
 
     kind: str
     code: str
@@ -80,7 +91,12 @@ class TypedExpression:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that the expressions of one target may use: functions, values of enums, and operators."""
+    """The vendor functions, enum values and operators that the expressions of one target, that is, one vendor's
+    runtime, may use.
+
+    ``operators`` maps an operator such as ``+`` to a vendor function. ``index_parameters`` are the names of parameters
+    that take integer constants of the graph.
+    """
 
     functions: Functions
     enums: Mapping[str, Mapping[str, str]]
@@ -92,7 +108,8 @@ class Vocabulary:
 class ExpressionCompiler:
     """The compiler of the expressions of one overload.
 
-    ``nodes`` has the arguments that can be graph inputs, and ``values`` has all arguments.
+    ``nodes`` has the C++ of the arguments that can be inputs of the vendor's graph. ``values`` has all arguments as C++
+    values. The other fields record what the compiled expressions use.
     """
 
     vocabulary: Vocabulary
@@ -108,9 +125,10 @@ class ExpressionCompiler:
     scopes: list[str] = field(default_factory=list)  # the vendor functions around the current argument
 
     def compile(self, source: str, expected: str = "node") -> TypedExpression:
-        """Return the C++ code for ``source``, an expression of the metadata, as a value of the kind ``expected``
-        (``node``, an operation in the vendor's graph, or a plain kind such as ``int``). Raises ExpressionError with the
-        mistake.
+        """Return the C++ code of ``source``, an expression of the metadata, as a value of the kind ``expected``.
+
+        The kind ``node`` is a value in the vendor's graph. Others, such as ``int``, are plain C++ values. Raise
+        ``ExpressionError`` with the mistake if ``source`` is invalid.
         """
         try:
             tree = ast.parse(source.strip(), mode="eval").body
@@ -123,8 +141,10 @@ class ExpressionCompiler:
             raise ExpressionError(f"{source.strip()[:40]!r}...: nested too deeply") from None
 
     def _visit(self, tree: ast.expr, expected: str) -> TypedExpression:
-        """Return the C++ code and the kind (such as ``node`` or ``int``) of any expression. ``expected`` is the kind
-        that is needed in its place; a conversion to it is the caller's. Raises ExpressionError.
+        """Return the C++ code and the kind of the expression ``tree``.
+
+        ``expected`` is the kind that is needed in its place. The result may have another kind, which the caller
+        converts. Raise ``ExpressionError`` if the expression is invalid.
         """
         if why := constant_condition_reason(tree):
             raise ExpressionError(why)
@@ -167,8 +187,9 @@ class ExpressionCompiler:
         raise ExpressionError(f"{ast.unparse(tree)!r} is not part of the language")
 
     def _constant(self, value: object) -> TypedExpression:
-        """Return a literal of Python as C++ with its kind. Raises ExpressionError for a value that C++ does not
-        have.
+        """Return ``value``, a literal of Python, as C++ with its kind.
+
+        Raise ``ExpressionError`` for a value that C++ does not have.
         """
         if value is None:
             return TypedExpression("none", "::std::nullopt")
@@ -184,9 +205,11 @@ class ExpressionCompiler:
         raise ExpressionError(f"{value!r} is not a number that C++ has, a word, bool or None")
 
     def _name(self, name: str, expected: str) -> TypedExpression:
-        """Return the C++ of an argument, an output or a name bound under ``let``, and record that it is used: as an
-        input of the graph, or as a number that becomes part of the graph's cache key. Raises ExpressionError for an
-        unknown name.
+        """Return the C++ of ``name``, which is an argument, an output or bound under ``let``.
+
+        Its use is recorded. If ``expected`` is a kind of node, an argument that can be one becomes an input of the
+        vendor's graph. Any other number is a plain value, which becomes a part of the graph's cache key. Raise
+        ``ExpressionError`` for an unknown name.
         """
         if name in self.lets:
             return self.lets[name]
@@ -210,8 +233,11 @@ class ExpressionCompiler:
         return value
 
     def _choice(self, tree: ast.IfExp, expected: str) -> TypedExpression:
-        """Return ``a if test else b`` in C++: an operation of the vendor's graph if the test is computed in the graph,
-        else a C++ conditional, which selects while the graph is built.
+        """Return the C++ of ``tree``, an expression ``a if test else b`` of the kind ``expected``.
+
+        If the test is computed in the vendor's graph, the result is an operation of the graph. Otherwise a C++
+        conditional selects one side while the graph is built. Raise ``ExpressionError`` if the sides have different
+        kinds.
         """
         if self._is_node(tree.test):
             return self._operator("if else", [tree.test, tree.body, tree.orelse])
@@ -230,8 +256,9 @@ class ExpressionCompiler:
         return TypedExpression(one.kind, f"({condition} ? {one.code} : {other.code})")
 
     def _is_node(self, tree: ast.expr) -> bool:
-        """Return whether the expression ``tree`` is computed in the vendor's graph (a node). Tests of scalars and of
-        ``is None`` are not; C++ decides them before the graph is built.
+        """Return whether the expression ``tree`` is computed in the vendor's graph.
+
+        Tests of scalars and tests with ``is None`` are not, since C++ evaluates them before the graph is built.
         """
         names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
         # A comparison of scalars alone, `beta == 0`, is decided by C++ before the graph is built.
@@ -244,8 +271,9 @@ class ExpressionCompiler:
         return kind == "node"
 
     def _condition(self, tree: ast.expr) -> str:
-        """Return the C++ of a condition that decides, while the vendor's graph is built, which operations it has. The
-        outcome is recorded as a part of the graph's cache key; the compared values are not.
+        """Return the C++ of the condition ``tree``, which is evaluated while the vendor's graph is built.
+
+        Record its outcome as a part of the graph's cache key. The compared values are no part of the key.
         """
         # Arguments of the test must not be recorded: their values would become part of the key.
         baked, inputs = set(self.baked), set(self.inputs)
@@ -255,7 +283,10 @@ class ExpressionCompiler:
         return code
 
     def _presence(self, tree: ast.Compare) -> TypedExpression:
-        """Return ``argument is None`` or ``is not None`` as C++. Raises ExpressionError for another use of ``is``."""
+        """Return the C++ of ``tree``, a test ``argument is None`` or ``argument is not None``.
+
+        Raise ``ExpressionError`` for another use of ``is``, and for an argument that is never None.
+        """
         if not (isinstance(tree.left, ast.Name) and ast.unparse(tree.comparators[0]) == "None"):
             raise ExpressionError(f"{ast.unparse(tree)!r}: 'is' compares an argument with None")
         value = self._name(tree.left.id, "value")
@@ -265,8 +296,10 @@ class ExpressionCompiler:
         return TypedExpression("bool", code if isinstance(tree.ops[0], ast.IsNot) else f"!{code}")
 
     def _unary(self, tree: ast.UnaryOp, expected: str) -> TypedExpression:
-        """Return the C++ of a unary operator: an operation of the vendor's graph if the operand is a node of it, else
-        the C++ operator. Raises ExpressionError.
+        """Return the C++ of ``tree``, a unary operator with its operand.
+
+        ``expected`` is the kind that is needed in its place. If the operand is a value in the vendor's graph, so is the
+        result. Otherwise it is a plain C++ value. Raise ``ExpressionError`` if the operand has no such operator.
         """
         sign = {ast.USub: "-", ast.Not: "not", ast.Invert: "~"}.get(type(tree.op), "")
         operand = self._visit(
@@ -282,8 +315,11 @@ class ExpressionCompiler:
         raise ExpressionError(f"{ast.unparse(tree)!r}: no {sign!r} of a {operand.kind}")
 
     def _operator(self, symbol: str, operands: list[ast.expr], expected: str = "any") -> TypedExpression:
-        """Return the C++ of the operator ``symbol``: an operation of the vendor's graph if an operand is a node of it,
-        else the C++ operator. Raises ExpressionError.
+        """Return the C++ of the operator ``symbol`` with the expressions ``operands``.
+
+        These are compiled as the kind ``expected``. If one of them is a value in the vendor's graph, so is the result.
+        Otherwise it is a plain C++ value. Raise ``ExpressionError`` if the operands have no such operator, or if one of
+        them cannot change the result.
         """
         values = [self._visit(o, expected) for o in operands]
         numbers = [name for name, value in self.values.items() if value.kind not in ("tensor", "tensors")]
@@ -312,16 +348,20 @@ class ExpressionCompiler:
         return TypedExpression(kind, f"({values[0].code} {symbol} {values[1].code})")
 
     def _plain(self, value: TypedExpression) -> TypedExpression:
-        """Return a C++ ``optional`` unwrapped, which the metadata must have tested with ``is None``, and an
-        ``at::Scalar`` converted to double; other values unchanged.
+        """Return ``value`` as a plain C++ value.
+
+        A C++ ``optional`` is unwrapped, since the metadata must have tested it with ``is None``. An ``at::Scalar`` is
+        converted to ``double``. Other values are returned as they are.
         """
         if value.kind in ("scalar?", "int?", "float?", "bool?", "str?", "dtype?"):
             value = TypedExpression(value.kind[:-1], f"{value.code}.value()")
         return TypedExpression("float", f"{value.code}.toDouble()") if value.kind == "scalar" else value
 
     def _function(self, name: str, arguments: int) -> VendorFunction:
-        """Return the first overload of the vendor function ``name`` that takes this number of arguments, and record the
-        C++ header that generated code must include for it. Raises ExpressionError for an unknown function.
+        """Return the first overload of the vendor function ``name`` that takes ``arguments`` arguments.
+
+        If none does, return the first overload. Record the C++ header that declares it. Raise ``ExpressionError`` for
+        an unknown function.
         """
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
@@ -332,8 +372,10 @@ class ExpressionCompiler:
         return (fitting or overloads)[0]
 
     def _subscript(self, tree: ast.Subscript) -> TypedExpression:
-        """Return the C++ of an element of a list. Raises ExpressionError for a negative index and for a value without
-        elements.
+        """Return the C++ of ``tree``, an element of a list.
+
+        Raise ``ExpressionError`` if the index is negative or beyond a known length, or if the value has no elements. An
+        argument that is a list of tensors is refused, too, because the other tensors would be left out.
         """
         value = self._visit(tree.value, "nodes")
         index = self._convert_value(self._visit(tree.slice, "int"), "int", tree.slice).code
@@ -350,15 +392,20 @@ class ExpressionCompiler:
         return TypedExpression(element, f"{value.code}.at({index})" if element == "node" else f"{value.code}[{index}]")
 
     def _list(self, tree: ast.List, expected: str) -> TypedExpression:
-        """Return the C++ of a list of nodes or of integers, as a ``std::vector``."""
+        """Return the C++ of the list ``tree`` as a ``std::vector``.
+
+        Its elements are values in the vendor's graph if ``expected`` is ``nodes``, else integers.
+        """
         element = "node" if expected == "nodes" else "int"
         items = [self._convert_value(self._visit(e, element), element, e).code for e in tree.elts]
         cpp = "Node" if element == "node" else "int64_t"
         return TypedExpression(element + "s", f"std::vector<{cpp}>{{{', '.join(items)}}}")
 
     def _call(self, tree: ast.Call, expected: str) -> TypedExpression:
-        """Return the C++ call of the first overload of a vendor function that accepts the arguments. Raises
-        ExpressionError with the problems of all overloads.
+        """Return the C++ of ``tree``, a call of a vendor function.
+
+        The first overload of the function that accepts the arguments is called. ``expected`` is the kind that is needed
+        in its place. Raise ``ExpressionError`` with the problem of each overload if none accepts them.
         """
         name = tree.func.id  # type: ignore[attr-defined]  # matched as Name
         overloads = self.vocabulary.functions.get(name)
@@ -384,10 +431,12 @@ class ExpressionCompiler:
         raise ExpressionError("; ".join(dict.fromkeys(problems)))
 
     def _arguments(self, function: VendorFunction, tree: ast.Call) -> str:
-        """Return the C++ arguments of a call of a vendor function. Raises ExpressionError where the given ones do not
-        fit its parameters.
+        """Return the C++ arguments of a call of a vendor function.
+
+        Raise ``ExpressionError`` if the arguments of the call ``tree`` do not fit the parameters of ``function``.
         """
         given: dict[str, ast.expr] = {}
+        # Generated code passes the graph itself, so that no expression names it.
         parameters = [p for p in function.parameters if p.kind != "graph"]
         if len(tree.args) > len(parameters):
             raise ExpressionError(f"{function} takes at most {len(parameters)} arguments, got {len(tree.args)}")
@@ -405,10 +454,13 @@ class ExpressionCompiler:
         return self._emit(function, given)
 
     def _emit(self, function: VendorFunction, given: dict[str, ast.expr]) -> str:
-        """Return the C++ arguments of a call of ``function`` up to the last one in ``given`` (expressions by
-        parameter). Raises ExpressionError if one before that is omitted, since C++ passes arguments by position only.
+        """Return the C++ arguments of a call of ``function``, up to the last one in ``given``.
+
+        ``given`` has the expressions by parameter. Raise ``ExpressionError`` if one before the last is omitted, since
+        C++ passes arguments by position only.
         """
         codes = []
+        # Parameters after the last given one keep their defaults in C++.
         last = max((i for i, p in enumerate(function.parameters) if p.name in given), default=-1)
         for parameter in function.parameters[: last + 1]:
             if parameter.kind == "graph":
@@ -420,9 +472,11 @@ class ExpressionCompiler:
         return ", ".join(codes)
 
     def _argument(self, function: VendorFunction, parameter: VendorParameter, tree: ast.expr) -> str:
-        """Return the C++ of one argument, converted to the kind of its parameter. Raises ExpressionError if that is not
-        possible.
+        """Return the C++ of the argument ``tree`` of a call of ``function``.
+
+        It is converted to the kind of ``parameter``. Raise ``ExpressionError`` if that is not possible.
         """
+        # The function around an argument tells apart enums of the same name.
         self.scopes.append(function.call)
         value = self._visit(tree, parameter.kind)
         self.scopes.pop()
@@ -441,9 +495,10 @@ class ExpressionCompiler:
         return code
 
     def _enum(self, call: str, expected: str, value: TypedExpression) -> TypedExpression:
-        """Return the C++ of ``value``, a name in the metadata, as an enumerator of the vendor's enum ``expected``. Of
-        several enums of that name, the nearest to the class that ``call`` makes is taken. Raises ExpressionError for an
-        unknown enumerator.
+        """Return the C++ enumerator of the vendor's enum ``expected`` that ``value`` names.
+
+        If several enums have that name, the one nearest to the class that ``call`` constructs is taken. Raise
+        ``ExpressionError`` for an unknown enumerator.
         """
         values = enum_values(self.vocabulary.enums, expected, call)
         if value.code not in values:
@@ -451,16 +506,19 @@ class ExpressionCompiler:
         return TypedExpression(expected, values[value.code])
 
     def _index(self, value: TypedExpression, tree: ast.expr) -> str:
-        """Return C++ arguments that make a constant in the vendor's graph: an integer as a scalar with its dtype, or a
-        list of integers. Raises ExpressionError for another kind of value.
+        """Return the C++ arguments that create a constant of the vendor's graph from ``value``.
+
+        They are an integer with its dtype, or a list of integers. Raise ``ExpressionError`` for another kind of value.
+        ``tree`` is the expression of ``value``, for the error.
         """
         if value.kind in ("int", "ints"):
             return f"at::Scalar({value.code}), at::kLong" if value.kind == "int" else value.code
         raise ExpressionError(f"{ast.unparse(tree)!r} is a {value.kind}, not an integer or a list of them")
 
     def _convert_value(self, value: TypedExpression, expected: str, tree: ast.expr) -> TypedExpression:
-        """Return ``value`` converted to the kind ``expected`` by a conversion that loses nothing, such as an integer to
-        a graph node. Raises ExpressionError where there is none.
+        """Return ``value`` converted to the kind ``expected``, such as an integer to a value in the vendor's graph.
+
+        ``tree`` is the expression of ``value``. Raise ``ExpressionError`` if no conversion keeps the value.
         """
         kind = value.kind
         if expected in ("any", kind, "value"):

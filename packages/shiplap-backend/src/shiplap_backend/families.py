@@ -13,7 +13,11 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class WrapperFamily:
-    """The defaults of one family. ``file`` is a template of ``codegen/templates/backend``."""
+    """A family of wrappers, with the values that its metadata entries may leave out.
+
+    ``file`` is the C++ template of the family in ``codegen/templates/backend``. ``graph`` is false if the wrapper
+    builds no graph of the vendor.
+    """
 
     file: str
     about: str

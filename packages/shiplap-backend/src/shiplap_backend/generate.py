@@ -30,7 +30,7 @@ _UNREAD = {
 
 @dataclass(frozen=True)
 class SkippedEntry:
-    """An entry that is not generated for this torch or vendor version, and the reason."""
+    """An entry of the metadata that is for another version of torch or of the vendor's package, and the reason."""
 
     name: str
     reason: str
@@ -38,7 +38,10 @@ class SkippedEntry:
 
 @dataclass(frozen=True)
 class GeneratedWrappers:
-    """The wrappers of one target on this torch, and the C++ by file name."""
+    """The C++ wrappers of one vendor's runtime for the installed torch.
+
+    ``files`` has the C++ texts by file name. ``skipped`` has the metadata entries that are for other versions.
+    """
 
     wrappers: tuple[Wrapper, ...]
     skipped: tuple[SkippedEntry, ...]
@@ -46,9 +49,10 @@ class GeneratedWrappers:
 
 
 def generate_wrappers(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> GeneratedWrappers:
-    """Return the C++ wrappers and files for the operators in ``metadata`` and for the installed torch, and the entries
-    that are skipped because they are for other versions. The files number ``units``. Raises SL901 to SL903 with file
-    and line of a wrong entry.
+    """Return the C++ wrappers of the operators in ``metadata`` for the installed torch and the vendor's ``runtime``.
+
+    The wrappers are spread over at most ``units`` files. Raise ``SL901``, ``SL902`` or ``SL903`` with file and line if
+    an entry is wrong.
     """
     declared = aten_declarations()
     if metadata.target.runtime != runtime.name:
@@ -58,6 +62,7 @@ def generate_wrappers(metadata: Metadata, runtime: Runtime, *, units: int = 16) 
     words = build_vocabulary(metadata, runtime.functions(), runtime.enums())
     wrappers: list[Wrapper] = []
     skipped: list[SkippedEntry] = []
+    # A fixed order gives the same text in each run, so that unchanged files are not compiled again.
     for name in sorted(metadata.entries):
         entry = metadata.entries[name]
         reason = _check_entry(name, entry, metadata, declared, runtime)
@@ -71,8 +76,10 @@ def generate_wrappers(metadata: Metadata, runtime: Runtime, *, units: int = 16) 
 
 
 def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration]) -> None:
-    """Raise SL901 for a pattern of operator names under ``falls_back`` in the metadata (operators that run on the CPU)
-    that applies to no overload of torch: none matches, or an earlier pattern matches all of those.
+    """Raise ``SL901`` if a pattern under ``falls_back`` in ``metadata`` applies to no overload of torch.
+
+    These patterns name the overloads that run on the CPU. A pattern applies to none if it matches none of ``declared``,
+    torch's overloads by name. It also applies to none if earlier patterns match all that it matches.
     """
     left = set(declared)
     for pattern in metadata.target.falls_back:
@@ -83,14 +90,18 @@ def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration])
             raise metadata_error(
                 metadata.places[("falls_back", pattern)], got, "a pattern that fits an overload of torch"
             )
+        # The first pattern that fits an overload gives the reason, so later patterns must fit others.
         left.difference_update(fitting)
 
 
 def _check_entry(
     name: str, entry: MetadataEntry, metadata: Metadata, declared: Mapping[str, AtenDeclaration], runtime: Runtime
 ) -> str:
-    """Return the reason, a version range, why an entry of the metadata is skipped for this torch and vendor, or an
-    empty text. Raises SL901 if the entry is wrong.
+    """Return the reason why ``entry``, the metadata of the overload ``name``, is skipped.
+
+    The reason is a range of versions that excludes the installed torch or the vendor package of ``runtime``. The text
+    is empty if the entry applies. ``declared`` has torch's overloads by name. Raise ``SL901`` with the place in
+    ``metadata`` if the entry is wrong.
     """
     where = metadata.where[name]
     if entry.template not in FAMILIES:
@@ -137,8 +148,10 @@ def _check_entry(
 def _derived_overloads(
     d: AtenDeclaration, metadata: Metadata, declared: Mapping[str, AtenDeclaration]
 ) -> tuple[AtenDeclaration, ...]:
-    """Return the in-place and ``out=`` overloads that get a wrapper together with the functional overload ``d``, since
-    they can assign its result. Those with an entry of their own are left out.
+    """Return the in-place and ``out=`` variants that get a wrapper together with the functional overload ``d``.
+
+    Their wrappers assign the result of ``d``. A variant with an entry of its own in ``metadata`` is left out.
+    ``declared`` has torch's overloads by name.
     """
     if d.kind != "functional":
         return ()
@@ -148,9 +161,9 @@ def _derived_overloads(
 
 
 def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
-    """Return the text of each C++ file by name, with the wrappers spread over ``units`` files.
+    """Return the text of each C++ file by name, with the generated ``wrappers`` spread over at most ``units`` files.
 
-    An op stays in its unit when others are added or removed, so that a changed op recompiles its own unit only.
+    The file of an operator depends on its name only. A changed operator therefore changes only its own file.
     """
     shares: dict[int, list[Wrapper]] = {i: [] for i in range(units)}
     for w in wrappers:
@@ -161,7 +174,9 @@ def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
 
 
 def _render_unit(share: list[Wrapper]) -> str:
-    """Return the C++ source of one file with the wrappers ``share`` and the code that registers them with torch."""
+    """Return the C++ source of one file, with the generated wrappers ``share`` and the code that registers them with
+    torch.
+    """
     # A set has another order in each process, and a file that differs is compiled again.
     headers = sorted({h for w in share for h in w.headers})
     bodies = [render_source(f"{w.family.file}.cpp.jinja", package="shiplap_backend", w=w) for w in share]
@@ -177,8 +192,10 @@ def _render_unit(share: list[Wrapper]) -> str:
 
 
 def write_generated(directory: Path, files: Mapping[str, str]) -> list[str]:
-    """Write those of ``files`` (texts by name) that have changed into ``directory``, remove generated files that are no
-    longer there, and return the names of both.
+    """Write the changed ones of ``files`` into ``directory``, and remove old files of wrappers that are not in
+    ``files``.
+
+    ``files`` has the texts by name. Return the names of the files that were written or removed.
     """
     directory.mkdir(parents=True, exist_ok=True)
     touched = []

@@ -8,14 +8,15 @@ from math import inf, nextafter
 
 
 def unused_operand_reason(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) -> str:
-    """Return the reason why one of ``operands`` cannot change the operator's result, or an empty text.
+    """Return the reason why one of ``operands`` cannot change the operator's result.
 
-    A tensor times zero is left alone: infinite values and NaN make NaN of it, which some operators need.
+    The text is empty if each of them can. A tensor times zero is allowed, since the product is NaN where the tensor is
+    infinite or NaN. Some operators need that.
 
     Args:
-        symbol: of the operator.
-        operands: in order.
-        numbers: the names of arguments that are no tensors.
+        symbol: The operator, such as ``+``.
+        operands: The operands in order.
+        numbers: The names of arguments that are no tensors.
 
     >>> unused_operand_reason("-", [ast.Name("alpha"), ast.Name("alpha")], ["alpha"])
     "'alpha' is compared or combined with itself"
@@ -49,8 +50,8 @@ _WORDS = {
 
 
 def constant_condition_reason(tree: ast.expr) -> str:
-    """Return the reason why an expression, or a condition in it, has the same outcome in every call, or an empty text.
-    ``x if True else y`` is only ``x``.
+    """Return the reason why ``tree``, or a condition in it, has the same outcome in every call. The text is empty if
+    there is none.
 
     >>> constant_condition_reason(ast.parse("x if alpha == 1 or True else y", mode="eval").body.test)
     "'True' asks for no argument"
@@ -64,6 +65,7 @@ def constant_condition_reason(tree: ast.expr) -> str:
     if isinstance(tree, ast.Compare) and _size_test_is_constant(tree):
         return f"{ast.unparse(tree)!r} has one outcome, whatever the arguments are"
     match tree:
+        # Such an argument has one of a few words, so that a test for any other word never holds.
         case ast.Compare(left=ast.Name(id=name), comparators=[ast.Constant(value=str(word))]) if name in _WORDS:
             if word not in _WORDS[name].split():
                 return f"{ast.unparse(tree)!r}: {name!r} is one of {', '.join(_WORDS[name].split())}"
@@ -72,7 +74,8 @@ def constant_condition_reason(tree: ast.expr) -> str:
 
 
 def find_contradiction(conditions: Sequence[str]) -> str:
-    """Return the two parts of ``conditions`` that no call can satisfy together, as text, or an empty text.
+    """Return the two parts of ``conditions`` that no call can satisfy together. The text is empty if some call
+    satisfies all.
 
     >>> find_contradiction(["alpha == 1 and rank(self) > 2", "alpha == 2"])
     "'alpha == 1' and 'alpha == 2'"
@@ -100,8 +103,10 @@ _COUNTS = {"rank": 64.0, "size": float("inf"), "numel": float("inf"), "length": 
 
 
 def _alternatives(trees: Sequence[ast.expr]) -> list[list[ast.expr]]:
-    """Return lists of simple conditions, such as comparisons: all ``trees`` are true exactly if all conditions of one
-    of the lists hold. At most ``_MOST_ALTERNATIVES + 1`` lists are returned.
+    """Return the ways in which all of ``trees`` can be true.
+
+    Each way is a list of simple conditions, such as comparisons, that must all hold. At most ``_MOST_ALTERNATIVES + 1``
+    ways are returned.
     """
     if not trees:
         return [[]]
@@ -114,8 +119,9 @@ def _alternatives(trees: Sequence[ast.expr]) -> list[list[ast.expr]]:
 
 
 def _ways(tree: ast.expr) -> list[list[ast.expr]]:
-    """Return lists of simple conditions, such as comparisons: the expression ``tree`` is true exactly if all conditions
-    of one of the lists hold.
+    """Return the ways in which the expression ``tree`` can be true.
+
+    Each way is a list of simple conditions, such as comparisons, that must all hold.
     """
     match tree:
         case ast.BoolOp(op=ast.And(), values=parts):
@@ -137,8 +143,9 @@ def _ways(tree: ast.expr) -> list[list[ast.expr]]:
 
 
 def _clash(parts: Sequence[ast.expr]) -> str:
-    """Return a text with the first two of the conditions ``parts`` that exclude each other, or with the one that never
-    holds; an empty text if they may all hold.
+    """Return the first two of the conditions ``parts`` that exclude each other, or the one that never holds.
+
+    The text is empty if they may all hold.
     """
     demands: dict[str, tuple[str, object]] = {}
     orders: dict[tuple[str, str], tuple[str, set[str]]] = {}
@@ -155,8 +162,10 @@ def _clash(parts: Sequence[ast.expr]) -> str:
 
 
 def _relation(tree: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
-    """Return the left side, the orders that a comparison allows (characters of ``<=>``, so ``<=`` stands for ``<`` or
-    ``=``) and the right side. A ``not`` around the comparison is resolved. None for another expression.
+    """Return the left side of a comparison, the orders that it allows, and its right side.
+
+    The orders are characters of ``<=>``. The text ``<=`` stands for less or equal. A ``not`` around the comparison is
+    resolved. Return None if ``tree`` is no single comparison.
     """
     negated = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
     inner = tree.operand if isinstance(tree, ast.UnaryOp) else tree
@@ -168,9 +177,10 @@ def _relation(tree: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
 
 
 def _order_clash(tree: ast.expr, known: dict[tuple[str, str], tuple[str, set[str]]]) -> str:
-    """Return a text on the contradiction if the comparison ``tree`` of two expressions allows none of the orders
-    (``<``, ``=``, ``>``) that ``known`` leaves for them, or an empty text. ``known`` is narrowed to the orders that it
-    allows.
+    """Return why the comparison ``tree`` of two expressions contradicts earlier ones.
+
+    ``known`` has the orders (``<``, ``=``, ``>``) that are left for each pair of expressions. It is narrowed to those
+    that ``tree`` allows. The text is empty if there is no contradiction.
     """
     relation = _relation(tree)
     if relation is None or any(isinstance(side, ast.Constant) for side in (relation[0], relation[2])):
@@ -189,8 +199,10 @@ def _order_clash(tree: ast.expr, known: dict[tuple[str, str], tuple[str, set[str
 
 
 def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> str:
-    """Return a text on the contradiction if the comparison ``tree`` with a number leaves no value for an expression,
-    given the ranges in ``known``, or an empty text. The range in ``known`` is narrowed.
+    """Return why the comparison ``tree`` with a number contradicts earlier ones.
+
+    ``known`` has the range that is left for each expression. It is narrowed to the values that ``tree`` allows. The
+    text is empty if there is no contradiction.
     """
     relation = _relation(tree)
     if relation is None or (isinstance(tree, ast.Compare) and _size_test_is_constant(tree)):
@@ -221,7 +233,7 @@ def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> 
 
 
 def find_calls(condition: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield (function, argument, wanted outcome) of each test of one argument that ``condition`` requires.
+    """Yield function, argument and wanted outcome of each test of one argument that ``condition`` requires.
 
     >>> list(find_calls("is_bool(self) and not is_float(other)"))
     [('is_bool', 'self', True), ('is_float', 'other', False)]
@@ -230,6 +242,7 @@ def find_calls(condition: str) -> Iterator[tuple[str, str, bool]]:
         ways = _ways(ast.parse(condition.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):
         return
+    # If the condition can be true in several ways, it requires none of its parts.
     for tree in ways[0] if len(ways) == 1 else ():
         negated = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
         match tree.operand if isinstance(tree, ast.UnaryOp) else tree:
@@ -238,8 +251,9 @@ def find_calls(condition: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _values_exclude(one: object, other: object) -> bool:
-    """Return whether an argument cannot have both values ``one`` and ``other``. True and False stand for all values
-    that are true or false.
+    """Return whether one argument cannot have both values ``one`` and ``other``.
+
+    True and False stand for all values that are true or false in Python.
     """
     if None in (one, other):
         # None counts as false, so "is None" and "not x" can hold together.
@@ -261,8 +275,9 @@ def _equality_demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
 
 
 def _size_test_is_constant(tree: ast.Compare) -> bool:
-    """Return whether a comparison of a number of dims or elements with a literal has the same outcome for every
-    call.
+    """Return whether ``tree``, a comparison of a count with a literal, has the same outcome in every call.
+
+    A count is a number of dims or of elements, which is never negative.
     """
     match tree:
         case ast.Compare(
@@ -278,8 +293,8 @@ def _size_test_is_constant(tree: ast.Compare) -> bool:
 
 
 def find_negative_size(sizes: str) -> str:
-    """Return the size in a list expression that is negative for all arguments, as text, or an empty text. Invalid
-    expressions give an empty text as well.
+    """Return the text of the first size in the list expression ``sizes`` that is negative for all arguments. The text
+    is empty if there is none or if the expression is invalid.
 
     >>> find_negative_size("[size(self, -1), 2 - 3]")
     '2 - 3'
@@ -291,8 +306,10 @@ def find_negative_size(sizes: str) -> str:
 
 
 def _find_negative_literal(tree: ast.expr) -> str:
-    """Return the first negative integer in ``tree``, a list of sizes or a size (or a branch of ``a if test else b``),
-    as text, or an empty text. Only literals and sums and products of them count.
+    """Return the text of the first negative integer in ``tree``, a size or a list of sizes.
+
+    Both branches of ``a if test else b`` are searched. Only integer literals, and sums and products of them, are found.
+    The text is empty if there is none.
     """
     parts = tree.elts if isinstance(tree, ast.List) else []
     parts = [tree.body, tree.orelse] if isinstance(tree, ast.IfExp) else parts
@@ -303,8 +320,9 @@ def _find_negative_literal(tree: ast.expr) -> str:
 
 
 def _integer_literal(tree: ast.expr) -> int | None:
-    """Return the value of an expression of integer literals, signs, sums and products, or None for another
-    expression.
+    """Return the value of ``tree``, an expression of integer literals, signs, sums, differences and products.
+
+    Return None for another expression.
     """
     match tree:
         case ast.Constant(value=int(stated)):
@@ -321,8 +339,9 @@ def _integer_literal(tree: ast.expr) -> int | None:
 
 
 def written_number(tree: ast.expr) -> list[float]:
-    """Return a list with the number that ``tree`` is, a literal with or without a sign, or an empty list for another
-    expression.
+    """Return a list with the number that ``tree`` is, if it is a literal with or without a sign.
+
+    Return an empty list for another expression.
     """
     match tree:
         # Before ``int()``, which matches True and False.
@@ -336,22 +355,22 @@ def written_number(tree: ast.expr) -> list[float]:
 
 
 def _argument_names(*trees: ast.expr) -> set[str]:
-    """Return all names in the expressions."""
+    """Return all names that occur in ``trees``, which include the names of functions."""
     return {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
 
 
 def _same_expression(left: ast.expr, right: ast.expr) -> bool:
-    """Return whether two expressions are the same apart from spaces."""
+    """Return whether the expressions ``left`` and ``right`` are equal apart from spaces."""
     return ast.dump(left) == ast.dump(right)
 
 
 def _is_negation(tree: ast.expr, other: ast.expr) -> bool:
-    """Return whether ``tree`` is the negative of ``other``."""
+    """Return whether ``tree`` is ``other`` with a minus sign in front."""
     return isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub) and _same_expression(tree.operand, other)
 
 
 def _number_literal(tree: ast.expr) -> object:
-    """Return the number, or other literal value, that ``tree`` is, or None."""
+    """Return the value of the literal ``tree``, or None for another expression."""
     try:
         return ast.literal_eval(tree)
     except ValueError:

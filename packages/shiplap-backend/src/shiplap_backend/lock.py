@@ -18,19 +18,23 @@ from shiplap_backend.metadata import Metadata
 
 @dataclass(frozen=True)
 class SchemaLock:
-    """The schemas of one torch."""
+    """The schemas of a torch version, by overload."""
 
     torch: str
     schemas: Mapping[str, str]
 
     def text(self) -> str:
-        """Return the lock as JSON text, the content of its file."""
+        """Return the schema lock as JSON text, which is the content of its file."""
         return json.dumps({"torch": self.torch, "schemas": dict(sorted(self.schemas.items()))}, indent=1) + "\n"
 
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """One overload that was ``added``, ``removed`` or ``changed``, with the old and the new schema."""
+    """The difference between the schemas of one overload in two versions of torch.
+
+    ``kind`` is ``added``, ``removed`` or ``changed``. ``old`` and ``new`` are the schemas. One of them is empty if the
+    overload was added or removed.
+    """
 
     name: str
     kind: str
@@ -38,20 +42,25 @@ class SchemaChange:
     new: str
 
     def __str__(self) -> str:
-        """Return the change as text: ``changed`` with both schemas, or ``added`` or ``removed`` with the schema."""
+        """Return the kind of the change, the name of the overload, and its schema or, if it changed, both schemas."""
         if self.kind == "changed":
             return f"changed {self.name}\n  - {self.old}\n  + {self.new}"
         return f"{self.kind} {self.old or self.new}"
 
 
 def schema_digest(schema: str) -> str:
-    """Return a short digest of a schema, which a built extension has in its manifest for each overload."""
+    """Return a digest of ``schema`` of 12 characters.
+
+    A built extension has one for each overload in its manifest, the file with the versions that it was built for.
+    """
     return hashlib.sha256(schema.encode()).hexdigest()[:12]
 
 
 def snapshot_schemas(names: Mapping[str, object] | None = None) -> SchemaLock:
-    """Return the schemas that the installed torch has: of all overloads, or of ``names`` and of their groups, the
-    variants such as in-place and ``out=`` that are generated with them.
+    """Return the schemas of the installed torch.
+
+    If ``names`` is None, the schemas of all overloads are returned. Otherwise those of ``names`` and of their variants,
+    such as in-place and ``out=``, are returned.
     """
     declared = aten_declarations()
     chosen = declared if names is None else {n: d for n in names for n, d in _with_group(n, declared)}
@@ -59,15 +68,19 @@ def snapshot_schemas(names: Mapping[str, object] | None = None) -> SchemaLock:
 
 
 def _with_group(name: str, declared: Mapping[str, AtenDeclaration]) -> list[tuple[str, AtenDeclaration]]:
-    """Return (name, declaration) of an overload and of the variants in its group, such as in-place and ``out=``; an
-    empty list for an unknown overload.
+    """Return the overload ``name`` and its variants, such as in-place and ``out=``, with their declarations.
+
+    ``declared`` has torch's overloads by name. The list is empty if it does not have ``name``.
     """
     declaration = declared.get(name)
     return [] if declaration is None else [(n, declared[n]) for n in (name, *declaration.group)]
 
 
 def read_lock(path: Path) -> SchemaLock:
-    """Return the schema lock in the file ``path``. Raises SL904 if the file is missing or damaged."""
+    """Return the schema lock, that is, the schemas for which a project was checked, from the file ``path``.
+
+    Raise ``SL904`` if the file is missing or damaged.
+    """
     if not path.is_file():
         raise error(
             "SL904",
@@ -78,6 +91,7 @@ def read_lock(path: Path) -> SchemaLock:
             fix="name a generated project, or its schema lock",
         )
     try:
+        # 16 MiB are far more than the schemas of all overloads take.
         data = parse_json(read_named(path, 1 << 24))
         if not isinstance(data, dict) or not isinstance(schemas := data["schemas"], dict):
             raise ValueError("no schemas by overload")
@@ -94,7 +108,7 @@ def read_lock(path: Path) -> SchemaLock:
 
 
 def diff_schemas(old: SchemaLock, new: SchemaLock) -> list[SchemaChange]:
-    """Return the schemas that were added, removed or changed from ``old`` to ``new``, sorted by name."""
+    """Return the schemas that were added, removed or changed from ``old`` to ``new``, sorted by overload."""
     changes = []
     for name in sorted({*old.schemas, *new.schemas}):
         a, b = old.schemas.get(name, ""), new.schemas.get(name, "")
@@ -105,9 +119,10 @@ def diff_schemas(old: SchemaLock, new: SchemaLock) -> list[SchemaChange]:
 
 
 def update_lock(path: Path, metadata: Metadata, *, accept: bool = False) -> SchemaLock:
-    """Return the new content of the schema lock at ``path``: the present schemas of the overloads of ``metadata``.
+    """Return the new content of the schema lock at ``path``, without writing it.
 
-    Raises SL904 with the differences if schemas of this torch differ from the locked ones.
+    The content has the present schemas of the overloads in ``metadata`` and of their variants. Raise ``SL904`` if a
+    locked schema has changed, or if the overload of an entry is gone. With ``accept`` such differences are allowed.
     """
     now = snapshot_schemas(metadata.entries)
     if path.is_file() and not accept:

@@ -36,8 +36,11 @@ _ITERATORS = ("unary_op", "binary_op", "comparison_op")
 
 
 def map_entry(name: str, declaration: AtenDeclaration, metadata: Metadata, vocabulary: Vocabulary) -> Wrapper:
-    """Return the wrapper of one overload, that is the C++ fragments for its template, made from its entry in the
-    metadata. Raises SL901, SL902 and SL903 with file and line of a mistake.
+    """Return the wrapper of the overload ``name``, that is, the C++ fragments for its template.
+
+    They come from the torch declaration ``declaration`` and from the overload's entry in ``metadata``. ``vocabulary``
+    has the vendor functions that the entry may use. Raise ``SL901``, ``SL902`` or ``SL903`` with file and line if the
+    entry has a mistake.
     """
     entry, where = metadata.entries[name], metadata.where[name]
     family = FAMILIES[entry.template]
@@ -45,7 +48,7 @@ def map_entry(name: str, declaration: AtenDeclaration, metadata: Metadata, vocab
 
 
 class _EntryMapping:
-    """The mapping of one entry."""
+    """The state while one entry of the metadata is compiled to C++ fragments."""
 
     def __init__(
         self,
@@ -56,7 +59,12 @@ class _EntryMapping:
         metadata: Metadata,
         words: Vocabulary,
     ) -> None:
-        """Prepare the compilers for the expressions of an entry: those of the graph, of guards and of shapes."""
+        """Create the compilers for the expressions of ``entry``, which is the metadata of the overload ``declaration``.
+
+        There is one compiler for the graph, one for guards, the conditions under which a call is accepted, and one for
+        shapes. ``family`` has the values that the entry leaves out. ``where`` is its file and line in ``metadata``.
+        ``words`` are the names that its expressions may use.
+        """
         self.d, self.entry, self.family, self.where, self.metadata = declaration, entry, family, where, metadata
         self.values = {**self._arguments(), **self._outputs()}
         nodes = {
@@ -72,8 +80,10 @@ class _EntryMapping:
         self.shape = ExpressionCompiler(words, {}, self.plain.values)
 
     def wrapper(self) -> Wrapper:
-        """Return the wrapper of the entry: its guards (conditions under which it runs), the vendor graph, outputs and
-        the graph's cache key, compiled to C++ text.
+        """Return the wrapper of the metadata entry, compiled to C++ text.
+
+        It has the guards (conditions under which the wrapper runs a call), the vendor's graph, the outputs and the
+        graph's cache key.
         """
         check_names(self.where, self.d, self.entry, self._result_names())
         w = Wrapper(self.d, self.entry, self.family, self.where, self._mask(), self._gated_tensors())
@@ -102,8 +112,10 @@ class _EntryMapping:
         return w
 
     def _compiled(self, compiler: ExpressionCompiler, source: str, expected: str, place: str) -> TypedExpression:
-        """Return the C++ of ``source``, an expression of the entry, as a value of the kind ``expected``, such as
-        ``node`` or ``bool``. ``place`` names the expression in the error SL902.
+        """Return the C++ of ``source``, an expression of the metadata entry, as a value of the kind ``expected``.
+
+        ``compiler`` is that of the graph, of guards or of shapes. Raise ``SL902`` if the expression is invalid.
+        ``place`` names the expression in the error.
         """
         try:
             return compiler.compile(source, expected)
@@ -113,8 +125,9 @@ class _EntryMapping:
             raise error("SL902", where=f"{self.where}: {self.d.name}, {place}", got=got, expected=expected) from None
 
     def _arguments(self) -> dict[str, TypedExpression]:
-        """Return the C++ expression, with its kind, of each argument of the overload, by the name that expressions in
-        the metadata use.
+        """Return the C++ expression and the kind of each argument of the overload.
+
+        The keys are the names that expressions of the metadata use.
         """
         optional = {a.name for a in self.d.inputs if a.type == "Tensor?"}
         value = "backend::value" if any(a.name == "value" for a in self.d.inputs) else "value"  # one so named hides it
@@ -129,7 +142,11 @@ class _EntryMapping:
         }
 
     def _result_names(self) -> list[str]:
-        """Return the names of the overload's results: of its outputs or mutated arguments, or else ``result``."""
+        """Return the names of the overload's results.
+
+        They are its ``out=`` arguments or the arguments that it mutates. The results of another overload are called
+        ``result``, or ``result0`` and so on.
+        """
         if self.d.kind == "out":
             return [a.name for a in self.d.outs]
         if self.d.kind == "inplace" or not self.d.returns:
@@ -141,20 +158,24 @@ class _EntryMapping:
         return {n: TypedExpression("tensor", self._result(i, n)) for i, n in enumerate(self._result_names())}
 
     def _result(self, index: int, name: str) -> str:
-        """Return the C++ of the result at ``index``: the variable ``name``, or for a structured overload the output of
-        torch's operator object.
+        """Return the C++ of the result at ``index``.
+
+        In a generated wrapper of a structured overload it is an output of torch's operator object. Otherwise it is the
+        variable ``name``.
         """
         return f"op.maybe_get_output({index})" if self.family.file == "structured" else name
 
     def _mask(self) -> tuple[str, ...]:
-        """Return the C++ names of the dtypes that the entry accepts; the wrapper sends calls with other dtypes to the
-        CPU.
+        """Return the C++ names of the dtypes that the metadata entry accepts.
+
+        The generated wrapper sends calls with other dtypes to the CPU.
         """
         return tuple(DTYPES[d] for d in self._accepted())
 
     def _accepted(self) -> list[str]:
-        """Return the short names of the dtypes that the entry accepts, with sets replaced by their members. Raises
-        SL901 for an unknown one.
+        """Return the short names of the dtypes that the metadata entry accepts.
+
+        Sets of dtypes are replaced by their members. Raise ``SL901`` for an unknown dtype or set.
         """
         chosen = self.entry.dtypes or self.family.dtypes
         names = [chosen] if isinstance(chosen, str) else chosen
@@ -170,22 +191,28 @@ class _EntryMapping:
         return list(members)
 
     def _gated_tensors(self) -> tuple[str, ...]:
-        """Return the names of the tensors whose dtype the wrapper checks against the accepted ones: the inputs, or the
-        outputs of an overload without inputs. Those that the entry passes on in a dtype of their own are left out.
+        """Return the names of the tensors whose dtype the generated wrapper compares with those that the metadata entry
+        accepts.
+
+        They are the inputs, or the outputs of an overload without tensor inputs. Inputs that the entry passes on in
+        another dtype than that of the computation are left out.
         """
         raw = {n for n, how in self.entry.inputs.items() if how != "compute"}
         tensors = [a.name for a in self.d.inputs if a.tensor]
         return tuple(n for n in tensors or [a.name for a in self.d.outs] if n not in raw)
 
     def _guards(self) -> Iterator[tuple[str, str]]:
-        """Yield (condition, reason) of each guard, a condition on the arguments under which the wrapper may run the
-        call, of the wrapper's family and of the entry. A call that fails one runs on the CPU.
+        """Yield condition and reason of each guard of the metadata entry and of its family of wrappers.
+
+        A guard is a condition on the arguments. A call that does not satisfy it runs on the CPU.
         """
         yield from {**self.family.guard, **self.entry.guard}.items()
 
     def _computation_dtype(self) -> str:
-        """Return the dtype in which the vendor computes, by the entry's rule ``compute``: C++ code or a short name such
-        as ``f32``. Widening of narrow dtypes comes later. Raises SL901 for an unknown rule.
+        """Return the dtype in which the vendor computes, as C++ code or as a short name such as ``f32``.
+
+        The rule ``compute`` of the metadata entry or of its family gives it. Narrow dtypes are not widened here. Raise
+        ``SL901`` for an unknown rule.
         """
         # An entry's own rule comes before that of its family.
         rule = self.entry.compute or self.family.compute
@@ -207,8 +234,9 @@ class _EntryMapping:
         return f"dtype_of({self.values[rule].code})"
 
     def _wide(self, decides: str) -> str:
-        """Return the C++ of the dtype in which a sum or product of the dtype ``decides`` (C++) is computed, such as
-        float32 for bfloat16, as far as the device has the wide dtype.
+        """Return the C++ of the dtype in which a sum or product of the dtype ``decides`` is computed.
+
+        For bfloat16 that is float32. A narrow dtype is kept if the device does not have the wide one.
         """
         there = target_dtypes(self.metadata.target)
         if {"f32", "i32"} <= {*there}:
@@ -216,8 +244,10 @@ class _EntryMapping:
         return f"opmath({decides}, dtypes({{{', '.join(DTYPES[d] for d in there)}}}))"
 
     def _computed_dtypes(self, decides: str) -> list[str]:
-        """Return the short names, such as ``f32``, of all dtypes in which the overload may be computed, namely
-        ``decides`` if that is such a name, otherwise the accepted dtypes with narrow ones widened.
+        """Return the short names, such as ``f32``, of all dtypes in which the overload may be computed.
+
+        If ``decides`` is a short name, it is the only one. Otherwise they are the accepted dtypes, with narrow ones
+        widened.
         """
         if decides in DTYPES:
             return [decides]
@@ -225,9 +255,11 @@ class _EntryMapping:
         return list(dict.fromkeys(wide_dtype(d, there) for d in self._accepted()))
 
     def _prepare(self, index: int, name: str) -> Iterator[str]:
-        """Yield the C++ statements that allocate or resize the output ``name``, the result at ``index``, by its rule in
-        the entry. For an output that torch's structured ``meta`` has made, they only change its strides. Raises SL901
-        for a rule that does not fit.
+        """Yield the C++ statements that allocate or resize the output ``name``.
+
+        ``name`` is the result at ``index``. The rule of the metadata entry for the output gives its shape. An output
+        that torch has allocated for a structured overload only gets new strides. Raise ``SL901`` if the rule is missing
+        or does not fit.
         """
         if self.d.kind == "inplace" or not self.d.returns:
             return
@@ -266,8 +298,10 @@ class _EntryMapping:
         yield f"const at::Tensor {name} = {made};"
 
     def _prepare_by_aten(self, index: int, name: str, rule: OutputRule) -> Iterator[str]:
-        """Yield the C++ statements for an output that torch makes itself: by TensorIterator, or by running the
-        operator's kernel for the Meta device. Raises SL901 if the overload has neither.
+        """Yield the C++ statements for the output ``name``, whose shape torch computes itself.
+
+        ``name`` is the result at ``index``. Depending on ``rule``, torch does so by its ``TensorIterator`` or by the
+        operator's kernel for the Meta device. Raise ``SL901`` if the overload has no such kernel.
         """
         if rule.mode == "infer":
             # What torch registers for `..._overrideable` on every device only says that nobody overrode it.
@@ -297,14 +331,18 @@ class _EntryMapping:
             yield f"{name} = op.output();"
 
     def _like(self, name: str, rule: OutputRule) -> str:
-        """Return the C++ of the tensor whose device and memory format the output ``name`` takes."""
+        """Return the C++ of the tensor from which the output ``name`` takes its device and memory format.
+
+        It is the tensor that ``rule`` names, or else the first tensor argument.
+        """
         # Without ``of`` the first tensor argument gives the device and the format.
         first = next((a.name for a in self.d.inputs if a.tensor), name)
         return self._tensor(name, "of", rule.of or first)
 
     def _tensor(self, output: str, field: str, name: str) -> str:
-        """Return the C++ of the tensor argument ``name`` that the rule of ``output`` has under ``field``. Raises SL901
-        for another name.
+        """Return the C++ of the tensor argument ``name``, which the rule of ``output`` names under ``field``.
+
+        A list of tensors stands for its first one. Raise ``SL901`` if ``name`` is no tensor argument.
         """
         if name not in self.values or self.values[name].kind not in ("tensor", "tensors"):
             got = f"{self.d.name}: output {output!r}, {field}: {name!r}{suggest_nearest(name, self.values)}"
@@ -315,9 +353,7 @@ class _EntryMapping:
         return self.values[name].code
 
     def _let_statements(self) -> Iterator[str]:
-        """Yield the C++ statements that define the variables which the entry binds to expressions under ``let``, in
-        order.
-        """
+        """Yield, in order, the C++ statements that define the variables under ``let`` in the metadata entry."""
         expressions = [*self.entry.let.values(), *(e for _, e in self._graphs())]
         expressions += [u.graph for u in self.entry.updates.values()]
         for name, source in self.entry.let.items():
@@ -328,8 +364,9 @@ class _EntryMapping:
             yield f"const auto l_{name} = {value.code};"
 
     def _graphs(self) -> Iterator[tuple[str, str]]:
-        """Yield (result name, expression of the entry that computes it) of each result. Raises SL901 if one has no
-        expression.
+        """Yield the name of each result, and the expression of the metadata entry that computes it.
+
+        Raise ``SL901`` if a result has no expression.
         """
         results = self._result_names()
         if isinstance(self.entry.graph, str):
@@ -352,8 +389,10 @@ class _EntryMapping:
             yield name, self.entry.graph[name]
 
     def _updates(self) -> Iterator[tuple[str, str, str, str]]:
-        """Yield (name, C++ tensor, C++ condition, C++ graph node) of each argument that the call writes besides its
-        results, such as running statistics. Raises SL901 for a name that is a result or no tensor.
+        """Yield each argument that the call writes besides its results, such as running statistics.
+
+        A record has the argument's name and, in C++, the tensor, the condition for the write, and the new value. Raise
+        ``SL901`` if the name is that of a result or of no tensor.
         """
         for name, update in self.entry.updates.items():
             if name in self._result_names():
@@ -368,15 +407,19 @@ class _EntryMapping:
             yield name, self.values[name].code, when, graph
 
     def _how(self, name: str) -> str:
-        """Return the C++ text that is appended to the call which makes the input ``name`` of the graph: ``, dtype`` for
-        a conversion, or nothing for an input that the entry leaves in its own dtype (``raw``).
+        """Return the C++ text that sets the dtype of the graph's input ``name``.
+
+        The text, such as ``, compute``, is appended to the call that creates the input. It is empty for an input that
+        the metadata entry marks as ``raw``, which keeps its own dtype.
         """
         how = self.entry.inputs.get(name, "compute")
         return "" if how == "raw" else f", {DTYPES.get(how, 'compute')}"
 
     def _key_statements(self) -> Iterator[str]:
-        """Yield the C++ statements that fill the record of a call: the inputs of the vendor's graph in declared order,
-        then the values that are built into the graph and are a part of its cache key.
+        """Yield the C++ statements that fill the record of a call.
+
+        The record has the inputs of the vendor's graph, and the values that are built into the graph. These values are
+        a part of the graph's cache key.
         """
         for a in self.d.inputs:
             if a.name in self.graph.inputs:
@@ -393,8 +436,9 @@ class _EntryMapping:
             yield f"call.attribute({self._promoted_dtype() or 'compute'});"
 
     def _input_statement(self, a: AtenArgument) -> str:
-        """Return the C++ statement that makes the argument ``a`` of the overload an input of the vendor's graph, so
-        that its value is not built into the graph.
+        """Return the C++ statement that makes the argument ``a`` an input of the vendor's graph.
+
+        The value of an input is not built into the graph.
         """
         tensor = self.values[a.name].code
         if a.tensor and self._how(a.name) == ", compute":
@@ -411,8 +455,9 @@ class _EntryMapping:
         return f"call.attribute(has({a.name})); if (has({a.name})) {statement}" if a.type.endswith("?") else statement
 
     def _nodes(self) -> Iterator[str]:
-        """Yield the C++ statements that make a node, a value in the vendor's graph, of each argument that the graph
-        reads.
+        """Yield the C++ statements that define the graph's inputs.
+
+        There is one variable for each argument that the vendor's graph reads.
         """
         for a in self.d.inputs:
             if a.name not in self.graph.inputs:
@@ -421,6 +466,7 @@ class _EntryMapping:
             if argument_kind(a) == "tensors":
                 yield f"const auto n_{a.name} = inputs_of(g, next, list_of({a.name}).size(){how});"
                 continue
+            # Integers must wrap around in torch's dtype before they are widened.
             promoted = self._promoted_dtype() if how == ", compute" else ""
             node = f"promoted(g, next++, {promoted}, compute)" if promoted else f"g.input(next++{how})"
             yield f"const Node n_{a.name} = " + (
@@ -428,15 +474,19 @@ class _EntryMapping:
             )
 
     def _promoted_dtype(self) -> str:
-        """Return the C++ of the dtype to which torch's structured operator promotes its inputs, or an empty text.
-        Integers wrap around in this dtype before they are widened for the computation.
+        """Return the C++ of the dtype to which torch's structured operator promotes its inputs.
+
+        Integers wrap around in this dtype before they are widened for the computation. The text is empty for an
+        operator without promotion.
         """
         decides = self._computation_dtype()
         return decides if decides.startswith("op.") else ""
 
     def _uses(self) -> dict[str, str]:
-        """Return how the entry uses each argument: as an input of the graph, as an attribute (a value built into the
-        graph), in a guard or for the shape. Raises SL903 for an argument that has no use.
+        """Return how the metadata entry uses each argument.
+
+        An argument is an input of the graph, an attribute (a value built into the graph), or used in a guard or for a
+        shape. Raise ``SL903`` for an argument without a use.
         """
         # An argument that is an input and an attribute counts as an input.
         attributes = (self.graph.used | self.graph.baked) - self.graph.inputs
@@ -446,8 +496,9 @@ class _EntryMapping:
 
 
 def _takes_nodes(function: VendorFunction, count: int) -> bool:
-    """Return whether the vendor function makes a node of its graph from ``count`` other nodes and requires no other
-    argument.
+    """Return whether the vendor's ``function`` computes a value of the graph from ``count`` other values of the graph.
+
+    It must not require another argument.
     """
     nodes, rest = function.parameters[:count], function.parameters[count:]
     kinds = [p.kind for p in nodes] == ["node"] * count
@@ -455,8 +506,10 @@ def _takes_nodes(function: VendorFunction, count: int) -> bool:
 
 
 def build_vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Mapping[str, str]]) -> Vocabulary:
-    """Return the vendor's functions and enums, and the functions behind operators such as ``+``, that expressions of
-    ``metadata`` may use. Raises SL902 if the metadata names a function for an operator that does not fit.
+    """Return the vendor's functions, enums and operators that expressions of ``metadata`` may use.
+
+    ``functions`` and ``enums`` are those of the vendor, by name. Raise ``SL902`` if the metadata names an unsuitable
+    function for an operator such as ``+``. Raise ``SL901`` if it names an unknown parameter.
     """
     for symbol, name in metadata.target.operators.items():
         operands = 3 if symbol == "if else" else 1 if symbol.startswith("unary") else 2

@@ -35,7 +35,10 @@ class _MetadataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 @dataclass(frozen=True)
 class Metadata:
-    """A target and its entries by overload. ``where`` has file and line of each entry."""
+    """A target, that is, one vendor's runtime, and its metadata entries by overload.
+
+    ``where`` has the file and line of each entry, and ``places`` those of the target's fields.
+    """
 
     target: MetadataTarget
     entries: Mapping[str, MetadataEntry]
@@ -44,22 +47,24 @@ class Metadata:
 
     @cached_property
     def dtype_sets(self) -> Mapping[str, tuple[str, ...]]:
-        """The members of each set of dtypes of the target, by the set's name."""
+        """The members of each dtype set of the vendor's runtime, by the set's name."""
         return {name: tuple(members) for name, members in self.target.dtypes.items()}
 
 
 def shipped_metadata(runtime: str) -> Path:
-    """Return the path of the metadata file of ``runtime`` that comes with this package."""
+    """Return the path of the metadata file of ``runtime`` that is a part of this package."""
     return Path(__file__).parent / "metadata" / f"{runtime}.yaml"
 
 
 def load_metadata(path: Path, runtime: Runtime | None = None) -> Metadata:
-    """Return the metadata in the YAML file ``path`` and in the file that it extends, checked. Raises SL901 with
-    file:line, the mistake and the nearest name.
+    """Return the checked metadata in the YAML file ``path`` and in the file that it extends.
+
+    Raise ``SL901`` with file and line, the mistake and the nearest valid name.
 
     Args:
-        path: the file.
-        runtime: the runtime of the project. ``extends`` finds it under its name, wherever it was found.
+        path: The metadata file.
+        runtime: The runtime of the project. If ``path`` extends a file by the name of this runtime, the runtime's own
+            metadata is read.
     """
     file, lines = _read_yaml(path)
     base = _load_base(path, file, lines, runtime)
@@ -68,7 +73,10 @@ def load_metadata(path: Path, runtime: Runtime | None = None) -> Metadata:
         raise _file_error(path, 1, "'target:' is missing", "a target, or 'extends: <runtime>'")
 
     def at(*keys: str) -> str:
-        """Return ``file:line`` of the innermost of the nested ``keys`` that is in the YAML file, line 1 if none is."""
+        """Return ``file:line`` of the innermost of the nested ``keys`` that the YAML file has.
+
+        The line is 1 if it has none of them.
+        """
         # The innermost key may be missing in the file, as for a required field.
         known = (lines[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in lines)
         return f"{path}:{next(known, 1)}"
@@ -86,9 +94,14 @@ def load_metadata(path: Path, runtime: Runtime | None = None) -> Metadata:
 def _load_base(
     path: Path, file: _MetadataFile, lines: Mapping[tuple[str, ...], int], runtime: Runtime | None
 ) -> Metadata | None:
-    """Return the metadata that the file extends, or None. Raises SL901 for an unknown runtime."""
+    """Return the metadata that ``file``, the content of a metadata file, extends, or None if it extends none.
+
+    ``path`` is the file, and ``lines`` has the line of each key. ``runtime`` is the runtime of the project, if it is
+    known. Raise ``SL901`` for an unknown runtime.
+    """
     if not file.extends:
         return None
+    # A runtime in a directory is not installed, so that its name alone would not find it.
     if runtime is not None and file.extends == runtime.name:
         return load_metadata(runtime.metadata)
     names = runtimes.runtime_names()
@@ -102,8 +115,10 @@ def _load_base(
 def _inherited_entries(
     path: Path, file: _MetadataFile, lines: Mapping[tuple[str, ...], int], base: Metadata | None
 ) -> Mapping[str, MetadataEntry]:
-    """Return the entries of the extended file by overload: all, or those that ``only`` lists. Raises SL901 for unknown
-    ones.
+    """Return the entries of the extended metadata ``base`` that ``file`` keeps, by overload.
+
+    These are all entries, or those that ``only`` in the file lists. ``path`` is the file, and ``lines`` has the line of
+    each key. Raise ``SL901`` if ``only`` is empty or lists an unknown overload.
     """
     entries = base.entries if base else {}
     if file.only is None:
@@ -124,13 +139,17 @@ def _inherited_entries(
 
 
 def _read_yaml(path: Path) -> tuple[_MetadataFile, dict[tuple[str, ...], int]]:
-    """Return the content of a metadata file and the line of each key, by its nested keys. Raises SL907 without PyYAML,
-    and SL901 for invalid content.
+    """Return the content of the metadata file ``path``, and the line of each key by its nested keys.
+
+    Raise ``SL907`` without PyYAML, and ``SL901`` for invalid content.
     """
     try:
         import yaml
     except ModuleNotFoundError:
-        raise error("SL907", where="metadata of a backend", got="no package 'yaml'", expected="PyYAML") from None
+        fix = "install it: pip install pyyaml"
+        raise error(
+            "SL907", where="metadata of a backend", got="no package 'yaml'", expected="PyYAML", fix=fix
+        ) from None
     try:
         content = safe_io.read_file(path, LIMIT, safe_io.NAMED)
     except OSError as e:
@@ -166,8 +185,10 @@ def _read_yaml(path: Path) -> tuple[_MetadataFile, dict[tuple[str, ...], int]]:
 def _convert_node(
     path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind: type[_T], at: tuple[str, ...]
 ) -> _T:
-    """Return ``raw``, plain data of a YAML file, as a struct of the class ``kind``. Raises SL901 with the line of the
-    mistake. ``at`` are the keys at which ``raw`` stands.
+    """Return ``raw``, plain data of the YAML file ``path``, as a struct of the class ``kind``.
+
+    ``at`` are the nested keys under which ``raw`` stands. ``lines`` has the line of each key. Raise ``SL901`` with the
+    line of the mistake.
     """
     try:
         return msgspec.convert(raw, kind)
@@ -191,8 +212,10 @@ def _convert_node(
 
 
 def _key_lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield (nested keys, line) of every key below a YAML node. Raises SL901 for a repeated key, of which YAML would
-    silently take the last.
+    """Yield the nested keys and the line of every key below ``node``, a node of the YAML file ``path``.
+
+    ``at`` are the nested keys of ``node``. Raise ``SL901`` for a repeated key, because YAML would take the last one
+    without a warning.
     """
     import yaml
 
@@ -213,12 +236,17 @@ def _key_lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterato
 
 
 def _is_on_path(key: tuple[str, ...], parts: tuple[str, ...]) -> bool:
-    """Return whether ``key``, the nested keys of a line, leads to ``parts``, the path in msgspec's message, that is
-    whether it is the same or an outer key. ``...`` in ``parts`` matches any key, since msgspec does not name it.
+    """Return whether ``key`` is equal to ``parts`` or an outer key of it.
+
+    ``key`` are nested keys of the file. ``parts`` is the path in a message of msgspec, in which ``...`` stands for any
+    key.
     """
     return len(key) <= len(parts) and all(p in ("...", k) for k, p in zip(key, parts, strict=False))
 
 
 def _file_error(path: Path, line: int, got: str, expected: str) -> ShiplapError:
-    """Return the error SL901 for a line of a metadata file."""
+    """Return the error ``SL901`` for the line ``line`` of the metadata file ``path``.
+
+    ``got`` is the mistake, and ``expected`` is what should stand there.
+    """
     return metadata_error(f"{path}:{line}", got, expected)

@@ -27,9 +27,10 @@ UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
 
 @dataclass
 class SampleEvidence:
-    """The results of the samples of one operator and dtype.
+    """The outcome of running the samples of one operator in one dtype.
 
-    A refusal is a NotImplementedError, which gives no value.
+    ``native`` and ``fallback`` name the operators that ran on the device and on the CPU. ``refused`` is the text of a
+    ``NotImplementedError``. ``failure`` describes a wrong value or another error.
     """
 
     samples: int = 0
@@ -40,8 +41,9 @@ class SampleEvidence:
     failure: str = ""
 
     def count(self, counters: dict[str, Any]) -> None:
-        """Add the calls that the device has counted, ``counters`` by operator, to the evidence: the operators that ran
-        natively, and those that fell back to the CPU with the reasons.
+        """Add the calls that the device has counted to the evidence.
+
+        ``counters`` has the numbers of native calls and of fallbacks to the CPU by operator.
         """
         for name, calls in counters.items():
             if calls["native"]:
@@ -51,7 +53,7 @@ class SampleEvidence:
 
 
 def case_name(device: str, op: Any, dtype: torch.dtype) -> str:
-    """Return the name of the test method that compares ``op`` (an OpInfo) in ``dtype`` on the device."""
+    """Return the name of the test method that compares the OpInfo ``op`` in ``dtype`` on ``device``."""
     return f"test_compare_cpu_{op.formatted_name}_{device}_{str(dtype).removeprefix('torch.')}"
 
 
@@ -62,18 +64,21 @@ def instantiate(
     dtypes: Collection[str] = ("f32", "bf16", "f16", "i64", "i32", "u8", "bool"),
     samples: int = 8,
 ) -> type[unittest.TestCase]:
-    """Define ``TestOpInfoPRIVATEUSE1`` in ``scope`` (a module's globals) for the device that was loaded before.
+    """Define the test class ``TestOpInfoPRIVATEUSE1`` in ``scope`` for the device that was loaded before, and return
+    it.
 
     Args:
-        names: operators of the database by full name. By default all.
-        dtypes: keys of ``DTYPES``.
-        samples: at most so many of an operator's samples.
+        scope: The globals of a module.
+        names: The full names of the operators in torch's database. By default all operators are tested.
+        dtypes: The dtypes, as keys of ``DTYPES``.
+        samples: The largest number of samples that are compared for each operator.
     """
     infos = [op for name, op in sorted(aten_operators.op_infos().items()) if names is None or name in names]
 
     def test_compare_cpu(self: Any, device: str, dtype: torch.dtype, op: Any) -> None:
-        """Compare an operator in a dtype on the device with the CPU, and raise the first error. Skip the test if the
-        CPU accepts no sample.
+        """Compare an operator in one dtype on the device with the CPU, and raise the first error.
+
+        Skip the test if the CPU accepts no sample.
         """
         # The sweep reads the evidence from the test case afterwards.
         self.evidence = evidence = SampleEvidence()
@@ -89,10 +94,10 @@ def instantiate(
 
 
 def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence: SampleEvidence) -> Exception | None:
-    """Compare the operator on up to ``most`` samples that the CPU accepts, add to ``evidence``, and return the first
-    error, or None.
+    """Compare the operator ``op`` in ``dtype`` on ``device`` with the CPU, and return the first error or None.
 
-    A wrong value is returned before a refusal.
+    Up to ``most`` samples that the CPU accepts are run. The outcome of each sample is added to ``evidence``. A wrong
+    value is returned rather than a ``NotImplementedError``.
     """
     module = getattr(torch, device.partition(":")[0])
     failure = refusal = None
@@ -134,10 +139,16 @@ def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence
 
 
 def _on_cpu(arguments: Any, device: str) -> Any:
-    """Return ``arguments`` on the CPU: tensors keep their strides and offset, with a copy of their whole storage."""
+    """Return ``arguments``, which are on ``device``, on the CPU.
+
+    Tensors keep their strides and offset. Their whole storage is copied.
+    """
 
     def twin(value: Any) -> Any:
-        """Return a CPU copy of a tensor, ``"cpu"`` in place of the name of the device, and another value unchanged."""
+        """Return the copy of a tensor on the CPU, or another value as it is.
+
+        The name of the device is replaced by ``"cpu"``.
+        """
         if isinstance(value, (str, torch.device)) and str(value) == device:
             return "cpu"
         if not isinstance(value, torch.Tensor):
@@ -153,8 +164,9 @@ def _on_cpu(arguments: Any, device: str) -> Any:
 
 
 def _call_operator(op: Any, arguments: Any) -> Any:
-    """Return the results of the operator on ``(input, args, kwargs)``, with torch seeded so that random numbers
-    agree.
+    """Return the results of the operator ``op`` on ``arguments``, a tuple ``(input, args, kwargs)``.
+
+    Torch is seeded first, so that random numbers agree.
     """
     input, args, kwargs = arguments
     # Operators that draw numbers must draw the same ones on both devices.
@@ -163,14 +175,17 @@ def _call_operator(op: Any, arguments: Any) -> Any:
 
 
 def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None]:
-    """Return the gradient of the results, weighted with fixed random numbers, with respect to each floating tensor
-    argument, None for one without a gradient.
+    """Return the gradient of the results of ``op`` with respect to each floating-point tensor in ``arguments``.
+
+    ``sample`` is the sample of these arguments. The results are weighted with fixed random numbers. An item is None if
+    the tensor has no gradient. The list is empty if the results require no gradient.
     """
     tracked: list[torch.Tensor] = []
 
     def track(value: Any) -> Any:
-        """Return a floating tensor as a new leaf that requires a gradient, which is recorded, and another value
-        unchanged.
+        """Return a floating-point or complex tensor as a new leaf that requires a gradient, and record it.
+
+        Return another value as it is.
         """
         if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
             return value
@@ -188,9 +203,17 @@ def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None
 
 
 def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[Any], kept: Any) -> bool:
-    """Compare the gradients on the device with the CPU's, and return whether there are any. Raises AssertionError for a
-    difference. ``kept`` are the arguments before the call, on the CPU. ``places`` has, for each of them, the device on
-    which the call gets it (some operators require indices on the CPU), or the value if it is no tensor.
+    """Compare the gradients on the device with the CPU's, and return whether there are any.
+
+    Raise ``AssertionError`` for a difference.
+
+    Args:
+        op: The OpInfo of the operator.
+        sample: The sample with the arguments.
+        dtype: The dtype of the sample.
+        places: The device on which the call gets each tensor of ``kept``, since some operators require indices on the
+            CPU. For any other value it is the value.
+        kept: The arguments before the call, on the CPU.
     """
     tensors = [v for v in leaves(kept) if isinstance(v, torch.Tensor)]
     strided = all(v.layout is torch.strided for v in tensors)
@@ -200,8 +223,9 @@ def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[An
     where = iter(places)
 
     def placed(value: Any) -> Any:
-        """Return a tensor moved to the device that the next item of ``places`` names, or, for a value that is no
-        tensor, that item itself.
+        """Return a tensor on the device that the next item of ``places`` names.
+
+        For a value that is no tensor, return the item itself.
         """
         place = next(where)
         return value.to(place) if isinstance(value, torch.Tensor) else place
@@ -222,9 +246,10 @@ def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[An
 
 
 def _gradient_is_exact(op: Any, sample: Any, kept: Any, index: int, pair: Any, dtype: torch.dtype) -> bool:
-    """Return whether gradient ``index`` of the device has the NaNs of the CPU's gradient and an error, against float64,
-    of at most three times the CPU's. ``pair`` has the device's and the CPU's gradient, and ``kept`` the arguments on
-    the CPU.
+    """Return whether gradient ``index`` of ``op`` on the device is about as exact as that of the CPU.
+
+    Its NaNs must be those of the CPU, and its error against float64 may be three times as large. ``pair`` has the
+    gradients of the device and of the CPU. ``kept`` are the arguments of ``sample`` on the CPU, in ``dtype``.
     """
     exact = _gradients(op, sample, _widened(kept, dtype))[index]
     if exact is None or not pair[1].numel():
@@ -235,17 +260,16 @@ def _gradient_is_exact(op: Any, sample: Any, kept: Any, index: int, pair: Any, d
 
 
 def _widened(arguments: Any, dtype: torch.dtype) -> Any:
-    """Return nested ``arguments`` with tensors of ``dtype`` in float64."""
+    """Return nested ``arguments`` with the tensors of ``dtype`` converted to float64."""
     return map_leaves(lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == dtype else v, arguments)
 
 
 def _compare_results(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
-    """Compare what the operator ``op`` did on the device (``got``) with what it did on the CPU (``want``). Both are
-    ``(results, arguments)``, since some operators write to their arguments. Raises AssertionError with the first
-    difference.
+    """Compare what ``op`` did on the device (``got``) with what it did on the CPU (``want``).
 
-    Values that differ by more than rounding are compared once more with a call in a wider dtype, on the arguments
-    ``kept``, which are those before the call.
+    Each of them has the results and the arguments, since some operators write to their arguments. Raise
+    ``AssertionError`` with the first difference. Values that differ by more than the tolerance for ``dtype`` are
+    compared once more with a call in float64 on ``kept``, the arguments before the call.
     """
     ours, theirs = (leaves(v) for v in (got, want))
     for g, w in zip(ours, theirs, strict=True):
@@ -272,8 +296,10 @@ def _compare_results(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any
 
 
 def _as_exact(op: Any, arguments: Any, ours: list[Any], theirs: list[Any], dtype: torch.dtype) -> bool:
-    """Return whether each value of the device (``ours``) has the NaNs of the CPU's (``theirs``) and an error, against a
-    float64 run, of at most three times the CPU's. torch does not prescribe the rounding of an operator.
+    """Return whether the values of the device (``ours``) are about as exact as those of the CPU (``theirs``).
+
+    Both are values of ``op`` on ``arguments`` in ``dtype``. Their NaNs must be those of the CPU, and their error
+    against float64 may be three times as large. Torch does not prescribe how an operator rounds.
     """
     if not dtype.is_floating_point or dtype is torch.float64:
         return False

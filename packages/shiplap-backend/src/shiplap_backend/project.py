@@ -31,7 +31,10 @@ _MOST_UNITS = 256
 
 @dataclass(frozen=True)
 class Project:
-    """The directory of a project and its ``backend.toml``: device name, runtime and number of translation units."""
+    """The directory of a project, with the settings in its ``backend.toml``.
+
+    ``units`` is the number of C++ files over which the generated wrappers are spread.
+    """
 
     root: Path
     device: str
@@ -50,31 +53,34 @@ class Project:
 
     @property
     def bodies(self) -> Path:
-        """The folder of the hand-written bodies."""
+        """The folder of hand-written C++ bodies for generated wrappers."""
         return self.root / "csrc"
 
     @property
     def lock(self) -> Path:
-        """The path of the file that locks the schemas."""
+        """The path of the schema lock, which has the operator schemas for which the project was checked."""
         return self.root / "schema.lock"
 
     def metadata(self) -> Metadata:
-        """Return the metadata of the project, read from its ``ops.yaml``. Raises SL901 for a mistake in it."""
+        """Return the metadata of the project, read from its ``ops.yaml``.
+
+        Raise ``SL901`` if the file has a mistake.
+        """
         return load_metadata(self.root / "ops.yaml", self.runtime)
 
 
 def create_project(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Project:
-    """Write a project for ``device``.
+    """Write a project for ``device``, and return it.
 
     Args:
-        device: its name, as in ``torch.ones(2, device="mine")``.
-        runtime_name: the name of a runtime, or the directory of one.
-        root: where, a directory that is new or empty.
-        units: how many C++ files the wrappers are spread over.
+        device: The name of the device, as in ``torch.ones(2, device="mine")``.
+        runtime_name: The name of a runtime, or the directory of one.
+        root: The directory of the project, which must be new or empty.
+        units: The number of C++ files over which the generated wrappers are spread.
 
     Raises:
-        BackendError: SL905 if the name is taken or no identifier, or ``root`` holds something already; SL907, SL909
-            and SL910 if there is no such runtime, or it cannot be used.
+        BackendError: ``SL905`` if the device's name is taken or invalid, or if ``root`` is not empty. ``SL907``,
+            ``SL909`` or ``SL910`` if the runtime does not exist or cannot be used.
     """
     chosen = find_runtime(runtime_name)
     if not _is_name(device) or _is_taken(device):
@@ -110,12 +116,18 @@ def create_project(device: str, runtime_name: str, root: Path, *, units: int = 1
 
 
 def _is_name(device: str) -> bool:
-    """Return whether the text can be the name of a device: a lower-case identifier that is no keyword."""
+    """Return whether ``device`` can be the name of a device.
+
+    The name must be a lower-case identifier and no keyword of Python.
+    """
     return bool(re.fullmatch(r"[a-z][a-z0-9_]*", device)) and not iskeyword(device)
 
 
 def _is_taken(device: str) -> bool:
-    """Return whether torch has a device or attribute of this name that no generated package has registered."""
+    """Return whether torch has a device or an attribute called ``device``.
+
+    The name of a generated package that is loaded in this process does not count as taken.
+    """
     here = torch.device("privateuseone").type  # the name that it has by now
     # A package of this name has registered the device in this process.
     if device == here and here != "privateuseone":
@@ -129,7 +141,10 @@ def _is_taken(device: str) -> bool:
 
 
 def _make_directory(root: Path) -> None:
-    """Make the directory ``root``. Raises SL905 where it cannot be made or is not empty."""
+    """Create the directory ``root``.
+
+    Raise ``SL905`` if it cannot be created or is not empty.
+    """
     try:
         root.mkdir(parents=True, exist_ok=True)
         got = "a directory that is not empty" if any(root.iterdir()) else ""
@@ -140,8 +155,9 @@ def _make_directory(root: Path) -> None:
 
 
 def open_project(root: Path) -> Project:
-    """Return the project in the directory ``root``. Raises SL905 with file and line for a missing or invalid
-    ``backend.toml``.
+    """Return the project in the directory ``root``.
+
+    Raise ``SL905`` with file and line if ``backend.toml`` is missing or invalid.
     """
     path = root / "backend.toml"
     try:
@@ -176,7 +192,7 @@ def open_project(root: Path) -> Project:
 
 
 def _settings_problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (key, problem) of each invalid or missing key of ``backend.toml``."""
+    """Yield the key and the problem of each invalid or missing setting in ``data``, the content of ``backend.toml``."""
     fields = {"device": str, "runtime": str, "units": int}
     for key in data:
         if key not in fields:
@@ -194,7 +210,7 @@ def _settings_problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _settings_error(where: str, got: str) -> ShiplapError:
-    """Return the error SL905 for invalid settings at ``where``."""
+    """Return the error ``SL905`` for the invalid setting ``got`` at the file and line ``where``."""
     return error(
         "SL905",
         where=where,
@@ -208,7 +224,10 @@ def _settings_error(where: str, got: str) -> ShiplapError:
 
 
 def require_built(project: Project) -> None:
-    """Raise SL905 if the project has no compiled library with its manifest yet."""
+    """Raise ``SL905`` if ``project`` has not been built.
+
+    A built project has a compiled library and its manifest, the file with the versions that it was built for.
+    """
     if not (project.package / "_C.so").is_file() or not (project.package / "_manifest.json").is_file():
         raise error(
             "SL905",
@@ -222,8 +241,9 @@ def require_built(project: Project) -> None:
 def generate_project(project: Project, *, accept_drift: bool = False) -> tuple[GeneratedWrappers, list[str]]:
     """Generate the C++ and Python files of ``project``, and return the wrappers and the names of changed files.
 
-    Nothing is written before the metadata (SL901 to SL903), the schemas (SL904) and the hand-written bodies (SL908)
-    have been checked.
+    With ``accept_drift``, torch's schemas may differ from the locked ones. Nothing is written before all checks have
+    passed. Raise ``SL901``, ``SL902`` or ``SL903`` for wrong metadata, ``SL904`` for changed schemas, and ``SL908`` for
+    wrong bodies.
     """
     metadata = project.metadata()
     # All checks come before the first write, so that an error leaves the project as it was.
@@ -250,22 +270,24 @@ def generate_project(project: Project, *, accept_drift: bool = False) -> tuple[G
 
 
 def _compares_tensors(d: AtenDeclaration) -> bool:
-    """Return whether torch requires for an accelerator's kernel that all tensors of the overload ``d`` are on one
-    device, so that the generated wrapper checks that.
+    """Return whether the generated wrapper of the overload ``d`` must check that all its tensors are on one device.
+
+    Torch requires this check of most overloads with more than one tensor.
     """
     return d.compares_devices and sum(a.tensor for a in d.inputs) > 1
 
 
 def _build_manifest(project: Project, made: GeneratedWrappers) -> str:
-    """Return the manifest as JSON text: device, versions, and a digest of the schema of each overload for which
-    wrappers were generated.
+    """Return the manifest of ``project`` with the generated wrappers ``made``, as JSON text.
 
-    ``build`` writes it next to the library.
+    It has the device, the versions of torch and of the vendor, and a digest of each overload's schema.
+    ``build_extension`` writes it next to the library.
     """
     schemas = {d.name: lock.schema_digest(d.schema) for w in made.wrappers for d in (w.declaration, *w.derived)}
     manifest = {
         "device": project.device,
         "runtime": project.runtime.name,
+        # Builds of one release, such as ``+cpu``, have the same schemas.
         "torch": torch.__version__.partition("+")[0],
         "vendor": project.runtime.version(),
         "schemas": dict(sorted(schemas.items())),
@@ -274,8 +296,9 @@ def _build_manifest(project: Project, made: GeneratedWrappers) -> str:
 
 
 def _device_modules() -> Mapping[str, str]:
-    """Return the texts of the Python files of the device by name. They are copied next to the library, which then does
-    not need shiplap.
+    """Return the texts of the device's Python files by name.
+
+    They are copied next to the library, which then does not need shiplap.
     """
     modules = {p.name: p.read_text(encoding="utf-8") for p in sorted((COMMON / "package").glob("*.py"))}
     modules["_inductor.py"] = Path(host_device.__file__).read_text(encoding="utf-8")  # private torch stays in one room

@@ -24,30 +24,33 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Runtime:
-    """A vendor's runtime. Callables are called late, since the vendor's package may be missing (SL907).
+    """The description of a vendor's runtime.
+
+    Its functions are called when their values are needed, since the vendor's package may be missing (``SL907``).
 
     Args:
-        name: a lower-case word; metadata says ``runtime: <name>``, and a project's ``ops.yaml`` ``extends: <name>``.
-        contract: the ``CONTRACT`` that the runtime was written for. Another one is refused (SL909).
-        directory: an include directory, which holds ``vendor.h`` or ``functions_header``. Its ``*.cpp`` and ``*.c``
-            are compiled.
-        metadata: YAML file of what each ATen overload is on the target.
-        functions_header: declares what metadata may call, as free functions of the namespace
-            ``shiplap::backend::functions``; by default ``functions.h`` if ``directory`` has it.
-        opset: the functions of a vendor's own headers, if they are not in ``functions_header``.
-        enums: the values of enums that such functions take.
-        requires: Python packages and version ranges that a generated project depends on.
-        version: of the vendor's library. Entries may ask for a range of it.
-        system_dirs: include directories of the vendor's library.
-        link_args: what the linker is told, such as the library's path.
-        compile_args: further options of the C++ compiler.
-        sources: C and C++ files to compile besides those of ``directory``.
-        discrete: the device has memory and streams of its own, and the C++ defines ``driver()``
-            (``shiplap_backend/driver.h``). By default it computes on the host's memory.
-        graph: ``"own"`` if ``vendor.h`` in ``directory`` says what nodes and graphs are. ``"eager"`` takes both from
-            this package, for a library whose functions compute when they are called.
-        block: the device stores the last dim of each tensor in blocks of so many elements, padded with zeros; 0 if it
-            stores tensors row-major.
+        name: A lower-case word. Metadata says ``runtime: <name>``, and a project's ``ops.yaml`` says ``extends:
+            <name>``.
+        contract: The ``CONTRACT`` for which the runtime was written. A runtime with another one is refused (``SL909``).
+        directory: An include directory with ``vendor.h`` or ``functions_header``. Its ``*.cpp`` and ``*.c`` files are
+            compiled.
+        metadata: The YAML file that describes how each ATen overload is computed on the target.
+        functions_header: The C++ header that declares the functions which metadata may call. They are free functions of
+            the namespace ``shiplap::backend::functions``. The file may be missing.
+        opset: The functions of a vendor's own headers, if they are not in ``functions_header``.
+        enums: The values of the enums that such functions take.
+        requires: The Python packages, with ranges of versions, that a generated project depends on.
+        version: The version of the vendor's library. Metadata entries may require a range of it.
+        system_dirs: The include directories of the vendor's library.
+        link_args: The arguments of the linker, such as the library's path.
+        compile_args: Further options of the C++ compiler.
+        sources: C and C++ files that are compiled besides those of ``directory``.
+        discrete: Whether the device has its own memory and streams. The C++ then defines ``driver()``, which
+            ``shiplap_backend/driver.h`` declares. By default the device computes in the host's memory.
+        graph: ``"own"`` if ``vendor.h`` in ``directory`` defines nodes and graphs. With ``"eager"`` this package
+            defines them, for a library whose functions compute when they are called.
+        block: The number of elements in a block, if the device stores the last dim of each tensor in blocks padded with
+            zeros. 0 means that tensors are stored row-major.
     """
 
     name: str
@@ -69,21 +72,25 @@ class Runtime:
 
     @property
     def registers(self) -> frozenset[str]:
-        """The names of the overloads for which the device core, the C++ sources that all devices share, registers
-        kernels of its own.
+        """The names of the overloads for which the device core registers its own kernels.
+
+        The device core is the C++ that all devices share.
         """
         return _core_overloads()
 
     @property
     def units(self) -> tuple[Path, ...]:
-        """The C and C++ sources besides generated code: the device core and the vendor's own files."""
+        """The C and C++ sources that are not generated.
+
+        They are the vendor's files and the device core, the C++ that all devices share.
+        """
         own = (p for suffix in ("*.cpp", "*.c") for p in sorted(self.directory.glob(suffix)))
         graph = sorted(EAGER.glob("*.cpp")) if self.graph == "eager" else []
         return (COMMON / "csrc" / "all.cpp", COMMON / "csrc" / "profiler.cpp", *graph, *own, *self.sources)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The options of the C++ compiler: the kind of memory, its layout, and the vendor's own options."""
+        """The options of the C++ compiler, which set the kind of memory, its layout and the vendor's own options."""
         return (
             f"-DSHIPLAP_DISCRETE={int(self.discrete)}",
             f"-DSHIPLAP_BLOCK_LAST={self.block}",
@@ -92,24 +99,25 @@ class Runtime:
 
     @property
     def include_dirs(self) -> list[Path]:
-        """The include folders: the vendor's, then that of the eager graph if it is used, then that of the device
-        core.
+        """The include folders of the vendor, of the eager graph if it is used, and of the C++ that all devices
+        share.
         """
         return [self.directory, *([EAGER] if self.graph == "eager" else []), COMMON / "include"]
 
     @property
     def needed(self) -> tuple[Path, ...]:
-        """The files that a runtime must have, in order to be usable: its C++ header for generated code, and its
-        metadata file.
+        """The files that a runtime must have.
+
+        They are a C++ header that generated code includes, and the metadata file.
         """
         header = "vendor.h" if self.graph == "own" else self.functions_header
         return (self.directory / header, self.metadata)
 
     def functions(self) -> Functions:
-        """Return the vendor functions that expressions may call, by name: those of sizes and attributes that every
-        target has, the vendor's own, and the runtime's helpers.
+        """Return the functions that expressions of the metadata may call, by name.
 
-        A helper takes the place of the vendor's operation of its name.
+        They are the functions of sizes and attributes that all targets share, the vendor's functions, and the runtime's
+        helpers. A helper replaces the vendor's function of the same name.
         """
         helpers = sorted(self.directory.glob("helpers*.h"))
         attributes = COMMON / "include" / "shiplap_backend" / "attributes.h"
@@ -131,7 +139,9 @@ class Runtime:
 
 @cache
 def _core_overloads() -> frozenset[str]:
-    """Return the names of the overloads that the C++ source of the device core registers."""
+    """Return the names of the overloads for which the device core, the C++ that all devices share, registers
+    kernels.
+    """
     source = (COMMON / "csrc" / "ops.cpp").read_text(encoding="utf-8")
     # Read from the source, so that no second list has to be kept in step.
     aten = source.partition("TORCH_LIBRARY_IMPL(aten, PrivateUse1")[2].partition("TORCH_LIBRARY_IMPL(")[0]

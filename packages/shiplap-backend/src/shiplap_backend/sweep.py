@@ -30,9 +30,11 @@ def load_device(package: Path) -> str:
 
 
 def operator_results(package: Path, cases: list[list[str]], samples: int) -> Iterator[dict[str, Any]]:
-    """Yield a row ``{"op", "dtype", ...}`` with the result of each operator and dtype that torch tests on the device.
+    """Yield a row with the result of each operator and dtype in ``cases`` that torch tests on the device.
 
-    A row ``{"start", "dtype"}`` comes before each, so that the parent knows which case crashed.
+    ``package`` is the folder of the device's package. At most ``samples`` samples are run of each operator. A row is a
+    dict with ``op``, ``dtype`` and the fields of the result. Before each case there is a row with ``start`` and
+    ``dtype``. It shows the parent process which case crashed.
     """
     device = load_device(package)
     names, dtypes = ({case[i] for case in cases} for i in (0, 1))
@@ -48,8 +50,10 @@ def operator_results(package: Path, cases: list[list[str]], samples: int) -> Ite
 
 
 def model_results(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield a row with the result of each model of ``shiplap_backend.models``, in float32, after a row
-    ``{"start", "dtype"}``.
+    """Yield a row with the result of each model in ``names``, which runs in float32.
+
+    ``package`` is the folder of the device's package. Before each model there is a row with ``start`` and ``dtype``,
+    which shows the parent process which model crashed.
     """
     from shiplap_backend.models import MODELS
     from shiplap_backend.models.compared import compare_model
@@ -73,7 +77,7 @@ def model_results(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _run_case(case: Any) -> dict[str, Any]:
-    """Run one test case of torch and return its result as a row."""
+    """Run the test ``case`` of torch, and return its result as a row, that is, a dict for JSON."""
     result = unittest.TestResult()
     case.run(result)
     seen: SampleEvidence = getattr(case, "evidence", SampleEvidence())  # none if torch's decorators skip the case
@@ -85,7 +89,10 @@ def _run_case(case: Any) -> dict[str, Any]:
 
 
 def _result_row(seen: SampleEvidence, skipped: str) -> dict[str, Any]:
-    """Return the result of a case as a row for JSON. ``skipped`` is the reason why it was skipped, or empty."""
+    """Return the result ``seen`` of a case as a row, that is, a dict for JSON.
+
+    ``skipped`` is the reason why the case was skipped, or an empty text.
+    """
     return {
         "samples": seen.samples,
         "gradients": seen.gradients,
@@ -98,10 +105,10 @@ def _result_row(seen: SampleEvidence, skipped: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the sweep of the command line, ``sweep PACKAGE --samples 8``, on ``[[op, dtype], ...]`` from stdin, and print
-    a JSON row for each case. ``--list`` prints the operators.
+    """Run the cases in the JSON on stdin, and print one row of JSON for each.
 
-    With ``--models`` the names are of ``shiplap_backend.models``, and the dtype is f32.
+    The command line is ``sweep PACKAGE --samples 8``, and the JSON is ``[[op, dtype], ...]``. With ``--list`` the
+    operators are printed instead. With ``--models`` the names are those of models, which run in float32.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("package", type=Path)
@@ -117,7 +124,7 @@ def main() -> None:
         return
 
     def sweep() -> None:
-        """Run the cases on stdin and print a row for each."""
+        """Run the cases on stdin, and print a row for each."""
         cases = json.load(sys.stdin)
         rows = (
             model_results(options.package, [name for name, _ in cases])

@@ -36,12 +36,15 @@ _INPUTS = {"index": "i32 i64", "indices": "i32 i64", "mask": "bool", "condition"
 
 
 def shape_only(a: AtenArgument) -> bool:
-    """Return whether an argument by its nature concerns shapes or dtypes only, such as ``keepdim`` or ``dtype``."""
+    """Return whether the argument ``a`` can only affect shapes or dtypes, as ``keepdim`` and ``dtype`` do."""
     return argument_kind(a) in ("dtype", "dtype?") or a.name in _SHAPES.get(argument_kind(a), ())
 
 
 def names_in(source: str) -> set[str]:
-    """Return the names in an expression. An invalid expression has none, since the compiler reports it."""
+    """Return the names in the expression ``source``.
+
+    The set is empty for an invalid expression, which the compiler reports later.
+    """
     try:
         return {n.id for n in ast.walk(ast.parse(source.strip(), mode="eval")) if isinstance(n, ast.Name)}
     except (SyntaxError, RecursionError, MemoryError):
@@ -49,8 +52,11 @@ def names_in(source: str) -> set[str]:
 
 
 def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
-    """Raise SL901 for a name in the entry that the overload ``d`` does not have or has in another role, and for guards
-    (conditions on the arguments) that no call satisfies.
+    """Raise ``SL901`` if the metadata entry ``entry`` uses a name that the overload ``d`` does not have, or that has
+    another role.
+
+    Also raise it if no call can satisfy the entry's guards, which are conditions on the arguments. ``where`` is the
+    file and line of the entry, and ``results`` are the names of its results.
     """
     inputs = {a.name: a for a in d.inputs}
     stated = {"shape_only": entry.shape_only, "inputs": entry.inputs, "redundant": entry.redundant}
@@ -100,8 +106,10 @@ def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: S
 
 
 def check_constants(where: str, name: str, constants: Sequence[float], dtypes: Sequence[str]) -> None:
-    """Raise SL901 for a number in the expressions of ``name`` that one of ``dtypes``, in which the entry computes, does
-    not hold: out of its range, or rounded to zero.
+    """Raise ``SL901`` if one of ``dtypes`` cannot represent a number in the expressions of the overload ``name``.
+
+    Such a number is out of range or is rounded to zero. ``constants`` are the numbers, and ``dtypes`` are those in
+    which the metadata entry computes. ``where`` is its file and line.
     """
     for dtype in (d for d in dtypes if d != "bool"):
         smallest, least, most = _limits(dtype)
@@ -113,7 +121,10 @@ def check_constants(where: str, name: str, constants: Sequence[float], dtypes: S
 
 
 def _limits(dtype: str) -> tuple[float, float, float]:
-    """Return the smallest positive number of ``dtype`` (0 for integers), its least number and its largest."""
+    """Return the smallest positive number of ``dtype``, its minimum and its maximum.
+
+    The first is 0 for integers.
+    """
     wanted = in_aten()[dtype].torch
     if not wanted.is_floating_point:
         whole = torch.iinfo(wanted)
@@ -125,8 +136,11 @@ def _limits(dtype: str) -> tuple[float, float, float]:
 def check_dtype_guards(
     where: str, name: str, entry: MetadataEntry, accepted: Sequence[str], gated: Sequence[str]
 ) -> None:
-    """Raise SL901 for a guard, a condition under which the wrapper runs, that tests the dtype of a tensor and holds for
-    none of the ``accepted`` dtypes. ``gated`` are the tensors whose dtype must be accepted.
+    """Raise ``SL901`` for a guard of the metadata ``entry`` that tests the dtype of a tensor and holds for no
+    ``accepted`` dtype.
+
+    A guard is a condition under which the wrapper runs a call. ``gated`` are the tensors whose dtype must be an
+    accepted one. ``where`` is the file and line of the entry, and ``name`` its overload.
     """
     rows = in_aten()
     holding = {
@@ -143,9 +157,10 @@ def check_dtype_guards(
 
 
 def _check_template(where: str, d: AtenDeclaration, entry: MetadataEntry) -> None:
-    """Raise SL901 if the overload is of another kind than the entry's template, such as a reduction under ``unary``.
+    """Raise ``SL901`` if the overload ``d`` does not suit the template of the metadata ``entry``.
 
-    A template omits the parts that its kind of overload does not need.
+    A reduction under ``unary`` is an example. A template omits what its kind of overload does not need. ``where`` is
+    the file and line of the entry.
     """
     tensors, scalars = sum(a.tensor for a in d.inputs), sum(argument_kind(a) in ("scalar", "scalar?") for a in d.inputs)
     elementwise = d.structured is not None and d.structured.iterator
@@ -163,7 +178,11 @@ def _check_template(where: str, d: AtenDeclaration, entry: MetadataEntry) -> Non
 
 
 def _check_outputs(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
-    """Raise SL901 for outputs in the entry that the overload does not have, and for rules that do not fit its kind."""
+    """Raise ``SL901`` if the metadata ``entry`` has an output that the overload ``d`` does not have, or a rule that
+    does not suit it.
+
+    ``results`` are the names of the results, and ``where`` is the file and line of the entry.
+    """
     for name in (*entry.output, *(entry.graph if isinstance(entry.graph, dict) else ())):
         if name not in results:
             got = f"{d.name}: {name!r} is no output{suggest_nearest(name, results)}"
@@ -195,8 +214,11 @@ def _check_outputs(where: str, d: AtenDeclaration, entry: MetadataEntry, results
 
 
 def _check_lets(where: str, d: AtenDeclaration, entry: MetadataEntry, taken: Set[str]) -> None:
-    """Raise SL901 for a name bound under ``let`` in the entry if it hides another name (in ``taken``, or of a function)
-    or if no result depends on it.
+    """Raise ``SL901`` if a name under ``let`` in the metadata ``entry`` hides another name, or if no result depends on
+    it.
+
+    The other names are those in ``taken`` and the functions that the entry calls. ``where`` is the file and line of the
+    entry, and ``d`` its overload.
     """
     graphs = list(entry.graph.values()) if isinstance(entry.graph, dict) else [entry.graph]
     reached = set().union(*map(names_in, [*graphs, *(u.graph for u in entry.updates.values())]))
@@ -216,15 +238,17 @@ def _check_lets(where: str, d: AtenDeclaration, entry: MetadataEntry, taken: Set
 def uses_of(
     where: str, d: AtenDeclaration, entry: MetadataEntry, family: WrapperFamily, used: Mapping[str, Set[str]]
 ) -> dict[str, str]:
-    """Return the use of each argument of the overload, by name. Raises SL903 for arguments whose value could be lost,
-    and SL901 for contradictions.
+    """Return the use of each argument of the overload, by name.
+
+    Raise ``SL903`` if the value of an argument could be lost, and ``SL901`` if the entry contradicts itself.
 
     Args:
-        where: file and line of the entry.
-        d: the overload.
-        entry: its metadata.
-        family: the family of its wrapper.
-        used: names by use: ``graph input``, ``attribute``, ``guard``, ``shape``.
+        where: The file and line of the entry.
+        d: The overload.
+        entry: The metadata entry of the overload.
+        family: The family of its wrapper.
+        used: The names that the entry's expressions use, by the uses ``graph input``, ``attribute``, ``guard`` and
+            ``shape``.
     """
     uses = {a.name: _argument_use(a, entry, family, used) for a in d.inputs}
     lost = [f"{name!r}" for name, use in uses.items() if not use]
@@ -249,8 +273,10 @@ def uses_of(
 
 
 def _argument_use(a: AtenArgument, entry: MetadataEntry, family: WrapperFamily, used: Mapping[str, Set[str]]) -> str:
-    """Return how the argument ``a`` is used, such as ``graph input``, ``guard`` or ``shape only``; empty if it is not
-    used. ``used`` has the names that the entry's expressions use, by use.
+    """Return how the metadata ``entry`` uses the argument ``a``, such as ``graph input``, ``guard`` or ``shape only``.
+
+    The text is empty if it is not used. ``used`` has the names that the entry's expressions use, by use. ``family`` has
+    the guards (conditions on the arguments) that all its entries share.
     """
     for use in ("graph input", "attribute"):
         if a.name in used[use]:
@@ -269,8 +295,7 @@ def _argument_use(a: AtenArgument, entry: MetadataEntry, family: WrapperFamily, 
 
 
 def pins_argument(condition: str, name: str) -> bool:
-    """Return whether ``condition`` fixes ``name`` to one value: ``name``, ``not name``, ``name is None``,
-    ``name == 2``.
+    """Return whether ``condition`` fixes the argument ``name`` to one value, as ``name is None`` and ``name == 2`` do.
 
     >>> pins_argument("not transposed", "transposed"), pins_argument("alpha != 2", "alpha")
     (True, False)
@@ -283,8 +308,9 @@ def pins_argument(condition: str, name: str) -> bool:
 
 
 def _condition_pins(tree: ast.expr, name: str) -> bool:
-    """Return whether a parsed condition fixes ``name`` to one value."""
+    """Return whether the parsed condition ``tree`` fixes the argument ``name`` to one value."""
     match tree:
+        # All parts of an ``and`` hold, so that one of them suffices.
         case ast.BoolOp(op=ast.And()):
             return any(_condition_pins(part, name) for part in tree.values)
         case ast.Name(id=found) | ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=found)):
@@ -299,5 +325,5 @@ def _condition_pins(tree: ast.expr, name: str) -> bool:
 
 
 def _is_literal(tree: ast.expr) -> bool:
-    """Return whether an expression has no name in it."""
+    """Return whether the expression ``tree`` contains no name."""
     return not any(isinstance(n, ast.Name) for n in ast.walk(tree))

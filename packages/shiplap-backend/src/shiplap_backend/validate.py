@@ -28,18 +28,25 @@ _NEEDED = {"sizes": "sizes", "broadcast": "dtype", "iterator": "of", "meta": "fo
 
 
 def check_target(target: MetadataTarget, at: At) -> None:
-    """Raise SL901 for the first invalid field of ``target``."""
+    """Raise ``SL901`` for the first invalid field of ``target``.
+
+    ``at`` returns the file and line of nested keys.
+    """
     _raise_first(_target_problems(target), at)
 
 
 def check_entry(entry: MetadataEntry, target: MetadataTarget, at: At) -> None:
-    """Raise SL901 for the first invalid field of ``entry``."""
+    """Raise ``SL901`` for the first field of the metadata ``entry`` that is invalid for ``target``.
+
+    ``at`` returns the file and line of nested keys.
+    """
     _raise_first(_entry_problems(entry, target), at)
 
 
 def _raise_first(problems: Iterator[Problem], at: At) -> None:
-    """Raise the first of ``problems``, (keys, mistake, what is expected), as SL901. ``at(*keys)`` returns the file and
-    line of nested keys.
+    """Raise the first of ``problems`` as ``SL901``, if there is one.
+
+    A problem has nested keys, a mistake, and what is expected. ``at`` returns the file and line of the keys.
     """
     for keys, got, expected in problems:
         problem: ShiplapError = metadata_error(at(*keys), got, expected)
@@ -47,7 +54,7 @@ def _raise_first(problems: Iterator[Problem], at: At) -> None:
 
 
 def _target_problems(target: MetadataTarget) -> Iterator[Problem]:
-    """Yield (keys, mistake, what is expected) of each invalid field of a target."""
+    """Yield the keys, the mistake and the expected value of each invalid field of ``target``."""
     for name, members in target.dtypes.items():
         keys = ("dtypes", name)
         if name in DTYPES:
@@ -71,7 +78,9 @@ def _target_problems(target: MetadataTarget) -> Iterator[Problem]:
 
 
 def _entry_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Problem]:
-    """Yield (keys, mistake, what is expected) of each invalid field of an entry."""
+    """Yield the keys, the mistake and the expected value of each field of the metadata ``entry`` that is invalid for
+    ``target``.
+    """
     sets = {**target.dtypes}
     if entry.dtypes != "":
         chosen = [entry.dtypes] if isinstance(entry.dtypes, str) else entry.dtypes
@@ -108,8 +117,9 @@ def _entry_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Pr
 
 
 def _narrowing_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Problem]:
-    """Yield a problem for each stated dtype that the target lacks, and if the dtype of the computation cannot hold the
-    values of an accepted dtype.
+    """Yield a problem for each dtype in the metadata ``entry`` that ``target`` does not have.
+
+    Yield another one if the dtype of the computation cannot represent the values of an accepted dtype.
     """
     stated = [(("compute",), entry.compute), *((("inputs", name), dtype) for name, dtype in entry.inputs.items())]
     there = target_dtypes(target)
@@ -138,7 +148,10 @@ def _narrowing_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterato
 
 
 def _output_problems(name: str, rule: OutputRule) -> Iterator[Problem]:
-    """Yield the problems of the rule for the output ``name``: fields that its mode does not read or that it lacks."""
+    """Yield the problems of ``rule``, the rule for the output ``name``.
+
+    Examples are fields that its mode does not read, and fields that are missing.
+    """
     for field, modes in _READ.items():
         if getattr(rule, field) and rule.mode not in modes:
             yield (
@@ -157,7 +170,10 @@ def _output_problems(name: str, rule: OutputRule) -> Iterator[Problem]:
 
 
 def _dtype_problems(keys: tuple[str, ...], chosen: Sequence[str], known: Mapping[str, object]) -> Iterator[Problem]:
-    """Yield the problems of a list of dtypes at ``keys``: none at all, unknown ones and repeated ones."""
+    """Yield the problems of ``chosen``, a list of dtypes at the nested keys ``keys``.
+
+    The list may be empty, have a dtype that is not in ``known``, or repeat one.
+    """
     what = ": ".join(keys)
     if not chosen:
         yield keys, f"{what}: no dtype at all", "at least one dtype, or no such field"
@@ -168,20 +184,29 @@ def _dtype_problems(keys: tuple[str, ...], chosen: Sequence[str], known: Mapping
 
 
 def _duplicate_problems(keys: tuple[str, ...], what: str, names: Sequence[str]) -> Iterator[Problem]:
-    """Yield a problem for each of ``names`` that occurs a second time."""
+    """Yield a problem for each of ``names`` that is repeated.
+
+    ``keys`` are the nested keys of the list, and ``what`` is its name for the error.
+    """
     for i, name in enumerate(names):
         if name in names[:i]:
             yield keys, f"{what}: {name!r} twice", "each name once"
 
 
 def _reason_problems(keys: tuple[str, ...], what: str, why: str) -> Iterator[Problem]:
-    """Yield a problem if the reason ``why`` is empty."""
+    """Yield a problem if the reason ``why`` is empty.
+
+    ``keys`` are its nested keys, and ``what`` is its name for the error.
+    """
     if not why.strip():
         yield keys, f"{what}: no reason", "a text that says why"
 
 
 def _version_problems(keys: tuple[str, ...], what: str, versions: str) -> Iterator[Problem]:
-    """Yield a problem for an invalid or an empty version range."""
+    """Yield a problem if ``versions`` is no version range, or if no version lies in it.
+
+    ``keys`` are its nested keys, and ``what`` is its name for the error.
+    """
     if not is_range(versions):
         yield keys, f"{what}: {versions!r}", "a version range such as '>=2.11,<2.14'"
     elif empty_range(versions):

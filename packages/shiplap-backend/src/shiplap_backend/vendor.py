@@ -61,7 +61,10 @@ _NAMESPACES = re.compile(r"\b(?:::)?(?:std|ov|op|at|c10|util)::")
 
 @dataclass(frozen=True)
 class VendorParameter:
-    """One parameter: its name, the kind of value, and the C++ type without const and reference."""
+    """A parameter of a vendor function, with the kind of value that an expression gives it.
+
+    ``cpp`` is its C++ type without ``const`` and reference.
+    """
 
     name: str
     kind: str
@@ -71,7 +74,11 @@ class VendorParameter:
 
 @dataclass(frozen=True)
 class VendorFunction:
-    """One overload of a vendor function. ``call`` makes its first output, and ``every`` all of them."""
+    """One overload of a vendor function.
+
+    ``call`` is the C++ that returns its first output, and ``every`` the C++ that returns all outputs. ``unusable`` is
+    the reason why metadata cannot call it, or an empty text.
+    """
 
     name: str
     call: str
@@ -89,8 +96,9 @@ class VendorFunction:
         return f"{self.name}({parameters})"
 
     def length(self, call: ast.Call) -> int:
-        """Return the number of outputs of the graph node that the call ``call`` of this function makes, or 0 if it is
-        known only when the graph runs.
+        """Return the number of values in the vendor's graph that ``call``, a call of this function, returns.
+
+        The number is 0 if it is known only when the graph runs.
         """
         if isinstance(self.outputs, int):
             return self.outputs
@@ -108,10 +116,13 @@ Functions = Mapping[str, tuple[VendorFunction, ...]]
 
 
 def strip_comments(text: str, *, quoted: bool = True) -> str:
-    """Return C++ ``text`` without comments and, unless ``quoted``, without quoted text. Lines keep their numbers."""
+    """Return C++ ``text`` without comments.
+
+    If ``quoted`` is false, quoted text is removed as well. Line breaks stay, so that lines keep their numbers.
+    """
 
     def left(m: re.Match[str]) -> str:
-        """Return the text that stays of a comment or quotation: the quotation itself, or its line breaks."""
+        """Return what remains of a comment or a quotation, namely the quotation itself or its line breaks."""
         # A quoted text may contain "//", so quotes are matched before comments. Line breaks stay for line numbers.
         return m[0] if quoted and m[0].startswith('"') else "\n" * m[0].count("\n")
 
@@ -131,8 +142,9 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def find_closing_bracket(text: str, at: int, pair: str) -> int:
-    """Return the index just behind the bracket that closes the one at index ``at``; ``pair`` has both brackets. Raises
-    ValueError for an unbalanced one.
+    """Return the index after the bracket that closes the one at index ``at`` of ``text``.
+
+    ``pair`` has both brackets, such as ``"()"``. Raise ``ValueError`` if the bracket is not closed.
     """
     depth = 0
     for i in range(at, len(text)):
@@ -143,8 +155,9 @@ def find_closing_bracket(text: str, at: int, pair: str) -> int:
 
 
 def _parse_parameter(text: str) -> VendorParameter | None:
-    """Return the parameter of a C++ declaration that ``text`` is, with the kind of expression that it takes; None if no
-    expression of the metadata has its type.
+    """Return the parameter that ``text``, a part of a C++ declaration, declares.
+
+    Return None if no expression of the metadata can have its type.
     """
     declared, default, _ = text.partition("=")
     m = re.fullmatch(r"(.*?[\w>&*])\s*[&\s]\s*&?\s*(\w+)", declared.strip(), re.S)
@@ -163,7 +176,10 @@ def _parse_parameter(text: str) -> VendorParameter | None:
 
 
 def _parse_parameters(text: str) -> tuple[VendorParameter, ...] | None:
-    """Return the parameters of a C++ declaration, or None if one of them cannot be given by an expression."""
+    """Return the parameters of ``text``, a part of a C++ declaration.
+
+    Return None if no expression of the metadata can have the type of one of them.
+    """
     parsed = [_parse_parameter(p) for p in split_at_commas(text)]
     return None if None in parsed else tuple(p for p in parsed if p is not None)
 
@@ -176,10 +192,12 @@ def node_classes(
     every: str = "makes",
     outputs: Mapping[str, int | str] | None = None,
 ) -> Functions:
-    """Return the constructors of the operation classes that the header ``table`` lists
-    (``_OPENVINO_OP_REG(Add, ov::op::v1)``), as functions by class name.
+    """Return the constructors of a vendor's operation classes as functions, by class name.
 
-    ``outputs`` has the classes with several outputs: the number, the parameter that gives it, or 0 if it varies.
+    The classes are defined in the headers in the folder ``headers``. The header ``table`` lists them in lines such as
+    ``_OPENVINO_OP_REG(Add, ov::op::v1)``. ``outputs`` has the classes with several outputs. Its values are the number
+    of outputs, the parameter that sets the number, or 0 if the number varies. ``make`` and ``every`` are the C++
+    templates that return the first and all outputs.
     """
     # The table lists the opset. Headers also define classes that are in no opset.
     listed = dict(re.findall(r"^_OPENVINO_OP_REG\((\w+), ([\w:]+)\)", table.read_text(encoding="utf-8"), re.M))
@@ -202,7 +220,7 @@ def node_classes(
 
 
 def _find_classes(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, innermost namespace, body) of each exported class in the text of a C++ header."""
+    """Yield the name, the innermost namespace and the body of each exported class in ``text``, a C++ header."""
     for m in re.finditer(r"class \w+_API (\w+)\s*(?:final\s*)?:[^{;]*\{", text):
         yield (
             m[1],
@@ -212,13 +230,16 @@ def _find_classes(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _open_namespaces(text: str, at: int) -> list[str]:
-    """Return the names of the namespaces and classes that are open at index ``at`` of a C++ text, outermost first."""
+    """Return the names of the namespaces and classes around index ``at`` of the C++ ``text``, outermost first."""
     opened = re.finditer(r"(?:namespace|class \w+_API) ([\w:]+)[^{;()]*\{", text[:at])
     return [m[1] for m in opened if find_closing_bracket(text, m.end() - 1, "{}") > at]
 
 
 def _find_constructors(name: str, body: str) -> Iterator[tuple[VendorParameter, ...]]:
-    """Yield the parameters of each constructor in the body of the class ``name`` that metadata can call."""
+    """Yield the parameters of each constructor of the class ``name`` that metadata can call.
+
+    ``body`` is the C++ text of the class.
+    """
     for m in re.finditer(rf"(?:^|\s){name}\(", body):
         parameters = _parse_parameters(body[m.end() : find_closing_bracket(body, m.end() - 1, "()") - 1])
         if parameters:
@@ -226,10 +247,11 @@ def _find_constructors(name: str, body: str) -> Iterator[tuple[VendorParameter, 
 
 
 def free_functions(header: Path, namespace: str, include: str, enums: Collection[str] | None = None) -> Functions:
-    """Return the functions that the C++ ``header`` declares ``inline`` or ``extern``, which generated code calls as
-    ``namespace::name`` after including ``include``. A function with a parameter whose type no expression of the
-    metadata gives is left out; with ``enums``, the names of the runtime's enums, it is kept together with the reason
-    why it cannot be called.
+    """Return the functions that the C++ ``header`` declares ``inline`` or ``extern``, by name.
+
+    Generated code calls them as ``namespace::name`` after it has included ``include``. If ``enums`` is None, a function
+    is left out if no expression of the metadata can have the type of a parameter. Otherwise ``enums`` are the names of
+    the runtime's enums, and such a function is kept with the reason why it cannot be called.
     """
     by_name: dict[str, list[VendorFunction]] = {}
     written = header.read_text(encoding="utf-8")
@@ -253,9 +275,10 @@ def free_functions(header: Path, namespace: str, include: str, enums: Collection
 
 
 def check_function_names(header: Path, core: Functions) -> None:
-    """Raise SL910 for two functions of ``header``, or one of ``header`` and one of ``core``, of the same name that one
-    call could mean. A call in the metadata takes the first function that fits its arguments, and a plain number also
-    fits where a node of the vendor's graph is expected.
+    """Raise ``SL910`` if one call in the metadata could mean two functions of the same name.
+
+    The functions of ``header`` are compared with each other and with those of ``core``. A call takes the first function
+    that accepts its arguments. A plain number is also accepted in place of a value in the vendor's graph.
     """
     text = strip_comments(header.read_text(encoding="utf-8"))
     seen = {name: [("every runtime has the first", _kinds(f.parameters)) for f in fs] for name, fs in core.items()}
@@ -279,13 +302,14 @@ def check_function_names(header: Path, core: Functions) -> None:
 
 
 def _kinds(parameters: Sequence[VendorParameter]) -> list[tuple[str, bool]]:
-    """Return (kind, whether it may be left out) of each parameter that an expression gives."""
+    """Return the kind of each of ``parameters`` that an expression gives, and whether it may be left out."""
     return [(p.kind.rstrip("?"), p.optional) for p in parameters if p.kind != "graph"]
 
 
 def _may_mean(one: Sequence[tuple[str, bool]], other: Sequence[tuple[str, bool]]) -> bool:
-    """Return whether one list of arguments could fit both ``one`` and ``other``, the parameters of two functions as
-    (kind, whether it may be left out).
+    """Return whether the same arguments could fit both parameter lists ``one`` and ``other``.
+
+    Each parameter is a pair of its kind and whether it may be left out.
     """
     numbers = {"int", "float", "scalar"}
     for (a, _), (b, _) in zip(one, other, strict=False):
@@ -297,20 +321,24 @@ def _may_mean(one: Sequence[tuple[str, bool]], other: Sequence[tuple[str, bool]]
 
 
 def _is_unknown_enum(parameter: VendorParameter, enums: Collection[str] | None) -> bool:
-    """Return whether the type of ``parameter`` looks like an enum that is not among ``enums``; False if these are
-    None.
+    """Return whether the type of ``parameter`` looks like an enum that is not in ``enums``.
+
+    If ``enums`` is None, return False.
     """
     return enums is not None and parameter.kind.startswith("enum ") and parameter.kind[5:] not in enums
 
 
 def _function_comments(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (function name, text of the comment above it) of each commented function in a C++ header."""
+    """Yield the name of each commented function in ``text``, a C++ header, and the text of the comment above it."""
     for m in re.finditer(r"^((?://[^\n]*\n)+)(?:inline|extern)\s[^(;]*?(\w+)\(", text, re.M):
         yield m[2], " ".join(line.removeprefix("//").strip() for line in m[1].splitlines())
 
 
 def find_enums(headers: Path) -> dict[str, dict[str, str]]:
-    """Return ``{qualified enum: {value: C++ name}}`` of the ``enum class`` definitions under ``headers``."""
+    """Return the ``enum class`` definitions in the headers under ``headers``.
+
+    The keys are the qualified names of the enums. The values map each enumerator to its C++ name.
+    """
     by_name: dict[str, dict[str, str]] = {}
     for header in sorted(headers.rglob("*.hpp")):
         text = strip_comments(header.read_text(encoding="utf-8"))
@@ -322,14 +350,16 @@ def find_enums(headers: Path) -> dict[str, dict[str, str]]:
 
 
 def enum_values(enums: Mapping[str, Mapping[str, str]], kind: str, call: str) -> Mapping[str, str]:
-    """Return the values, by name, of the enum ``kind`` whose scope is nearest to the class that ``call`` makes, empty
-    if there is no such enum.
+    """Return the enumerators of the enum ``kind``, with their C++ names.
+
+    If several enums have that name, the one whose scope is nearest to the class that ``call`` constructs is taken. The
+    result is empty if there is none.
     """
     name = kind.split()[1].rpartition("::")[2]
     around = call.partition("<")[2].rstrip(">")
 
     def shared(scope: str) -> int:
-        """Return the number of leading namespaces that ``scope`` shares with the class that the call makes."""
+        """Return the number of leading namespaces that ``scope`` shares with the class that ``call`` constructs."""
         # Enums of one name exist in several classes. The longest common scope is the class's own.
         pairs = zip(scope.split("::"), around.split("::"), strict=False)
         return sum(1 for _ in takewhile(lambda p: p[0] == p[1], pairs))

@@ -9,8 +9,9 @@ _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operato
 
 
 def _release_number(version: str) -> tuple[int, ...]:
-    """Return the release numbers of a version, ``(2, 13, 0)`` of ``2.13.0+cpu``. Other suffixes do not change
-    schemas.
+    """Return the release numbers of ``version``, such as ``(2, 13, 0)`` for ``2.13.0+cpu``.
+
+    Suffixes are ignored, because they do not change operator schemas.
     """
     release = re.match(r"\d+(?:\.\d+)*", version)
     assert release is not None, version
@@ -18,8 +19,9 @@ def _release_number(version: str) -> tuple[int, ...]:
 
 
 def range_allows(range_: str, version: str) -> bool:
-    """Return whether ``version`` lies in ``range_``, such as ``>=2.11,<2.14``, to the precision of the range. An empty
-    range allows all.
+    """Return whether ``version`` lies in ``range_``, such as ``>=2.11,<2.14``.
+
+    A version is compared to the precision of each bound. An empty range allows all versions.
     """
     for part in filter(None, range_.split(",")):
         bound = re.match(r"(>=|<=|==|>|<)(.*)", part.strip())
@@ -38,7 +40,10 @@ def is_range(text: str) -> bool:
 
 
 def empty_range(range_: str) -> bool:
-    """Return whether no version lies in ``range_``, tested at each bound and just above and below it."""
+    """Return whether no version lies in ``range_``.
+
+    Versions at each bound and next to it are tried.
+    """
     bounds = [_release_number(re.sub(r"[<>=]", "", part)) for part in range_.split(",")]
     # Bounds split the versions into intervals, of which these points hit every one.
     near = [(0,)] + [n for b in bounds for n in (b, (*b, 1), (*b[:-1], b[-1] - 1, 999))]

@@ -39,7 +39,10 @@ _ALWAYS = OutputRule("bypass")
 
 @dataclass
 class Wrapper:
-    """The values that a template needs of one overload, as C++. ``uses`` has the use of each argument."""
+    """The values from which a template generates the C++ wrapper of one overload.
+
+    ``uses`` has the use of each argument. ``derived`` are the variants, such as in-place, that get a wrapper with it.
+    """
 
     declaration: AtenDeclaration
     entry: MetadataEntry
@@ -68,7 +71,7 @@ class Wrapper:
 
     @property
     def parameters(self) -> str:
-        """The C++ parameters of the overload, types and names."""
+        """The types and names of the overload's C++ parameters, separated by commas."""
         return ", ".join(f"{a.cpp} {a.name}" for a in self.declaration.arguments)
 
     @property
@@ -83,22 +86,26 @@ class Wrapper:
 
     @property
     def sometimes(self) -> list[bool]:
-        """For each output, in order, whether its rule has a condition ``when``, so that only some calls make it."""
+        """For each output in order, whether its rule has a condition ``when``.
+
+        Only some calls compute such an output.
+        """
         return [bool(rule.when) for rule in (self.entry.output.get(n, _ALWAYS) for n in self.outputs)]
 
     @property
     def placed(self) -> str:
-        """The name of the tensor argument that decides on which device the call runs; an empty text if the overload has
-        no tensor argument.
+        """The name of the tensor argument on whose device the call runs.
+
+        The text is empty if the overload has no such argument.
         """
         return next((a.name for a in self.declaration.arguments if a.type == "Tensor"), "")
 
     @property
     def uniform(self) -> str:
-        """The name of the tensor whose dtype the other operands must have, or an empty text if they may differ.
+        """The name of the tensor whose dtype the other operands must have.
 
-        Kernels of the CPU refuse most products, convolutions and the like of two dtypes. Elementwise overloads promote,
-        and so do those whose output says so.
+        The text is empty if their dtypes may differ. The CPU's kernels refuse most products and convolutions of two
+        dtypes. Elementwise overloads promote their operands, and so do those whose output rule says ``promoted``.
         """
         structured = self.declaration.structured
         promotes = structured is not None and structured.iterator
@@ -111,23 +118,24 @@ class Wrapper:
 
     @property
     def stated(self) -> list[str]:
-        """Return the expressions of this operator's metadata, one per list item, for the comment above the generated
-        C++.
-        """
+        """The expressions of the overload's metadata, for the comment above the generated C++."""
         graphs = self.entry.graph if isinstance(self.entry.graph, dict) else {"graph": self.entry.graph}
         return [f"{name}: {' '.join(text.split())}" for name, text in {**self.entry.let, **graphs}.items() if text]
 
     @property
     def empty(self) -> str:
-        """How a call with an input without elements is served, by the entry or else its family: ``"fallback"`` to the
-        CPU, or ``"run"`` as any other.
+        """The treatment of a call with an input without elements.
+
+        The value ``"fallback"`` sends the call to the CPU, and ``"run"`` runs it as any other call. The metadata entry
+        sets the value, or else its family.
         """
         return self.entry.empty or self.family.empty
 
 
 def argument_kind(argument: AtenArgument) -> str:
-    """Return the kind of value that ``argument`` is in an expression, such as ``tensor`` or ``ints?``, or an empty text
-    if it cannot be in one.
+    """Return the kind of value that ``argument`` has in an expression, such as ``tensor`` or ``ints?``.
+
+    The text is empty if an expression cannot contain it.
     """
     base, bracket, rest = argument.type.partition("[")
     if bracket and base in ("int", "SymInt"):

@@ -209,7 +209,8 @@ def test_the_whole_message(tmp_path: Path) -> None:
         f"  where    {tmp_path}/ops.yaml:{described.line(1)}: add.out\n"
         f"  got      'alpha' of {schema}\n"
         "  expected an argument that is mapped, guarded or shape only\n"
-        "  fix      use the argument in 'graph', or add it to 'guard' or 'shape_only'"
+        "  fix      use the argument in 'graph'. If the backend supports only some of its values, add it to 'guard'. "
+        "If it affects only shapes, add it to 'shape_only'"
     )
 
 

@@ -17,8 +17,8 @@ LANES = 8  # of the narrower vectors
 
 
 def _accepts_float_dtypes(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Return True if a CPU template (a C++ kernel that is compiled with its neighbours) can run a call: its operands
-    are float32, bfloat16 or int8 and no size is 0. Otherwise return the reason why not.
+    """Return True if a CPU template (C++ that is compiled with its neighbours) can run a call, otherwise the reason why
+    not. The operands must be float32, bfloat16 or int8, and no size may be 0.
     """
     # The micro-kernels widen bfloat16 and int8 to float32, and know no other dtypes.
     if odd := sorted({str(d) for d in dtypes.values()} - {"torch.float32", "torch.bfloat16", "torch.int8"}):
@@ -29,14 +29,14 @@ def _accepts_float_dtypes(sizes: Sizes, dtypes: Mapping[str, torch.dtype], confi
 
 
 def _few_rows(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Return True if a call has at most ``FEW`` rows and operands of dtypes that the templates' inner loops
-    (micro-kernels) have, otherwise the reason why not.
+    """Return True if a call has at most ``FEW`` rows and dtypes that the CPU templates accept. Otherwise return the
+    reason why not.
     """
     return f"more than {FEW} rows" if sizes["m"] > FEW else _accepts_float_dtypes(sizes, dtypes, config)
 
 
 def _rows_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    """Return the only config of the template for few rows: all rows in one block."""
+    """Return the only configuration of the template for few rows, which puts all rows in one block."""
     return ({"BM": min(FEW, max(1, sizes["m"])), "BN": 64, "KC": 1024},)
 
 
@@ -51,10 +51,9 @@ def _even_blocks(rows: int, limit: int) -> int:
 
 
 def _panel_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    """Return the configs of the int8 product to measure: blocks of rows as tall as the call, up to 384, and smaller
-    ones.
-
-    Each block widens the int8 weights again, so fewer blocks do less of that work.
+    """Return the two configurations of the int8 product that tuning measures. The first has blocks as tall as the call,
+    up to about 384 rows, and the second has blocks of about half that height. Each block widens the int8 weights again,
+    so fewer blocks do less of that work.
     """
     tall, low = _even_blocks(sizes["m"], 384), _even_blocks(sizes["m"], 192)
     return {"BM": tall, "BN": 64, "KC": 256}, {"BM": low, "BN": 128, "KC": 512}
@@ -68,19 +67,23 @@ ops.int8_mm.template(
 
 
 def _product_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    """Return the configs of the matrix product to measure: two shapes of blocks of columns and of the inner dim."""
+    """Return the two configurations of the matrix product that tuning measures. They differ in the block's number of
+    columns and in its share of the inner dimension.
+    """
     rows = _even_blocks(sizes["m"], 192)
     return {"BM": rows, "BN": 128, "KC": 256}, {"BM": rows, "BN": 64, "KC": 512}
 
 
 def _conv_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    """Return the configs of the convolution to measure: tall and low blocks of output pixels."""
+    """Return the two configurations of the convolution that tuning measures, with tall and with low blocks of output
+    pixels.
+    """
     return {"BM": 96, "BN": 128 if sizes["co"] > 64 else 64, "KC": 256}, {"BM": 48, "BN": 64, "KC": 512}
 
 
 def _side_by_side(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Return True if the convolution has at least ``LANES`` input channels, which lie side by side in memory and are
-    loaded as vectors, and dtypes that the inner loops have. Otherwise return the reason why not.
+    """Return True if the convolution has at least ``LANES`` input channels and dtypes that the CPU templates accept.
+    Otherwise return the reason why not. The channels of a pixel lie side by side in memory and are loaded as vectors.
     """
     return (
         f"fewer than {LANES} channels lie side by side"

@@ -20,8 +20,9 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _tile_config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
-    """Return the config of a Triton template: tiles of ``m`` x ``n`` of the result and ``k`` of the inner dim, the
-    number of warps and of pipeline stages, and further values ``more``.
+    """Return the configuration of a Triton template. A tile has ``m`` x ``n`` elements of the result and ``k`` of the
+    inner dimension. ``warps`` and ``stages`` are the numbers of warps and of pipeline stages. ``more`` holds further
+    values by name.
     """
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, "GROUP_M": 8, **more}
 
@@ -82,8 +83,8 @@ FLAT_BULK = (
 
 
 def _accepts_float_operands(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Return True if no size is empty and all products are accumulated in float32, otherwise the reason for the refusal
-    of the call.
+    """Return True if the templates can compute the call, otherwise the reason why not. No size may be 0. Floating-point
+    operands may have at most 32 bits, since products are accumulated in float32.
     """
     if empty := [k for k, v in sizes.items() if type(v) is int and v == 0 and len(k) <= 5 and k != "padding"]:
         return f"{empty[0]} = 0"
@@ -92,8 +93,8 @@ def _accepts_float_operands(sizes: Sizes, dtypes: Dtypes, config: Config) -> boo
 
 
 def _fits_tiles(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", cols: str = "n") -> bool | str:
-    """Return True if the tiles of ``config`` suit a result of ``sizes[rows]`` x ``sizes[cols]``, otherwise the reason:
-    tiles much larger than the result waste work, small tiles of a large result load operands too often.
+    """Return True if the tiles of ``config`` suit a result of ``sizes[rows]`` x ``sizes[cols]``, otherwise the reason
+    why not. Tiles much larger than the result waste work. Small tiles of a large result load the operands too often.
     """
     if (fits := _accepts_float_operands(sizes, dtypes, config)) is not True:
         return fits
@@ -109,19 +110,23 @@ def _fits_tiles(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", c
 
 
 def _product_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configs of the matrix product to measure, the default first: flat tiles for few rows, or else the
-    others.
+    """Return the configurations of the matrix product that tuning measures, the default first. Up to 32 rows have flat
+    tiles, and more rows have the other tiles.
     """
     return [TILES[0], *(FLAT if sizes["m"] <= 32 else TILES[1:])]
 
 
 def _processor_count() -> int:
-    """Return the number of multiprocessors of the GPU; 4 without a GPU, for tests in the interpreter."""
+    """Return the number of multiprocessors of the GPU. Return 4 if there is no GPU, as in tests with Triton's
+    interpreter.
+    """
     return torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 4
 
 
 def _bulk_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configs to measure for the matrix product with bulk loads, flat tiles where rows are few."""
+    """Return the configurations of the matrix product with bulk copies that tuning measures. Up to 256 rows have flat
+    tiles.
+    """
     processors = _processor_count()
     # Flat tiles keep many programs busy where rows are few.
     listed = FLAT_BULK if sizes["m"] <= 256 else BULK
@@ -135,8 +140,9 @@ def _bulk_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _accepts_bulk_copy(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Return True if the bulk copy engine of a Hopper GPU can load the operands, 16-bit rows of multiples of 16 bytes,
-    otherwise the reason why not.
+    """Return True if the bulk copy engine of a Hopper GPU can load the operands and the tiles of ``config`` suit the
+    result. Otherwise return the reason why not. The operands must have 16 bits, and their rows must be multiples of 16
+    bytes.
     """
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
         return "needs the bulk copy engine of compute capability 9.0"
@@ -148,23 +154,23 @@ def _accepts_bulk_copy(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | s
 
 
 def _product_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
-    """Return the grid of the launch, three numbers: one Triton program for each tile of the result along the first
-    axis.
+    """Return the grid of the launch (three numbers), with one Triton program for each tile of the result along the
+    first axis.
     """
     return cdiv(sizes["m"], config["BLOCK_M"]) * cdiv(sizes["n"], config["BLOCK_N"]), 1, 1
 
 
 def _walking_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
-    """Return the grid of the launch: as many Triton programs as the config says, each of which computes several tiles
-    in turn; one program for each tile if it says 0.
+    """Return the grid of the launch (three numbers). It has ``config["PROGRAMS"]`` Triton programs, each of which
+    computes several tiles in turn. If that value is 0, it has one program for each tile.
     """
     # Persistent programs walk over the tiles, and start the loads of the next tile early.
     return (config["PROGRAMS"], 1, 1) if config["PROGRAMS"] else _product_grid(sizes, config, cdiv)
 
 
 def _tap_offsets(sizes: Sizes) -> torch.Tensor:
-    """Return, for each tap of the filter, the offset (y, x) of the input pixel that it reads from ``stride * output
-    pixel``: int32 ``[kh * kw, 2]``.
+    """Return the offset (y, x) of the input pixel that each tap of the filter reads, as int32 ``[kh * kw, 2]``. The
+    offset is counted from ``stride * output pixel``.
     """
     (pad_y, pad_x), (dil_y, dil_x) = sizes["padding"], sizes["dilation"]
     y, x = torch.meshgrid(torch.arange(sizes["kh"]), torch.arange(sizes["kw"]), indexing="ij")
@@ -172,19 +178,24 @@ def _tap_offsets(sizes: Sizes) -> torch.Tensor:
 
 
 def _group_slots(sizes: Sizes) -> int:
-    """Return the length of the kernel's table of the ends of groups: the least power of two above the number of groups,
-    since the rows behind the last end count as one more.
+    """Return the length of the kernel's table of the ends of groups, the least power of two above the number of groups.
+    The rows behind the last end count as one more group.
     """
     return 1 << int(sizes["g"]).bit_length()  # one more than there are: the rows that belong to none
 
 
 def _grouped_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configs of the grouped product to measure, each with the size of its table of groups."""
+    """Return the configurations of the grouped product that tuning measures, each with the length of its table of
+    groups.
+    """
     return [{**tile, "GROUPS": _group_slots(sizes)} for tile in TILES[:9] if tile["BLOCK_M"] <= 128]
 
 
 def _bulk_grouped_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configs to measure for the grouped product with bulk copies and persistent programs."""
+    """Return the configurations of the grouped product with bulk copies that tuning measures. Each Triton program
+    computes several tiles in turn.
+    """
+    # Rows, columns and inner size of a tile, warps, stages, and programs for each multiprocessor.
     tiles = (
         (128, 256, 64, 8, 4, 1),
         (128, 256, 64, 8, 3, 1),
@@ -202,9 +213,8 @@ def _bulk_grouped_configs(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _torch_experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Return True if torch's own grouped kernels take the call, otherwise the reason why not.
-
-    For other calls torch runs a loop that waits for the device.
+    """Return True if torch's own grouped kernels accept the call, otherwise the reason why not. For other calls torch
+    runs a loop that waits for the device.
     """
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
         return "torch's kernels are for compute capability 9.0"
@@ -216,10 +226,9 @@ def _torch_experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 
 def torch_grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """Return torch's grouped product: rows ``ends[i-1]:ends[i]`` of ``a`` times ``b[i]``, with zeros in the rows past
-    the last end.
-
-    Torch reads wherever an end points, and leaves those rows unwritten.
+    """Return torch's product of rows ``ends[i-1]:ends[i]`` of ``a`` and ``b[i]``, with zeros in the rows past the last
+    end. Torch would read past ``a`` for an end that is too large, so the ends are limited first. It leaves the rows
+    past the last end unwritten, so zeros replace them.
     """
     products = torch.nn.functional.grouped_mm(a, b, offs=ends.clamp(0, a.shape[0]))
     row = torch.arange(a.shape[0], device=a.device)
@@ -227,8 +236,8 @@ def torch_grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 
 
 def attach_templates(device: str) -> None:
-    """Bind the Triton templates of all dense ops for the device type ``device`` (``"cuda"``; tests bind them for the
-    interpreter's ``"cpu"``).
+    """Bind the Triton templates of all dense ops for the device type ``device``. It is ``"cuda"``, or ``"cpu"`` in
+    tests with Triton's interpreter.
     """
     ops.mm.template(device, "mm.triton.jinja", configs=_product_tile_configs, grid=_product_grid, supports=_fits_tiles)
     ops.mm.template(
@@ -261,8 +270,8 @@ def attach_templates(device: str) -> None:
 
 
 def _attach_grouped(device: str) -> None:
-    """Bind the two Triton templates of the grouped product for the device type ``device``: with plain loads and with
-    bulk copies.
+    """Bind the two Triton templates of the grouped product for the device type ``device``. The first has plain loads,
+    and the second has bulk copies.
     """
     ops.grouped_mm.template(
         device,
@@ -286,8 +295,8 @@ def _attach_grouped(device: str) -> None:
 
 
 def _fits_pixel_tiles(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Return True if the tiles of a config suit the number of output pixels and of output channels of a convolution
-    (see ``_fits_tiles``), otherwise the reason why not.
+    """Return True if the tiles of ``config`` suit the numbers of output pixels and of output channels, otherwise the
+    reason why not. ``_fits_tiles`` has the rules.
     """
     pixels = sizes["batch"] * sizes["ho"] * sizes["wo"]
     return _fits_tiles({**sizes, "pixels": pixels}, dtypes, config, rows="pixels", cols="co")

@@ -31,7 +31,7 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def matmul_int8(a: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the result of a linear layer with weights of 8 bits: ``a @ (weight * scale[:, None]).T + bias``.
+    """Return the result of a linear layer with weights of 8 bits, which is ``a @ (weight * scale[:, None]).T + bias``.
 
     Args:
         a: ``[..., k]``, floating.
@@ -43,8 +43,8 @@ def matmul_int8(a: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = 
 
 
 def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """Return ``[m, n]`` with rows ``ends[i-1]:ends[i]`` of ``a`` ``[m, k]`` times ``b[i]`` of ``[g, k, n]``, as in a
-    mixture of experts. Rows past the last end are zeros.
+    """Return the products of rows ``ends[i-1]:ends[i]`` of ``a`` ``[m, k]`` and ``b[i]`` of ``b`` ``[g, k, n]``, as in
+    a mixture of experts. The result is ``[m, n]``. Rows past the last end are zeros.
     """
     return ops.grouped_mm(a, b, ends)
 
@@ -57,8 +57,8 @@ def conv2d(
     padding: int | tuple[int, int] = 0,
     dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
-    """Return ``torch.nn.functional.conv2d`` without groups, computed channels last; ``torch.channels_last`` tensors are
-    not copied.
+    """Return ``torch.nn.functional.conv2d`` without groups, computed with channels last. Tensors in
+    ``torch.channels_last`` are not copied.
 
     Args:
         x: ``[batch, ci, h, w]``.
@@ -87,9 +87,9 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return ``F.cross_entropy(F.linear(hidden, weight, bias).float(), target)`` without the logits of all rows.
 
-    In training, a mean or a sum computes its gradients together with the loss, and keeps these in place of what the
-    backward would need. ``"none"`` and float16 compute logits again in the backward. A second derivative is refused
-    (SL313). float64 is computed by torch, with logits.
+    In training, a mean or a sum computes its gradients together with the loss, and stores these instead of the tensors
+    that the backward would need. ``"none"`` and float16 compute logits again in the backward. A second derivative is
+    refused (``SL313``). float64 is computed by torch, with logits.
 
     Args:
         hidden: ``[..., h]``.
@@ -122,6 +122,7 @@ def linear_cross_entropy(
     kind = rows.device.type
     casts = torch.is_autocast_enabled(kind) and rows.dtype != torch.float64  # which autocast leaves as it is
     dtype = torch.get_autocast_dtype(kind) if casts else rows.dtype
+    # The gradients of a mean or a sum are known but for one factor, so they are computed with the loss.
     if any(asked) and reduction != "none" and dtype in (torch.float32, torch.bfloat16):
         flags = (*map(int, asked), int(accum_dtype == torch.float32))
         return losses.linear_cross_entropy_with_gradients(rows, weight, wanted, bias, reduction, *options, *flags)[0]

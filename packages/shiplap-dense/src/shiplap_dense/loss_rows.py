@@ -28,7 +28,7 @@ def _load_logits(row, column, there, softcap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _largest_finite(x):
-    """Return ``x``, or 0 for minus infinity, so that the result can be subtracted from logits."""
+    """Return ``x``, or 0 if ``x`` is minus infinity. The result can be subtracted from logits without NaN."""
     return tl.where(x == float("-inf"), 0.0, x)
 
 
@@ -52,8 +52,8 @@ def _rows_kernel(
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the loss of one row to ``losses``, and with GRADIENT the gradient of the row, times its scale, over the
-    row's logits. Write a code to ``status`` for an invalid target.
+    """Write the cross entropy of one row of ``logits`` to ``losses``. With ``GRADIENT``, overwrite the row's logits
+    with their gradient times the row's scale. Write ``code`` and the row to ``status`` if the target is not a class.
     """
     at = tl.program_id(0).to(tl.int64)
     row, inside = logits + at * row_stride, tl.arange(0, BLOCK)
@@ -111,8 +111,8 @@ def pass_over_rows(
     lse_square_scale: float,
     softcap: float,
 ) -> None:
-    """Launch the kernel that writes the cross entropy of each row of ``logits`` to ``losses``, and with ``scales`` the
-    scaled gradients of the logits over the logits.
+    """Launch the kernel that writes the cross entropy of each row of ``logits`` to ``losses``. If ``scales`` is given,
+    the kernel overwrites the logits with their gradients times the row's scale.
     """
     code = ERRORS.code("dense::linear_cross_entropy", "the target of row {row} of a chunk is no class")
     block = min(WIDEST_BLOCK, triton.next_power_of_2(logits.shape[1]))
@@ -121,6 +121,7 @@ def pass_over_rows(
             logits,
             target,
             losses,
+            # Without scales any tensor serves as an address that is not read.
             losses if scales is None else scales,
             ERRORS.word(logits.device),
             logits.shape[1],
@@ -141,7 +142,7 @@ def pass_over_rows(
 
 @triton.jit
 def _scale_kernel(values, factor, count, BLOCK: tl.constexpr):
-    """Multiply ``values`` in place by the number ``factor`` on the device, and write nothing if that is 1."""
+    """Multiply ``values`` in place by ``factor``, one number on the device. If it is 1, write nothing."""
     by = tl.load(factor).to(tl.float32)
     if by != 1:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -151,8 +152,8 @@ def _scale_kernel(values, factor, count, BLOCK: tl.constexpr):
 
 
 def scale_unless_one(values: Tensor, factor: Tensor) -> None:
-    """Multiply contiguous ``values`` in place by ``factor``, one number on the same device, without a wait of the host
-    for it.
+    """Multiply the contiguous ``values`` in place by ``factor``, one number on the same device. The host does not wait
+    for the number.
     """
     if values.numel():
         with torch.cuda.device_of(values):

@@ -49,7 +49,7 @@ FLAGGED = (*OPTIONS, *(f"{text} <= 1" for text in FLAGS), *(f"0 <= {text}" for t
 
 @dataclass(frozen=True)
 class LossOptions:
-    """The numbers of a loss, as ``linear_cross_entropy`` takes them."""
+    """The numeric options of a loss, each as the argument of the same name of ``linear_cross_entropy``."""
 
     ignore_index: int
     label_smoothing: float
@@ -63,8 +63,8 @@ class LossOptions:
 def _written_losses(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: LossOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses of the rows, the logits after the soft cap (``softcap * tanh(logits / softcap)``), and the
-    derivative of the cap, computed by plain PyTorch as the op's definition.
+    """Return the losses of the rows, the logits after the soft cap, and the derivative of the cap. The cap is ``softcap
+    * tanh(logits / softcap)``. Plain PyTorch computes them, as the definition of the op.
     """
     logits = F.linear(hidden, weight, bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -89,9 +89,9 @@ def _written_gradients(
     options: LossOptions,
     flags: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the losses of the rows, and the gradients of ``sum(scales * losses)`` with respect to hidden states,
-    weight and bias, by the closed formula. ``flags`` has a 1 for each of these three gradients that is wanted; the
-    others are empty.
+    """Return the losses of the rows and the gradients of ``sum(scales * losses)`` with respect to hidden states, weight
+    and bias, by the closed formula. ``flags`` has a 1 for each gradient that is needed, in this order. A gradient whose
+    flag is 0 is empty.
     """
     losses, logits, slope = _written_losses(hidden, weight, target, bias, options)
     counted = target != options.ignore_index
@@ -147,8 +147,8 @@ def linear_cross_entropy_gradients(
     of_weight: int = 1,
     of_bias: int = 0,
 ) -> tuple[Float32[Tensor, "n"], HiddenGradient, WeightGradient, BiasGradient]:
-    """Return the losses of the rows, and the gradients of ``sum(scales * losses)`` by hidden states, weight and bias; a
-    gradient whose flag is 0 is empty.
+    """Return the losses of the rows and the gradients of ``sum(scales * losses)`` with respect to hidden states, weight
+    and bias. A gradient whose flag is 0 is empty.
     """
     options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
     flags = (of_hidden, of_weight, of_bias)
@@ -179,10 +179,11 @@ def linear_cross_entropy_with_gradients(
     of_bias: int = 1,
     wide: int = 0,
 ) -> tuple[Float32[Tensor, ""], RangedHiddenGradient, RangedWeightGradient, RangedBiasGradient]:
-    """Return the mean or the sum of the losses, and its gradients by hidden states, weight and bias. With ``wide``,
-    gradients of 16 bits are summed in float32.
+    """Return the mean or the sum of the losses, and its gradients with respect to hidden states, weight and bias. If
+    ``wide`` is 1, gradients of 16 bits are summed in float32.
 
-    The gradients that are returned belong to the backward: it may multiply them by the gradient of the loss in place.
+    The backward of the op owns the gradients that are returned. It may multiply them in place by the gradient of the
+    loss.
     """
     options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
     scale, flags = _loss_scale(target, reduction, ignore_index), (of_hidden, of_weight, of_bias)
@@ -192,8 +193,8 @@ def linear_cross_entropy_with_gradients(
 
 
 def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
-    """Return the factor of the sum of the losses, a float32 number on the device: 1 for a sum, one over the counted
-    rows for a mean, infinite if there are none.
+    """Return the factor by which the sum of the losses is multiplied, as a float32 number on the device. It is 1 for a
+    sum. For a mean it is one over the number of rows that are not ignored, and infinite if there are none.
     """
     if reduction == "sum":
         return torch.ones((), dtype=torch.float32, device=target.device)
@@ -205,8 +206,8 @@ def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
 
 @linear_cross_entropy.backward(once_differentiable=True)
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Backward of the losses of rows: return the gradients of hidden states, weight and bias that autograd needs,
-    computed from the inputs in another pass over the logits.
+    """Return the gradients of the row losses with respect to those of hidden states, weight and bias that autograd
+    needs, by name. They are computed from the inputs in another pass over the logits.
     """
     _, hidden, weight, bias = linear_cross_entropy_gradients(
         grad,
@@ -228,8 +229,9 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 @linear_cross_entropy_with_gradients.backward(once_differentiable=True, strided=True)
 def _(grads: tuple[Tensor, ...], saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Backward of the mean or sum: return the gradients of hidden states, weight and bias that autograd needs. The
-    forward has computed them; they are multiplied by the gradient of the loss, in place if the graph is not kept.
+    """Return the gradients of the mean or sum with respect to those of hidden states, weight and bias that autograd
+    needs, by name. The forward has computed them. They are multiplied by the gradient of the loss, in place if the
+    graph is not kept.
     """
     # A second copy of the gradient of the weights would be most of the memory that the op saves. For the same reason
     # the backward is strided: contiguous zeros for the results without a gradient would be as large.
@@ -245,8 +247,8 @@ def _(grads: tuple[Tensor, ...], saved: Any, needs: Any) -> dict[str, Tensor]:
 
 
 def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Multiply ``gradient`` by the number ``factor`` in place and return it. A factor of 1 costs no pass over the
-    memory.
+    """Multiply ``gradient`` in place by the number ``factor`` and return it. If the factor is 1, the memory is not
+    written.
     """
     if gradient.is_cuda:
         from shiplap_dense import loss_rows
@@ -264,8 +266,8 @@ replaced by their gradients."""
 
 
 def chunk_rows(rows: int, classes: int, width: int) -> int:
-    """Return the number of rows whose logits are computed at once, so that these logits are as large as the hidden
-    states and 1/32 of the weights.
+    """Return the number of rows whose logits are computed at once. These logits are then about as large as the hidden
+    states and 1/32 of the weights together.
     """
     # Fewer rows read the weights more often, and add to their gradient more often.
     fitting = rows * width // classes + width // 32
@@ -273,7 +275,9 @@ def chunk_rows(rows: int, classes: int, width: int) -> int:
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """Add ``a @ b`` to ``total`` in place, or with ``first`` write it there, in the dtype of ``total``."""
+    """Add ``a @ b`` to ``total`` in place, in the dtype of ``total``. If ``first`` is true, overwrite ``total``
+    instead.
+    """
     if total.dtype == a.dtype:
         if first:
             torch.mm(a, b, out=total)
@@ -299,9 +303,11 @@ def _in_chunks(
     flags: Sequence[int] = (0, 0, 0),
     wide: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the losses and the gradients of ``sum(scales * losses)`` for hidden states, weight and bias, computed for
-    a chunk of rows at a time, whose logits ``row_pass`` turns into losses and gradients. ``flags`` has a 1 for each
-    gradient that is wanted; the others are empty. With ``wide``, gradients of 16 bits are summed in float32.
+    """Return the losses of the rows and the gradients of ``sum(scales * losses)`` with respect to hidden states, weight
+    and bias.
+
+    The logits of a chunk of rows are computed at a time, and ``row_pass`` replaces them by their gradients. A gradient
+    whose flag in ``flags`` is 0 is empty. With ``wide``, gradients of 16 bits are summed in float32.
     """
     (n, h), v = hidden.shape, weight.shape[0]
     rows = chunk_rows(n, v, h)
@@ -332,8 +338,8 @@ def _in_chunks(
 
 
 def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions) -> None:
-    """Write the losses of a chunk, and with ``scales`` the gradients over its logits, by operators of torch. Raises
-    SL211 for an invalid target.
+    """Write the losses of a chunk of rows to ``losses`` with operators of torch. If ``scales`` is given, overwrite
+    ``logits`` with their scaled gradients. Raise ``SL211`` if a target is not a class.
     """
     counted = target != options.ignore_index
     if bool((counted & ((target < 0) | (target >= logits.shape[1]))).any()):
@@ -373,7 +379,9 @@ def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tenso
 def _pass_by_triton(
     logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions
 ) -> None:
-    """Write the losses of a chunk, and with ``scales`` the gradients over its logits, by one Triton kernel."""
+    """Write the losses of a chunk of rows to ``losses`` with one Triton kernel. If ``scales`` is given, overwrite
+    ``logits`` with their scaled gradients.
+    """
     from shiplap_dense import loss_rows
 
     loss_rows.pass_over_rows(
@@ -389,8 +397,8 @@ def _pass_by_triton(
 
 
 def attach_kernels(device: str, row_pass: RowPass) -> None:
-    """Bind the kernels of the three loss ops for ``device``, which go over the logits by ``row_pass`` (tests bind the
-    Triton pass for the interpreter's ``"cpu"``).
+    """Bind the kernels of the three loss ops for the device type ``device``. Each computes logits in chunks of rows and
+    passes them to ``row_pass``. Tests bind the Triton pass for the interpreter's ``"cpu"``.
     """
 
     @linear_cross_entropy.kernel(device, name="chunks")
@@ -457,16 +465,16 @@ NUMBERS = ("ignore_index", "label_smoothing", "lse_square_scale", "softcap")
 
 @linear_cross_entropy.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    """Builder of samples of the losses of rows: return random hidden states, weight, targets and bias, then the options
-    of the loss as ``sizes`` has them.
+    """Return random hidden states, weight, targets and bias, then the options of the loss as ``sizes`` gives them. They
+    are one sample of arguments of ``linear_cross_entropy``.
     """
     return *_draw_tensors(rng, sizes, dtype, device), *(sizes[name] for name in NUMBERS)
 
 
 @linear_cross_entropy_gradients.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    """Builder of samples of the gradients: return random scales of the losses, then tensors, options and flags as for
-    the loss.
+    """Return random scales of the losses, then random tensors, and the options and flags as ``sizes`` gives them. They
+    are one sample of arguments of ``linear_cross_entropy_gradients``.
     """
     scales = torch.rand(sizes["n"], generator=rng).to(device)
     return scales, *_draw_tensors(rng, sizes, dtype, device), *(sizes[name] for name in (*NUMBERS, *FLAGS))
@@ -474,8 +482,8 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 
 @linear_cross_entropy_with_gradients.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    """Builder of samples of the mean or sum: return random hidden states, weight, targets and bias, and the options,
-    with every gradient requested.
+    """Return random hidden states, weight, targets and bias, and the options, with a request for each gradient. They
+    are one sample of arguments of ``linear_cross_entropy_with_gradients``.
     """
     options = (sizes[name] for name in ("reduction", *NUMBERS))
     # The audit asks for every gradient, which is refused (SL303) where a flag says that it will not be asked for.
@@ -485,8 +493,8 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 def _draw_tensors(
     rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Return random hidden states ``[n, h]``, a weight ``[v, h]``, targets of which some are ignored, and a bias
-    ``[v]``.
+    """Return random hidden states ``[n, h]``, a weight ``[v, h]``, targets ``[n]`` and a bias ``[v]``. About a fifth of
+    the targets are ``ignore_index``.
     """
     n, v, h = sizes["n"], sizes["v"], sizes["h"]
     hidden, weight = torch.randn(n, h, generator=rng), torch.randn(v, h, generator=rng) / max(h, 1) ** 0.5

@@ -19,7 +19,7 @@ TUNED = ("cpu", "cuda")  # where torch calls a vendor's library
 def mm(
     a: Float[Tensor, "m k"], b: Float[Tensor, "k n"], bias: Float[Tensor, "n"] | None = None
 ) -> Float[Tensor, "m n"]:
-    """Return ``a @ b + bias``, rounded once. Strides are free, so every transpose is a view."""
+    """Return ``a @ b + bias``, rounded once. Any strides are accepted, so every transpose is a view."""
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
@@ -28,7 +28,9 @@ mm.batches("m", "n")
 
 @mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return those gradients of the matrix product for ``a``, ``b`` and the bias that autograd needs, by name."""
+    """Return the gradients of the matrix product with respect to those of ``a``, ``b`` and the bias that autograd
+    needs, by name.
+    """
     gradients = {}
     if needs.a:
         gradients["a"] = mm(grad, saved.b.t())
@@ -41,7 +43,7 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 @sl.op("dense::bmm", reference_is_fast_on=TUNED)
 def bmm(a: Float[Tensor, "batch m k"], b: Float[Tensor, "batch k n"]) -> Float[Tensor, "batch m n"]:
-    """Return the matrix product of ``a`` and ``b`` for each entry of the batch. Strides are free."""
+    """Return the matrix product of ``a`` and ``b`` for each index of the batch. Any strides are accepted."""
     return torch.bmm(a, b)
 
 
@@ -50,7 +52,9 @@ bmm.batches("batch")
 
 @bmm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Backward of the batched product: return those gradients of ``a`` and ``b`` that autograd needs, by name."""
+    """Return the gradients of the batched product with respect to those of ``a`` and ``b`` that autograd needs, by
+    name.
+    """
     gradients = {}
     if needs.a:
         gradients["a"] = bmm(grad, saved.b.mT)
@@ -76,8 +80,8 @@ int8_mm.batches("m", "n")
 
 @int8_mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Backward of the int8 product: return those gradients of the activations, the scales and the bias that autograd
-    needs, by name; the 8-bit weights have none.
+    """Return the gradients of the int8 product with respect to those of the activations, the scales and the bias that
+    autograd needs, by name. The 8-bit weights have no gradient.
     """
     gradients = {}
     if needs.a:
@@ -91,8 +95,8 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 @int8_mm.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """Return random activations, 8-bit weights, a scale for each output feature, and a bias, as samples of the int8
-    product.
+    """Return random activations, 8-bit weights, scales (one for each output feature) and a bias. They are one sample of
+    arguments of ``int8_mm``.
     """
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
     a, bias = torch.randn(m, k, generator=rng), torch.randn(n, generator=rng)
@@ -103,10 +107,8 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 
 @sl.op("dense::grouped_mm")
 def grouped_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "g k n"], ends: Int32[Tensor, "g"]) -> Float[Tensor, "m n"]:
-    """Return rows ``ends[i-1]:ends[i]`` of ``a`` times ``b[i]``, as for tokens sorted by expert. Rows past ``ends[-1]``
-    give zero.
-
-    ``ends`` does not fall; where it runs past ``m``, ``m`` is meant.
+    """Return the products of rows ``ends[i-1]:ends[i]`` of ``a`` and ``b[i]``, as for tokens sorted by expert. Rows
+    past ``ends[-1]`` give zeros. ``ends`` never decreases. An end above ``m`` counts as ``m``.
     """
     row = torch.arange(a.shape[0], device=a.device)
     group = torch.searchsorted(ends.to(torch.int64), row, right=True)
@@ -117,8 +119,8 @@ def grouped_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "g k n"], ends: Int32[T
 
 @grouped_mm.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """Return random rows, a matrix for each group, and ascending ends of the groups among the rows, as samples of the
-    grouped product.
+    """Return random rows, a random matrix for each group, and ascending ends of the groups. They are one sample of
+    arguments of ``grouped_mm``.
     """
     m, k, n, g = sizes["m"], sizes["k"], sizes["n"], sizes["g"]
     a, b = torch.randn(m, k, generator=rng), torch.randn(g, k, n, generator=rng)

@@ -37,16 +37,16 @@ FEW_ROWS = 256
 
 
 def _on_gpu(x: Tensor, **others: Any) -> bool | str:
-    """Return True for a tensor on a GPU, where the Triton template that a rewrite calls is faster than the library,
-    otherwise the reason against the rewrite.
+    """Return True if ``x`` is on a GPU, where the Triton template of a rewrite is faster than the library. Otherwise
+    return the reason against the rewrite.
     """
     return x.device.type == "cuda" or "on the CPU a product of the library's is faster than the template"
 
 
 def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     """Return rewrites of ``gelu(linear(x, weight, bias))`` and of other activations. The replacement calls Shiplap's
-    matrix product, whose template computes the activation while it stores the result. They apply on GPUs only, unless
-    ``always``.
+    matrix product, whose template computes the activation while it stores the result. The rewrites apply on GPUs only,
+    unless ``always`` is true.
     """
     pays = None if always else _on_gpu
     return tuple(
@@ -55,17 +55,18 @@ def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
 
 
 def _activation_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return two functions for a rewrite: the pattern, a linear layer followed by the activation ``act`` as models call
-    it, and the replacement, ``act`` of Shiplap's matrix product, into which Inductor fuses it.
+    """Return the pattern and the replacement of a rewrite as two functions. The pattern is a linear layer followed by
+    the activation ``act``, as models call it. The replacement is ``act`` of Shiplap's matrix product, into which
+    Inductor fuses it.
     """
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
-        """Return the activation of a linear layer, as models compute it: the code that the rewrite looks for."""
+        """Return the activation of a linear layer. This is the code that the rewrite looks for in models."""
         return act(F.linear(x, weight, bias))
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the activation of Shiplap's matrix product, into which Inductor fuses it: the code that replaces the
-        pattern.
+        """Return the activation of Shiplap's matrix product. This code replaces the pattern, and Inductor fuses the
+        activation into the product.
         """
         return act(matmul(x, weight.t(), bias))
 
@@ -73,9 +74,9 @@ def _activation_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., 
 
 
 def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
-    """Return rewrites of SwiGLU and GEGLU, ``silu(linear(x, gate)) * linear(x, up)``, also with gate and up as halves
-    of one layer. Shiplap's matrix product computes the gate, with the activation and the multiplication fused into it.
-    They apply on GPUs only, unless ``always``.
+    """Return rewrites of SwiGLU and GEGLU, ``act(linear(x, gate)) * linear(x, up)``, also with ``gate`` and ``up`` as
+    halves of one layer. Shiplap's matrix product computes the gate, with the activation and the multiplication fused
+    into it. The rewrites apply on GPUs only, unless ``always`` is true.
     """
     pays = None if always else _on_gpu
     gates = {name: ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh")}
@@ -90,20 +91,19 @@ def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
 
 
 def _gated_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return two functions for a rewrite: the pattern, a linear layer with the activation ``act`` times a second linear
-    layer, and the replacement, in which Shiplap's matrix product computes the first one.
+    """Return the pattern and the replacement of a rewrite as two functions. The pattern is a linear layer with the
+    activation ``act``, times a second linear layer. In the replacement, Shiplap's matrix product computes the first
+    layer.
     """
 
     def pattern(x: Float[Tensor, "*b k"], gate: Float[Tensor, "n k"], up: Float[Tensor, "n k"]) -> Tensor:
-        """Return a linear layer with an activation times a second linear layer, as models compute it: the code that the
-        rewrite looks for.
+        """Return a linear layer with an activation, times a second linear layer. This is the code that the rewrite
+        looks for in models.
         """
         return act(F.linear(x, gate)) * F.linear(x, up)
 
     def replacement(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-        """Return the product of gate and second layer, with Shiplap's matrix product for the gate: the code that
-        replaces the pattern.
-        """
+        """Return the pattern's result with Shiplap's matrix product for the gate. This code replaces the pattern."""
         return act(matmul(x, gate.t())) * F.linear(x, up)
 
     return pattern, replacement
@@ -112,20 +112,20 @@ def _gated_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tenso
 def _split_gate_rewrite(
     act: Callable[[Tensor], Tensor], last: bool
 ) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return the pattern and the replacement for one linear layer whose first half, or with ``last`` its last half, is
-    the gate.
+    """Return the pattern and the replacement of a rewrite of one linear layer, one half of which is the gate. ``last``
+    selects the last half instead of the first.
     """
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
-        """Return the two halves of one linear layer multiplied, one of them after an activation, as models compute it:
-        the code that the rewrite looks for.
+        """Return the product of the two halves of one linear layer, one of them after an activation. This is the code
+        that the rewrite looks for in models.
         """
         halves = F.linear(x, weight, bias).chunk(2, -1)
         return act(halves[last]) * halves[not last]
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the gated product computed by two products with the halves of the weight: Shiplap's matrix product for
-        the gate, a plain linear layer for the other half.
+        """Return the gated product from two products with the halves of the weight. Shiplap's matrix product computes
+        the gate, and a plain linear layer computes the other half.
         """
         # Rows of the weight are output features, so the halves are views.
         weights = weight.chunk(2)
@@ -137,7 +137,8 @@ def _split_gate_rewrite(
 
 def norm_linear(*, always: bool = False) -> Rewrites:
     """Return rewrites of a layer norm or RMS norm before a linear layer. The replacement calls Shiplap's matrix
-    product, whose template computes the norm while it loads its input. They apply on GPUs only, unless ``always``.
+    product, whose template computes the norm while it loads its input. The rewrites apply on GPUs only, unless
+    ``always`` is true.
     """
     pays = None if always else _on_gpu
     spelled = (("rms_norm_linear", Float32, torch.float32), ("rms_norm_linear_bfloat16", BFloat16, torch.bfloat16))
@@ -153,38 +154,41 @@ def _layer_norm(
     bias: Float[Tensor, "n"] | None,
     eps: float,
 ) -> Tensor:
-    """Return a layer norm over the last dim, followed by a linear layer: the pattern of a rewrite."""
+    """Return a layer norm over the last dimension, followed by a linear layer. This is the pattern of a rewrite."""
     return F.linear(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight, bias)
 
 
 def _layer_norm_product(
     x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Return a layer norm over the last dim with Shiplap's matrix product after it: what replaces the pattern."""
+    """Return a layer norm over the last dimension, followed by Shiplap's matrix product. This code replaces the
+    pattern.
+    """
     return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
 
 
 def _rms_norm_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return the pattern and the replacement of an RMS norm before a linear layer, for tensors of ``dtype``, as
-    transformers writes it: in float32, scaled in the model's dtype.
+    """Return the pattern and the replacement of an RMS norm before a linear layer, for tensors of ``dtype``. The norm
+    is written as in transformers, which computes in float32 and multiplies by the gain in the model's dtype. ``kind``
+    is the annotation class of the dtype.
     """
 
     def normed(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-        """Return the RMS norm of ``x`` with the weight ``gain``, computed in float32 and scaled in the dtype of the
-        rewrite.
+        """Return the RMS norm of ``x`` with the weight ``gain``. It is computed in float32 and multiplied by the gain
+        in ``dtype`` (argument of ``_rms_norm_rewrite``).
         """
         wide = x if dtype == torch.float32 else x.to(torch.float32)
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return gain * (scaled if dtype == torch.float32 else scaled.to(dtype))
 
     def pattern(x: Tensor, gain: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """Return the RMS norm of ``x`` followed by a linear layer, as models compute it: the code that the rewrite
-        looks for.
+        """Return the RMS norm of ``x`` followed by a linear layer. This is the code that the rewrite looks for in
+        models.
         """
         return F.linear(normed(x, gain, eps), weight, bias)
 
     def replacement(x: Tensor, gain: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """Return the RMS norm of ``x`` followed by Shiplap's matrix product: the code that replaces the pattern."""
+        """Return the RMS norm of ``x`` followed by Shiplap's matrix product. This code replaces the pattern."""
         return matmul(normed(x, gain, eps), weight.t(), bias)
 
     shapes = {"x": "batch tokens k", "gain": "k", "weight": "n k", "bias": "n"}
@@ -195,8 +199,8 @@ def _rms_norm_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tens
 
 
 def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
-    """Return rewrites of ``linear(x, weight.to(x.dtype) * scale)`` with 8-bit weights, whose replacement never converts
-    the whole weight. They apply on GPUs to inputs of up to ``FEW_ROWS`` rows, unless ``always``.
+    """Return rewrites of ``linear(x, weight.to(x.dtype) * scale)`` with 8-bit weights. The replacement never converts
+    the whole weight. On GPUs the rewrites apply to inputs of up to ``FEW_ROWS`` rows, unless ``always`` is true.
     """
     kinds = {"float32": Float32, "bfloat16": BFloat16, "float16": Float16}
     pays = None if always else _few_rows
@@ -207,8 +211,8 @@ def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
 
 
 def _few_rows(x: Tensor, **others: Any) -> bool | str:
-    """Return True if the rows of ``x`` are few enough for the int8 template to be faster, otherwise the reason against
-    it.
+    """Return True if ``x`` has so few rows that the int8 template is faster than the library. Otherwise return the
+    reason against the template.
     """
     # On the CPU the template is used for any number of rows.
     few = x.device.type != "cuda" or x.numel() <= FEW_ROWS * x.shape[-1]
@@ -216,20 +220,21 @@ def _few_rows(x: Tensor, **others: Any) -> bool | str:
 
 
 def _int8_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return the pattern and the replacement of a linear layer over dequantised 8-bit weights, for tensors of
-    ``dtype``.
+    """Return the pattern and the replacement of a linear layer whose 8-bit weights are converted and scaled first. They
+    are for tensors of ``dtype``, whose annotation class is ``kind``.
     """
 
     def pattern(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """Return a linear layer over 8-bit weights that are converted and scaled first, as models compute it: the code
-        that the rewrite looks for.
+        """Return a linear layer whose 8-bit weights are converted and scaled first. This is the code that the rewrite
+        looks for in models.
         """
         return F.linear(x, weight.to(dtype) * scale, bias)
 
     def replacement(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the same layer by Shiplap's product with 8-bit weights: the code that replaces the pattern."""
+        """Return the pattern's result from Shiplap's product with 8-bit weights. This code replaces the pattern."""
         return matmul_int8(x, weight, scale.view(-1), bias)
 
+    # ``kind`` is an argument, so the annotations with it are set when the pattern exists.
     pattern.__annotations__ |= {
         "x": kind[Tensor, "*b k"],
         "weight": Int8[Tensor, "n k"],
@@ -240,10 +245,9 @@ def _int8_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor],
 
 
 def linear_loss(*, always: bool = False) -> Rewrites:
-    """Return the rewrite of ``cross_entropy(linear(hidden, weight), target)``, where nothing else reads the logits, to
-    ``linear_cross_entropy``.
-
-    ``linear_cross_entropy`` takes the place of both, so that neither the logits of all rows nor their gradients exist.
+    """Return the rewrite of ``cross_entropy(linear(hidden, weight), target)`` to ``linear_cross_entropy``. It applies
+    if nothing else reads the logits. Neither the logits of all rows nor their gradients are then computed at once.
+    ``always`` applies it where it is not expected to pay, too.
     """
     return (LinearLoss("linear_cross_entropy", linear_cross_entropy, always=always),)
 
@@ -251,8 +255,8 @@ def linear_loss(*, always: bool = False) -> Rewrites:
 def _call_conv2d(
     input: Tensor, weight: Tensor, bias: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor:
-    """Return the convolution of ``input`` with weights into which a norm was folded, by the declared op. Raises
-    NotImplementedError for groups, which the op does not have.
+    """Return the convolution of ``input`` with weights into which a norm was folded, computed by ``dense.conv2d``.
+    Raise ``NotImplementedError`` if ``groups`` is not 1.
     """
     if groups != 1:
         raise NotImplementedError("dense.conv2d has no groups")
@@ -261,8 +265,8 @@ def _call_conv2d(
 
 
 def _channels_last_examples() -> Iterator[Program]:
-    """Yield the example programs of a convolution followed by a norm on which the rewrite is tested, without groups and
-    with inputs in ``torch.channels_last``.
+    """Yield the example programs without groups of a convolution followed by a norm, on which the rewrite is tested.
+    Their inputs are in ``torch.channels_last``.
     """
     for program in conv_norm.examples():
         x, *others = program.args
@@ -273,7 +277,7 @@ def _channels_last_examples() -> Iterator[Program]:
 
 def _of_one_pixel(named: dict[str, Any]) -> bool | str:
     """Return True if the weight is that of a 1x1 convolution on a GPU, for which the Triton template is faster than the
-    library, otherwise the reason against the rewrite.
+    library. Otherwise return the reason against the rewrite.
     """
     if named["weight"].device.type == "cpu":
         return "on the CPU, Inductor folds constants into the library's convolution, and the template is no faster"

@@ -19,7 +19,7 @@ WINDOW = 2048  # tokens in one forward pass, at most
 
 @dataclass(frozen=True)
 class AccuracyDrift:
-    """The difference between two models on the same tokens.
+    """The difference between two models on the same tokens, the second being the converted one.
 
     Attributes:
         tokens: how many were predicted.
@@ -38,8 +38,8 @@ class AccuracyDrift:
 
 
 def window_of(model: nn.Module) -> int:
-    """Return the number of tokens for one forward pass of ``model``, limited by the positions of a transformers
-    model.
+    """Return the number of tokens for one forward pass of ``model``. It is ``WINDOW``, or the number of positions in
+    the config of a transformers model if that is smaller.
     """
     # Models that are not of transformers need not have this attribute.
     places = getattr(getattr(model, "config", None), "max_position_embeddings", None)
@@ -47,8 +47,8 @@ def window_of(model: nn.Module) -> int:
 
 
 def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> list[Tensor]:
-    """Return the logits of ``model``, float32 ``[t, vocabulary]`` on the CPU, for each window of ``tokens`` that has
-    two tokens or more. Raises SL613 for tokens that the model does not have.
+    """Return the logits of ``model``, float32 ``[t, vocabulary]`` on the CPU, for each window of ``tokens``. A last
+    window of one token is left out. Raise ``SL613`` if there are fewer than two tokens or the model lacks one of them.
     """
     if len(tokens) < 2:
         raise error(
@@ -57,6 +57,7 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
             got=f"{len(tokens)} of them",
             expected="two or more tokens, since each is predicted from those before it",
         )
+    # The first embedding of a language model is that of its tokens.
     known = next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
     if min(tokens) < 0 or (known is not None and max(tokens) >= known):  # a GPU would not survive it
         limit = "numbers from 0" + (f" to {known - 1}" if known else "")
@@ -73,8 +74,8 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
 
 
 def _window_logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the float32 logits ``[t, vocabulary]`` of one window of tokens ``[1, t]``, on the CPU. Raises SL613 if the
-    model does not return logits of its tokens.
+    """Return the float32 logits ``[t, vocabulary]`` of one window of tokens ``[1, t]``, on the CPU. Raise ``SL613`` if
+    the call fails or does not return logits of these tokens.
     """
     cause = None
     try:
@@ -98,8 +99,8 @@ def _window_logits(model: nn.Module, tokens: Tensor) -> Tensor:
 def measure_drift(
     before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[int], window: int = WINDOW
 ) -> AccuracyDrift:
-    """Return how far the logits ``after`` a conversion are from those ``before``, both of :func:`logits_of`:
-    perplexities, divergence, agreement and largest difference.
+    """Return how far the logits ``after`` a conversion are from those ``before`` it. Both lists are results of
+    :func:`logits_of` for ``tokens`` and ``window``.
     """
     count, nll, nll_after, divergence, same, largest = 0, 0.0, 0.0, 0.0, 0, 0.0
     for part, old, new in zip(_token_windows(tokens, window), before, after, strict=True):
@@ -108,6 +109,7 @@ def measure_drift(
         was, now = old[:-1].log_softmax(-1), new[:-1].log_softmax(-1)
         nll -= float(was.gather(-1, wanted).sum())
         nll_after -= float(now.gather(-1, wanted).sum())
+        # The divergence of Kullback and Leibler of the predictions after from those before.
         divergence += float((was.exp() * (was - now)).sum())
         same += int((old[:-1].argmax(-1) == new[:-1].argmax(-1)).sum())
         largest = max(largest, float((old - new).abs().max()))
@@ -123,7 +125,7 @@ def measure_drift(
 
 
 def _token_windows(tokens: Sequence[int], window: int) -> list[list[int]]:
-    """Return ``tokens`` cut into lists of ``window`` tokens, without a single token at the end, which predicts
+    """Return ``tokens`` cut into lists of ``window`` tokens. A single token at the end is left out, since it predicts
     nothing.
     """
     parts = [list(tokens[i : i + window]) for i in range(0, len(tokens), window)]
@@ -132,6 +134,6 @@ def _token_windows(tokens: Sequence[int], window: int) -> list[list[int]]:
 
 
 def _exp_or_infinity(value: float) -> float:
-    """Return the exponential of ``value``, infinity where it overflows."""
+    """Return the exponential of ``value``, or infinity if it overflows."""
     # ``math.exp`` raises an OverflowError from about 709 on.
     return math.exp(value) if value < 700 else math.inf

@@ -27,8 +27,8 @@ _ROWS = 32  # on which the outputs of a layer are compared
 @dataclass(frozen=True)
 class ConvertedLayer:
     """A replaced layer. ``error`` is the norm of the weight's change divided by the norm of the weight.
-
-    ``output_error`` is the same for the layer's output, on rows of the example or else on normally distributed ones.
+    ``output_error`` is the corresponding ratio for the layer's output. It is taken on rows of the example, or on
+    normally distributed rows if there is no example.
     """
 
     name: str
@@ -40,7 +40,7 @@ class ConvertedLayer:
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """A layer, or a parameter of two dims or more, that was left as it is, and the reason."""
+    """A layer that was left as it is, or another parameter of two or more dimensions, with the reason."""
 
     name: str
     reason: str
@@ -48,7 +48,7 @@ class SkippedLayer:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of ``convert``. ``share`` is that of the converted layers in the parameters of the model."""
+    """The result of ``convert``. ``share`` is the fraction of the model's parameters that lie in converted layers."""
 
     pattern: str
     dtype: str
@@ -58,15 +58,15 @@ class Conversion:
 
     @property
     def large(self) -> tuple[ConvertedLayer, ...]:
-        """The converted layers whose output error is larger than quantisation to 8 bits explains (``LARGE_ERROR``), the
-        worst first.
+        """The converted layers whose output error is above ``LARGE_ERROR``, largest error first. Rounding to 8 bits
+        alone does not explain such an error.
         """
         found = [c for c in self.converted if c.output_error > LARGE_ERROR]
         return tuple(sorted(found, key=lambda c: -c.output_error))
 
     def __str__(self) -> str:
-        """Return a summary of the conversion in lines: layers and errors, layers with large errors, and layers that
-        were kept.
+        """Return a summary of the conversion as lines of text. They give the numbers of layers, the errors, the layers
+        with large errors, and the layers that were kept.
         """
         worst, weights = max(self.converted, key=lambda c: c.output_error), max(c.error for c in self.converted)
         lines = [
@@ -86,10 +86,12 @@ def convert(
     example: Any = None,
     progress: bool | None = None,
 ) -> Conversion:
-    """Replace the linear layers of ``model``, in place, by :class:`Linear`: pruned by magnitude, quantised, packed.
+    """Replace the linear layers of ``model``, in place, by :class:`Linear` layers with pruned, quantised and packed
+    weights.
 
-    Experts of transformers' models, whose weights have three dims, become one layer for each projection. Everything is
-    checked before anything is replaced; then one layer at a time, so that little memory is needed beside the model.
+    Experts of transformers' models, whose weights have three dimensions, become one layer for each projection.
+    Everything is checked before anything is replaced. Layers are then replaced one at a time, so little memory is
+    needed beside the model.
 
     Args:
         pattern: ``"dense"``, which prunes nothing, or ``"2:4"``, ``"4:6"``, ``"6:8"``, ...
@@ -100,8 +102,8 @@ def convert(
         progress: show a bar on stderr, by default when that is a terminal.
 
     Raises:
-        ShiplapError: SL211 for weights that are not finite or not there (meta), for a ``skip`` that names nothing and
-            for a model without linear layers to convert.
+        ShiplapError: ``SL211`` for weights that are not finite or not loaded (on ``meta``), for a ``skip`` that names
+            nothing, and for a model without linear layers to convert.
     """
     shape = Pattern.parse(pattern)
     skip = skip_patterns(skip)
@@ -131,7 +133,7 @@ def convert(
 
 
 def _warn_of_large_errors(conversion: Conversion) -> None:
-    """Issue a notice about the layer whose output error is largest, if any is large."""
+    """Issue a notice that names the layer with the largest output error, if that error is above ``LARGE_ERROR``."""
     if not (large := conversion.large):
         return
     worst, count = large[0], f"{len(large)} of {len(conversion.converted)} layers"
@@ -154,7 +156,9 @@ def layers_of(model: nn.Module) -> dict[str, Linear]:
 
 
 def matches_name(name: str, wanted: str) -> bool:
-    """Return whether ``wanted`` names the module ``name``: by its full name, its last parts, or a wildcard."""
+    """Return whether ``wanted`` names the module ``name``. It may be the full name, the last parts of the name, or a
+    wildcard.
+    """
     return name == wanted or name.endswith(f".{wanted}") or fnmatchcase(name, wanted)
 
 
@@ -167,7 +171,9 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def require_form(pattern: Pattern, dtype: str) -> None:
-    """Raise SL211 for an unknown dtype, and for 16 bits without a pattern, which would convert nothing."""
+    """Raise ``SL211`` if the dtype is unknown. Raise it also for 16 bits with the dense pattern, which would convert
+    nothing.
+    """
     if MODES[known_mode(dtype, "slidesparse.convert", "dtype")].itemsize > 1 and not pattern.sparse:
         raise error(
             "SL211",
@@ -179,8 +185,8 @@ def require_form(pattern: Pattern, dtype: str) -> None:
 
 
 def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> dict[str, Tensor]:
-    """Return some rows of the input that each layer of ``chosen`` gets when the model is called once with ``example``
-    (a tensor, a tuple or a dict of arguments), by layer name.
+    """Return some rows of the input of each layer of ``chosen``, by layer name. The model is called once with
+    ``example``, which is a tensor, a tuple or a dict of arguments.
     """
     inputs: dict[str, Tensor] = {}
 
@@ -188,10 +194,11 @@ def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> 
         """Return a forward hook that keeps some rows of the first input of the layer ``name``."""
 
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:  # what it returned would replace the input
-            """Store some rows of the layer's first input under its name, once. Nothing is returned, since torch would
-            take that as the new input.
+            """Store some rows of the layer's first input under its name, at its first call only. Return nothing, since
+            torch would take a result as the new input.
             """
             if args and name not in inputs and args[0].numel():
+                # A copy, since a view would keep the whole input in memory.
                 inputs[name] = args[0].detach().reshape(-1, args[0].shape[-1])[:_ROWS].clone()
 
         return hook
@@ -210,8 +217,8 @@ def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> 
 
 
 def _large_parameters(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason why it stays as it is) of each parameter with two or more dims that is no weight of a
-    converted layer, such as an embedding table.
+    """Yield the name of each unconverted parameter with two or more dimensions, such as an embedding table, and the
+    reason why it stays.
     """
     for home, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -226,8 +233,8 @@ def _large_parameters(model: nn.Module) -> Iterator[tuple[str, str]]:
 def _choose_experts(
     model: nn.Module, skip: Sequence[str], pattern: Pattern, dtype: str, skipped: dict[str, str]
 ) -> dict[str, nn.Module]:
-    """Return, by name, the modules of experts (mixtures with weights of three dims) that are to be converted. The
-    weights of the others are added to ``skipped`` with the reason.
+    """Return the modules of experts (mixtures with weights of three dimensions) that are to be converted, by name. Add
+    the weights of all other modules of experts to ``skipped``, with the reason.
     """
     chosen: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -241,7 +248,7 @@ def _choose_experts(
 
 
 def _choose_layers(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str, nn.Linear], dict[str, str]]:
-    """Return the linear layers to convert by name, and the other ones by name with the reason why each is kept."""
+    """Return the linear layers to convert by name, and the reasons why the other ones are kept, also by name."""
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     encoders = (m for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer))  # for its fused inference
     read = {id(part) for encoder in encoders for part in (encoder.linear1, encoder.linear2)}
@@ -271,8 +278,8 @@ def _choose_layers(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[d
 
 
 def _state_that_blocks(module: nn.Linear) -> str:
-    """Return a text that names the state of a layer beside weight and bias (hooks, a replaced ``forward``, other
-    tensors) that a conversion would lose, or an empty text.
+    """Return a text that names state of ``module`` which a conversion would lose, or an empty text. Such state is
+    hooks, a replaced ``forward``, and tensors or modules beside weight and bias.
     """
     if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
         return "it has hooks"
@@ -283,7 +290,7 @@ def _state_that_blocks(module: nn.Linear) -> str:
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
-    """Yield (first name, layer, all names) of each linear layer of a model that is not converted."""
+    """Yield the first name, the layer and all names of each linear layer of ``model`` that is not yet converted."""
     layers: dict[int, tuple[nn.Linear, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Linear) and not isinstance(module, Linear):
@@ -301,8 +308,11 @@ def _check_layers(
     skipped: dict[str, str],
     skip: Sequence[str],
 ) -> None:
-    """Raise SL211 for names in ``skip`` without a module, for nothing to convert, and for infinite weights or NaN."""
+    """Raise ``SL211`` if a name in ``skip`` has no module, or if there is nothing to convert. Raise it also if a weight
+    is not finite or not loaded.
+    """
     where = "slidesparse.convert"
+    # A module that is used twice has two names, and ``skip`` may hold either.
     names = [name for name, _ in model.named_modules(remove_duplicate=False)] + list(skipped)
     for wanted in skip:
         if not any(matches_name(name, wanted) for name in names):
@@ -337,11 +347,12 @@ def _check_layers(
 
 
 def _converted_layer(name: str, weight: Tensor, made: Linear, x: Tensor | None) -> ConvertedLayer:
-    """Return the record of a converted layer with the relative errors of its weight and of its output on the rows
-    ``x``, random ones if None.
+    """Return the record of a converted layer with the relative errors of its weight and of its output. The output is
+    computed for the rows ``x``, or for random rows if ``x`` is None.
     """
     before = weight.detach().to(torch.float32)
     if x is None:
+        # A fixed seed, so that two conversions of a model report equal errors.
         drawn = torch.randn(_ROWS, made.in_features, generator=torch.Generator().manual_seed(0))
         x = drawn.to(weight.device, weight.dtype)
     with torch.no_grad():
@@ -354,6 +365,6 @@ def _converted_layer(name: str, weight: Tensor, made: Linear, x: Tensor | None) 
 
 
 def _relative_error(before: Tensor, after: Tensor) -> float:
-    """Return the Frobenius norm of ``before - after`` over that of ``before``, or 0 for zeros."""
+    """Return the Frobenius norm of ``before - after`` divided by that of ``before``, or 0 if that is 0."""
     norm = before.norm()
     return float((before - after).norm() / norm) if norm else 0.0

@@ -22,15 +22,15 @@ _FLOAT_LAYER = f"4 * (m * ({_DEPTH} + k + 16) + threads * 16 * {_DEPTH}) + 256"
 
 
 def _bind_kernel(op: sl.Op, workspace: str | None = None, dtypes: tuple[str, ...] = ()) -> None:
-    """Bind the C function ``slidesparse_<name>`` of the library as the CPU kernel of an op. ``workspace`` is the
-    expression of its scratch bytes.
+    """Bind the C function ``slidesparse_<name of the op>`` of the library as the CPU kernel of ``op``. ``workspace`` is
+    the expression for the number of scratch bytes. ``dtypes`` are those that the kernel accepts.
     """
     op.kernel("cpu", sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}"), workspace=workspace, dtypes=dtypes)
 
 
 def _bind_layer_kernels(op: sl.Op, workspace: str, dtypes: tuple[str, ...] = ()) -> None:
-    """Bind one C function as two CPU kernels of a layer op: where both forms of the weight are given, ``slide`` reads
-    the packed one and ``dense`` the plain rows. ``workspace`` is the expression of the scratch bytes.
+    """Bind one C function as two CPU kernels of a layer op. ``slide`` reads the packed weight, and ``dense`` reads the
+    weight in plain rows. ``workspace`` is the expression for the number of scratch bytes.
     """
     for name, slide in (("slide", 1), ("dense", 0)):
         kernel = sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}")

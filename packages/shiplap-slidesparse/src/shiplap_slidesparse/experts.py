@@ -25,7 +25,9 @@ _FACTS = ("has_gate", "has_bias", "is_transposed", "num_experts", "act_fn", "_ap
 
 
 class ConvertedExperts(nn.Module):
-    """The forward pass of converted experts, mixed into the class that a module had."""
+    """A module of experts with converted weights. This class is mixed into the class that the module had, and replaces
+    its forward pass.
+    """
 
     # Code that draws new weights for modules of the class reads these names, and leaves loaded weights alone.
     gate_up_proj = property(lambda self: self.gate_up_layer.weight)
@@ -33,7 +35,7 @@ class ConvertedExperts(nn.Module):
     down_proj = property(lambda self: self.down_layer.weight)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Map tokens ``[t, k]`` to the weighted sum of the results of their experts, ``[t, k]``."""
+        """Return the weighted sum of the results of each token's experts, ``[t, k]``, for tokens ``[t, k]``."""
         own: Any = self
         chosen, times = top_k_index.reshape(-1), top_k_index.shape[-1]
         rows = hidden_states[:, None].expand(-1, times, -1).flatten(0, 1)
@@ -45,15 +47,15 @@ class ConvertedExperts(nn.Module):
         return weighted.view(*top_k_index.shape, -1).sum(1).to(hidden_states.dtype)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return how to pickle the module: by the class that it was converted from, since its own class is made at run
-        time.
+        """Return how to pickle the module. The pickle names the class that the module was converted from, since the
+        module's own class is made at run time.
         """
         # The class is made at run time, so that a pickle cannot name it.
         return _unpickled, (type(self).__mro__[2],), self.__dict__
 
     def _project(self, name: str, rows: Tensor, chosen: Tensor) -> Tensor:
-        """Return each row of ``rows`` times the weight ``name`` (one projection) of the expert that ``chosen`` gives
-        for it, plus that expert's bias if there is one.
+        """Return each row of ``rows`` times the weight ``name`` of its expert, plus that expert's bias if there is one.
+        ``chosen`` holds the number of the expert of each row.
         """
         own: Any = self
         layer: Linear = getattr(own, layer_name(name))
@@ -66,9 +68,9 @@ class ConvertedExperts(nn.Module):
 
 
 def experts_matmul(x: Tensor, chosen: Tensor, layer: Linear, experts: int) -> Tensor:
-    """Return each row of ``x`` ``[m, k]`` times the ``n`` rows of the layer's weight ``[experts * n, k]`` that belong
-    to its expert, ``[m, n]``. A row whose number in ``chosen`` is no expert's gives zeros. In the backward, the
-    rounding of ``x`` to 8 bits counts as the identity.
+    """Return ``[m, n]``, the products of the rows of ``x`` ``[m, k]`` and the weights of their experts. The layer's
+    weight is ``[experts * n, k]``, with ``n`` rows for each expert. A row whose number in ``chosen`` is no expert's
+    gives zeros. The backward ignores the rounding of ``x`` to 8 bits.
     """
     weight, scale = layer.checked_weight()
     assert scale is not None
@@ -79,7 +81,9 @@ def experts_matmul(x: Tensor, chosen: Tensor, layer: Linear, experts: int) -> Te
 
 
 class _ExpertsStraightThrough(torch.autograd.Function):
-    """The product with the gradient of the product without rounding. The weight is frozen."""
+    """The product of rows and their experts' weights, with the gradient of the product without rounding. The weight is
+    frozen.
+    """
 
     generate_vmap_rule = True
 
@@ -91,14 +95,16 @@ class _ExpertsStraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save chosen experts, scale and weight for the backward, apart from ``forward`` as ``torch.func`` requires."""
+        """Save chosen experts, scale and weight for the backward. ``torch.func`` requires that this is not done in
+        ``forward``.
+        """
         ctx.save_for_backward(*inputs[1:4])
         ctx.experts = inputs[4]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of the rows, as if the rounding of the activations were the identity, and None for the
-        other inputs.
+        """Return the gradient of the rows, and None for each other input. The rounding of the activations counts as the
+        identity.
         """
         chosen, scale, weight = ctx.saved_tensors
         total = grad.new_zeros(len(grad), weight.shape[1])
@@ -109,16 +115,16 @@ class _ExpertsStraightThrough(torch.autograd.Function):
 
 
 def expert_weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters ``[experts, n, k]`` of a module of experts by name, or an empty mapping for another
-    module.
+    """Return the two parameters ``[experts, n, k]`` of a module of experts by name. Return an empty mapping for any
+    other module.
     """
     own = {name: p for name, p in module.named_parameters(recurse=False) if name in _PARTS and p.dim() == 3}
     return own if len(own) == 2 and all(hasattr(module, fact) for fact in _FACTS) else {}
 
 
 def why_experts_stay(module: nn.Module, pattern: Pattern, dtype: str) -> str:
-    """Return the reason why the experts of ``module`` cannot be converted to ``dtype`` with the weights' sparsity
-    ``pattern``, such as that there are too many, or an empty text.
+    """Return the reason why the experts of ``module`` cannot be converted to ``dtype`` with the sparsity ``pattern``,
+    such as that there are too many. Return an empty text if they can.
     """
     held: Any = module
     weights = list(expert_weights(module).values())
@@ -135,8 +141,8 @@ def why_experts_stay(module: nn.Module, pattern: Pattern, dtype: str) -> str:
 
 
 def convert_experts(module: nn.Module, dtype: str) -> Iterator[tuple[str, Tensor, Linear]]:
-    """Convert the experts of ``module`` in place to 8-bit weights, and yield for each projection the new layer's name,
-    the weight ``[experts * n, k]`` before, and the layer.
+    """Convert the experts of ``module`` in place to 8-bit weights. For each projection, yield the name of the new
+    layer, the weight ``[experts * n, k]`` before the conversion, and the layer.
     """
     held: Any = module
     for name, weight in expert_weights(module).items():
@@ -147,15 +153,15 @@ def convert_experts(module: nn.Module, dtype: str) -> Iterator[tuple[str, Tensor
 
 
 def layer_name(weight: str) -> str:
-    """Return the name of the layer that replaces the parameter ``weight``: ``layer`` in place of ``proj``. The name
-    must differ, since transformers splits loaded tensors with the parameter's name.
+    """Return the name of the layer that replaces the parameter ``weight``, with ``layer`` in place of ``proj``. The
+    names must differ, since transformers splits loaded tensors that have the parameter's name.
     """
     return weight.replace("proj", "layer")
 
 
 def replace_experts(module: nn.Module, name: str, layer: Linear) -> None:
-    """Replace the weight ``name`` of a module of experts by ``layer``, and give the module the forward pass that calls
-    it.
+    """Replace the weight ``name`` of a module of experts by ``layer``. Change the module's class to one whose forward
+    pass calls the layer.
     """
     delattr(module, name)
     setattr(module, layer_name(name), layer.train(module.training))
@@ -164,12 +170,13 @@ def replace_experts(module: nn.Module, name: str, layer: Linear) -> None:
 
 
 def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give converted experts their original class and weights ``[experts, n, k]`` of ``dtype`` again, with the values
-    that 8 bits have left.
+    """Give converted experts their original class and dense weights ``[experts, n, k]`` of ``dtype``. The weights have
+    the values that remain after rounding to 8 bits. Leave any other module unchanged.
     """
     if not isinstance(module, ConvertedExperts):
         return
     held: Any = module
+    # Behind the converted class and ``ConvertedExperts`` comes the class that the module had.
     held.__class__ = type(module).__mro__[2]
     for name in _PARTS:
         if isinstance(layer := module._modules.pop(layer_name(name), None), Linear):
@@ -179,7 +186,7 @@ def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
 
 def empty_expert_layer(module: nn.Module, weight: Tensor, dtype: str) -> Linear:
     """Return a converted layer on the meta device, without values, for the expert parameter ``weight`` ``[experts, n,
-    k]``; its values are loaded from a checkpoint afterwards.
+    k]``. A checkpoint's values are loaded into it afterwards.
     """
     held: Any = module
     experts, n, k = weight.mT.shape if held.is_transposed else weight.shape
@@ -193,7 +200,7 @@ def _unpickled(kind: type[nn.Module]) -> nn.Module:
 
 
 def _converted_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of converted experts that derives from ``kind``, made once."""
+    """Return the class of converted experts that derives from ``kind``. It is made once."""
     if kind not in _classes:
         _classes[kind] = type(f"Converted{kind.__name__}", (ConvertedExperts, kind), {})
     return _classes[kind]

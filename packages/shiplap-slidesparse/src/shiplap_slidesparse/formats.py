@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 ROWS, DEPTH = 16, 32  # what sparse tensor cores take: rows of activations, and the other two sizes, in multiples of
+# N of the pattern with the longest groups, 14:16.
 MAX_PAIRS = 8
 _ONE_OF = 'take "dense", or one of "2:4", "4:6", "6:8", "8:10", "10:12", "12:14", "14:16"'
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # elements that torch gathers in any format
@@ -39,12 +40,14 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # elem
 
 @dataclass(frozen=True)
 class Pattern:
-    """``(2N-2):2N`` for ``pairs`` N from 2 to 8, written ``"6:8"``, or all weights: 0 pairs, written ``"dense"``."""
+    """A sparsity pattern ``(2N-2):2N`` with N = ``pairs`` from 2 to 8, such as ``"6:8"``. With 0 pairs it is
+    ``"dense"``, which keeps all weights.
+    """
 
     pairs: int
 
     def __post_init__(self) -> None:
-        """Raise SL211 unless the number of pairs is that of a pattern, or 0 for dense."""
+        """Raise ``SL211`` if ``pairs`` is neither 0 nor a number from 2 to 8."""
         # ``type``, since a bool is an int.
         if type(self.pairs) is not int or self.pairs not in (0, *range(2, MAX_PAIRS + 1)):
             raise error(
@@ -57,8 +60,8 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str | Pattern) -> Pattern:
-        """Return the pattern of a text, such as ``Pattern(4)`` for ``"6:8"`` and ``Pattern(0)`` for ``"dense"``. Raises
-        SL211 for any other text.
+        """Return the pattern that a text names, such as ``Pattern(4)`` for ``"6:8"`` and ``Pattern(0)`` for
+        ``"dense"``. A pattern is returned as it is. Raise ``SL211`` for anything else.
         """
         if isinstance(text, Pattern) or text == "dense":
             return text if isinstance(text, Pattern) else cls(0)
@@ -80,13 +83,13 @@ class Pattern:
 
     @property
     def sparse(self) -> bool:
-        """Whether the pattern prunes weights, such as 6:8; False for ``dense``."""
+        """Whether the pattern prunes weights, as 6:8 does and ``dense`` does not."""
         return self.pairs > 0
 
     @property
     def size(self) -> int:
-        """The number of neighbouring weights of a row that form a group of the pattern, 8 for 6:8; 1 for ``dense``. A
-        weight matrix may be cut along its columns between groups.
+        """The number of neighbouring weights of a row that form a group of the pattern, 8 for 6:8 and 1 for ``dense``.
+        A weight matrix may be cut along its columns between groups.
         """
         return 2 * self.pairs or 1
 
@@ -97,15 +100,15 @@ class Pattern:
 
     @property
     def expansion(self) -> float:
-        """The factor by which a row of activations becomes longer by lifting, which writes overlapping windows of four
-        elements side by side: ``2 - 2/N`` with N pairs in a group, 1.5 for 6:8; 1 for ``dense``.
+        """The factor by which lifting lengthens a row of activations, 1.5 for 6:8 and 1 for ``dense``. Lifting writes
+        overlapping windows of four elements side by side. The factor is ``2 - 2/N`` with N pairs in a group.
         """
         return 2 - 2 / self.pairs if self.sparse else 1.0
 
     @property
     def ceiling(self) -> float:
-        """The largest speed-up that sparse tensor cores, which skip half of the products, can give for the pattern: ``N
-        / (N - 1)`` with N pairs in a group, 4/3 for 6:8; 1 for ``dense``.
+        """The largest speed-up that sparse tensor cores can give for the pattern, 4/3 for 6:8 and 1 for ``dense``.
+        These cores skip half of the products, so the speed-up is ``N / (N - 1)`` with N pairs in a group.
         """
         return self.pairs / (self.pairs - 1) if self.sparse else 1.0
 
@@ -117,15 +120,15 @@ def dense_depth(k: int) -> int:
 
 def lifted_depth(k: int, pairs: int) -> int:
     """Return the length k' of a row of ``k`` elements after lifting, which writes overlapping windows of four elements
-    side by side. A group of ``pairs`` pairs of elements has ``pairs - 1`` windows, and the sum is rounded up to a
+    side by side. A group of ``pairs`` pairs of elements has ``pairs - 1`` windows. The length is rounded up to a
     multiple of 32.
     """
     return dense_depth(-(-k // (2 * pairs)) * 4 * (pairs - 1))
 
 
 def lane_sources(k: int, pairs: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return int64 ``[k']``: for each place of a lifted row, in which overlapping windows of four elements are written
-    side by side, the index of the element that it takes. The index ``k`` stands for a zero.
+    """Return the index of the element that each place of a lifted row takes, as int64 ``[k']``. In a lifted row,
+    overlapping windows of four elements lie side by side. The index ``k`` stands for a zero.
     """
     lane = torch.arange(lifted_depth(k, pairs), device=device)
     group, rest = lane // (4 * (pairs - 1)), lane % (4 * (pairs - 1))
@@ -133,8 +136,8 @@ def lane_sources(k: int, pairs: int, device: torch.device | str = "cpu") -> Tens
 
 
 def pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
-    """Return ``x`` as a matrix of ``rows`` x ``columns``, with zeros below and to the right; ``x`` itself if it has
-    this size.
+    """Return ``x`` as a matrix of ``rows`` x ``columns``, with zeros below and to the right. Return ``x`` itself if it
+    has this size.
     """
     if x.shape == (rows, columns):
         return x
@@ -144,9 +147,11 @@ def pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def lift_columns(x: Tensor, pairs: int) -> Tensor:
-    """Return ``x`` ``[m, k]`` lifted to ``[ceil16(m), k']``: the four elements of each overlapping window side by side,
-    zeros elsewhere. ``pairs`` is the number of pairs of elements in a group, which has ``pairs - 1`` windows. A 2:4
-    weight can then hold a pattern such as 6:8: each window multiplies with at most two weights that are not zero.
+    """Return ``x`` ``[m, k]`` lifted to ``[ceil16(m), k']``, with zeros in the added rows. Lifting writes the four
+    elements of each overlapping window side by side. A group of ``pairs`` pairs of elements has ``pairs - 1`` windows.
+
+    A weight of a pattern such as 6:8 then becomes a 2:4 weight. Each window multiplies with at most two weights that
+    are not zero.
     """
     rows = -(-x.shape[0] // ROWS) * ROWS
     return pad_matrix(x, rows, x.shape[1] + 1)[:, lane_sources(x.shape[1], pairs, x.device)]
@@ -155,9 +160,10 @@ def lift_columns(x: Tensor, pairs: int) -> Tensor:
 def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
     """Return ``weight`` ``[n, k]`` with the two smallest magnitudes of each group of a row set to zero.
 
-    Magnitudes are compared as float32 (float64 as such). Of equal ones the first is dropped. If ``k`` cuts a group
-    short, the missing elements count as dropped zeros: of a group of ``s`` elements ``s - (2N - 2)`` are dropped, or
-    none. The pattern ``dense`` drops none. Raises SL211 for NaN and for anything but a matrix of real numbers.
+    Magnitudes are compared in float32, or in float64 for float64 weights. Of equal magnitudes the first is dropped. If
+    ``k`` cuts a group short, the missing elements count as dropped zeros. So a group of ``s`` elements loses ``max(0, s
+    - (2N - 2))``. The pattern ``dense`` drops none. Raise ``SL211`` for NaN and for anything but a matrix of real
+    numbers.
     """
     shape = Pattern.parse(pattern)
     size, (n, k) = shape.size, check_matrix(weight, "slidesparse.prune").shape
@@ -178,7 +184,7 @@ def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
 
 
 def check_matrix(weight: Any, where: str) -> Tensor:
-    """Return ``weight`` if it is a loaded matrix of real numbers. Raises SL211 otherwise."""
+    """Return ``weight`` if it is a loaded matrix of real numbers. Otherwise raise ``SL211``."""
     if not isinstance(weight, Tensor):
         got = type(weight).__name__
     elif weight.dim() != 2 or weight.is_complex() or weight.dtype == torch.bool:
@@ -191,7 +197,7 @@ def check_matrix(weight: Any, where: str) -> Tensor:
 
 
 def _refuse_nan(where: str, weight: Tensor) -> None:
-    """Raise SL211 with the first row of a weight that holds NaN."""
+    """Raise ``SL211`` with the number of the first row of ``weight`` that holds NaN, if there is one."""
     if (bad := torch.isnan(weight).any(-1)).any():
         row = int(bad.nonzero()[0, 0])
         raise error(
@@ -204,10 +210,12 @@ def _refuse_nan(where: str, weight: Tensor) -> None:
 
 
 def slide_weight(weight: Tensor, pattern: str | Pattern) -> Tensor:
-    """Return ``weight`` ``[n, k]``, pruned to the pattern, rearranged to a weight ``[n, k']`` with at most two
-    non-zeros in each four elements (2:4), as sparse tensor cores need. Its product with lifted activations (overlapping
-    windows of four written side by side) is that of ``weight`` with plain ones. -0.0 becomes 0.0. Raises SL211 with the
-    first group that has more than ``2N - 2`` non-zeros.
+    """Return ``weight`` ``[n, k]``, pruned to ``pattern``, rearranged to a weight ``[n, k']`` for sparse tensor cores.
+    It has at most two non-zeros in each four elements (2:4).
+
+    Its product with lifted activations equals that of ``weight`` with plain ones. Lifting writes overlapping windows of
+    four elements side by side. -0.0 becomes 0.0. Raise ``SL211`` with the first group that has more than ``2N - 2``
+    non-zeros.
     """
     shape = Pattern.parse(pattern)
     (n, k), pairs = weight.shape, shape.pairs
@@ -236,11 +244,12 @@ def slide_weight(weight: Tensor, pattern: str | Pattern) -> Tensor:
 
 
 def _split_pairs(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two masks of the non-zeros of each pair of neighbours: those that are stored in the window of four that
-    ends with the pair, and those in the window that begins with it. Windows are filled greedily from the left.
-    ``counts`` has the non-zeros of each pair. Up to pair ``k`` the windows before it hold two each, so ``max(0, C_k -
-    2k)`` of its non-zeros are left for the next window, where ``C_k`` counts the non-zeros up to and including the
-    pair.
+    """Return two masks of the non-zeros of each pair of neighbours. The first mask selects those that are stored in the
+    window of four that ends with the pair. The second selects those in the window that begins with it.
+
+    Windows are filled greedily from the left. ``counts`` holds the number of non-zeros of each pair, and ``C_k`` is its
+    sum up to and including pair ``k``. The windows before pair ``k`` hold two each. So ``max(0, C_k - 2k)`` of its
+    non-zeros are left for the next window.
     """
     pairs = counts.shape[-1]
     first = torch.arange(0, 2 * pairs, 2, dtype=counts.dtype, device=counts.device)
@@ -251,8 +260,8 @@ def _split_pairs(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unslide_weight(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
-    """Return the weight ``[n, k]`` of the sparsity ``pattern`` from its rearranged form ``[n, k']`` with two non-zeros
-    in each four elements, the inverse of ``slide_weight``.
+    """Return the weight ``[n, k]`` of the sparsity ``pattern`` from ``slid``, the result ``[n, k']`` of
+    ``slide_weight``. This is the inverse of that function.
     """
     pairs = Pattern.parse(pattern).pairs
     groups, n = -(-k // (2 * pairs)), slid.shape[0]
@@ -266,19 +275,19 @@ def unslide_weight(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
 
 
 def compressed_bytes(n: int, depth: int, itemsize: int) -> int:
-    """Return the number of bytes of a weight ``[n, depth]`` with two non-zeros in each four elements (2:4) in the
-    packed form that is the same for all devices: half of the elements, and two bits for each of these.
+    """Return the number of bytes of a 2:4 weight ``[n, depth]`` in the packed format that is the same for all devices.
+    The format holds half of the elements, and two bits for each of these.
     """
     return n * depth * itemsize // 2 + n * depth // 8
 
 
 def compress_two_of_four(slid: Tensor) -> Tensor:
-    """Return a 2:4 weight ``[n, k']`` in the portable packed form, uint8: values ``[n, k' / 2]``, then metadata
-    ``[n, k' / 8]``.
+    """Return a 2:4 weight ``[n, k']`` in the portable packed format, as uint8. The values ``[n, k' / 2]`` come first,
+    then the metadata ``[n, k' / 8]``.
 
-    Of each four neighbours two are kept, in the order of their lanes. A lane takes two bits, the first one in the lower
-    bits. Two groups share a byte, the first one in the lower half. Where fewer are non-zero, the first zeros fill up.
-    Raises SL211 for a weight that is not 2:4.
+    Of each four neighbours two are kept, in their order. The position of each takes two bits of metadata, the first one
+    in the lower bits. Two groups share a byte, the first one in the lower half. If fewer than two are non-zero, the
+    first zeros are kept as well. Raise ``SL211`` for a weight that is not 2:4.
     """
     n, depth = slid.shape
     fours = slid.contiguous().view(n, depth // 4, 4)
@@ -303,14 +312,14 @@ def compress_two_of_four(slid: Tensor) -> Tensor:
 
 
 def _kept_lanes(device: torch.device) -> Tensor:
-    """Return a uint8 table ``[16, 2]`` with the two lanes to keep for each mask of the non-zero lanes of four."""
+    """Return a uint8 table ``[16, 2]`` of the two lanes to keep for each mask of the non-zero lanes of four."""
     masks = torch.arange(16, device=device)[:, None] >> torch.arange(4, device=device) & 1
     return (1 - masks).argsort(dim=-1, stable=True)[:, :2].sort(-1).values.to(torch.uint8)
 
 
 def decompress_two_of_four(packed: Tensor, n: int, depth: int, dtype: torch.dtype) -> Tensor:
-    """Return the 2:4 weight ``[n, depth]`` of ``dtype`` that is packed in the portable form. Raises SL211 for a wrong
-    number of bytes.
+    """Return the 2:4 weight ``[n, depth]`` of ``dtype`` from its portable packed format ``packed``. Raise ``SL211`` if
+    the number of bytes is wrong.
     """
     wanted = compressed_bytes(n, depth, dtype.itemsize)
     if packed.numel() != wanted:
@@ -327,6 +336,8 @@ def decompress_two_of_four(packed: Tensor, n: int, depth: int, dtype: torch.dtyp
         packed[:kept].clone(memory_format=torch.contiguous_format).view(_BITS[dtype.itemsize]).view(n, depth // 4, 2)
     )
     meta = packed[kept:].to(torch.int64).view(n, depth // 8, 1)
+    # Two groups share a byte, the first one in its lower half.
     nibbles = torch.cat((meta & 15, meta >> 4), -1).view(n, depth // 4, 1)
+    # Two bits for the position of each kept element.
     lanes = torch.cat((nibbles & 3, nibbles >> 2), -1)
     return values.new_zeros(n, depth // 4, 4).scatter(-1, lanes, values).view(dtype).view(n, depth)

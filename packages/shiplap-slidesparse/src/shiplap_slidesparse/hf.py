@@ -38,10 +38,10 @@ METHOD = "slidesparse (of the package shiplap-slidesparse: call shiplap_slidespa
 
 
 class SlidesparseConfig(QuantizationConfigMixin):
-    """The ``quantization_config`` of a model; ``pattern``, ``dtype`` and ``skip`` as in :func:`convert`.
+    """The ``quantization_config`` of a model. ``pattern``, ``dtype`` and ``skip`` are those of :func:`convert`.
 
-    By default layers that transformers itself would not convert (the output layer, tied ones) are kept as well.
-    ``converted`` are the exact names of the layers that were, written when a model has been.
+    By default the layers that transformers itself would not convert (the output layer, tied ones) are kept as well.
+    ``converted`` lists the exact names of the layers that were converted, or is None before a conversion.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SlidesparseConfig(QuantizationConfigMixin):
         quant_method: str = METHOD,
     ) -> None:
         """Take the settings of a conversion, as ``config.json`` has them. ``converted`` lists the converted layers of a
-        checkpoint. Raises SL211 for an unknown dtype or method.
+        checkpoint. Raise ``SL211`` for an unknown dtype or method.
         """
         if dtype not in MODES or quant_method != METHOD:
             raise error(
@@ -69,14 +69,16 @@ class SlidesparseConfig(QuantizationConfigMixin):
 
 
 class SlidesparseQuantizer(HfQuantizer):
-    """The quantizer: it converts a dense checkpoint after loading, and loads and packs a converted one."""
+    """The quantizer that transformers calls. It converts a dense checkpoint after loading, and loads and packs a
+    converted one.
+    """
 
     requires_calibration = False
     quantization_config: SlidesparseConfig
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         """Replace the layers that the checkpoint holds in converted form by empty converted ones, into which
-        transformers loads. Raises SL211 if the checkpoint's configuration does not list them.
+        transformers loads. Raise ``SL211`` if the checkpoint's configuration does not list them.
         """
         config = self.quantization_config
         if not self.pre_quantized:
@@ -108,8 +110,8 @@ class SlidesparseQuantizer(HfQuantizer):
                 replace_module(model, module, empty.train(module.training))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        """After transformers has loaded the weights: pack the converted layers, or convert a model whose checkpoint was
-        dense. Returns the model.
+        """Pack the converted layers after transformers has loaded the weights, or convert a model whose checkpoint was
+        dense. Return the model.
         """
         config = self.quantization_config
         _refuse_shards(model)
@@ -123,8 +125,9 @@ class SlidesparseQuantizer(HfQuantizer):
         return model
 
     def _skipped(self, model: Any) -> list[str]:
-        """Return the names of the layers of ``model`` that ``convert`` leaves unconverted: those that the user gave, or
-        else the default names, and those that transformers excludes. Names that ``model`` lacks are left out.
+        """Return the sorted names of the layers of ``model`` that ``convert`` leaves unconverted. They are the names
+        that the user gave, or the default names if the user gave none, and the names that transformers excludes.
+        Default and excluded names that ``model`` lacks are left out.
         """
         skip, default = self.quantization_config.skip, self.quantization_config.skip == sorted(SKIPPED)
         unasked = self.get_modules_to_not_convert(model, None if default else [], model._keep_in_fp32_modules)
@@ -133,22 +136,24 @@ class SlidesparseQuantizer(HfQuantizer):
         return sorted({*there, *(() if default else skip)})
 
     def is_serializable(self) -> bool:
-        """Return True: a converted model can be saved."""
+        """Return True, since a converted model can be saved."""
         return True
 
     @property
     def is_trainable(self) -> bool:
-        """Return True: adapters train, since gradients pass to the input. The weight is frozen."""
+        """True, since adapters can be trained on a converted model. Gradients pass to the input, and the weight is
+        frozen.
+        """
         return True
 
     @property
     def is_compileable(self) -> bool:
-        """Return True: a converted model can be compiled."""
+        """True, since a converted model can be compiled."""
         return True
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
-        """Replace the converted layers of a model by dense layers of ``dtype`` with the values of the pruned weights,
-        and return the model.
+        """Replace the converted layers of ``model`` by dense layers of ``dtype`` (float32 by default) with the same
+        values, and return the model.
         """
         for module in model.modules():
             restore_experts(module, dtype or torch.float32)
@@ -171,8 +176,8 @@ def register() -> None:
 
 
 def attach(model: Any, conversion: Conversion) -> None:
-    """Record the ``conversion`` that :func:`convert` has made in the configuration of a transformers model, so that
-    ``save_pretrained`` writes it and the model can be loaded again.
+    """Record ``conversion``, a result of :func:`convert`, in the configuration of a transformers model.
+    ``save_pretrained`` then writes it, and the saved model can be loaded again.
     """
     register()
     config = SlidesparseConfig(conversion.pattern, conversion.dtype, converted=layers_of(model))
@@ -182,16 +187,14 @@ def attach(model: Any, conversion: Conversion) -> None:
 
 
 def _checkpoint_names(model: Any, name: str) -> set[str]:
-    """Return the names that the module ``name`` may have in checkpoints: with the prefix of the base model, and without
-    it.
-    """
+    """Return the names that the module ``name`` may have in checkpoints, with and without the base model's prefix."""
     home = f"{model.base_model_prefix}."
     return {name, home + name, name.removeprefix(home)}
 
 
 def _refuse_shards(model: nn.Module) -> None:
-    """Raise SL211 if transformers has sharded the weight of a linear layer over ranks. Its cuts may go through groups
-    of the sparsity pattern; ``slidesparse.shard`` cuts between them, after loading.
+    """Raise ``SL211`` if transformers has sharded the weight of a linear layer over ranks. Such cuts may go through
+    groups of the sparsity pattern. ``slidesparse.shard`` cuts between groups, after loading.
     """
     for name, m in model.named_modules():
         if not isinstance(m, nn.Linear):
@@ -207,8 +210,8 @@ def _refuse_shards(model: nn.Module) -> None:
 
 
 def _pack_layer(name: str, layer: Linear) -> None:
-    """Pack the loaded weight of the layer for its device. Raises SL211, with the layer's ``name``, if the weight does
-    not have its sparsity pattern.
+    """Pack the loaded weight of ``layer`` for its device. Raise ``SL211``, with the layer's ``name``, if the weight
+    does not have its sparsity pattern.
     """
     try:
         layer.pack()

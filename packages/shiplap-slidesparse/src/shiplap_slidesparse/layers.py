@@ -26,9 +26,9 @@ _REQUIRES = ("pairs >= 2", "pairs <= 8", "layout >= 0", "layout <= 1")
 def _dense_weight(
     dense: Tensor | None, packed: Tensor | None, n: int, k: int, pairs: int, layout: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return the weight ``[n, k]`` in plain rows from the form that was passed: ``dense`` itself, or ``packed``
-    expanded. ``pairs`` is the number of pairs in a group of the pattern, and ``layout`` the number of the packed
-    format. Raises SL211 if both are None.
+    """Return the weight ``[n, k]`` in plain rows. It is ``dense`` if that is given, else ``packed`` expanded. ``pairs``
+    is the number of pairs in a group of the pattern, and ``layout`` is the number of the packed format. Raise ``SL211``
+    if both are None.
     """
     if dense is not None:
         return dense
@@ -45,13 +45,15 @@ def _dense_weight(
 
 
 def _add_bias(total: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return ``total``, a product in float32 or wider, plus the bias, rounded to ``dtype``."""
+    """Return ``total`` plus ``bias``, rounded to ``dtype``. ``total`` is a product in float32 or wider, and ``bias``
+    may be None.
+    """
     return round_to_dtype(total if bias is None else total + bias.to(total.dtype), dtype)
 
 
 def _quantised_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``x``, quantised per row to the dtype of the weight, times the 8-bit ``weight``, with both scales and the
-    bias applied, in the dtype of ``x``.
+    """Return the product of ``x`` and the 8-bit ``weight``, with both scales and the bias applied, in the dtype of
+    ``x``. Each row of ``x`` is quantised to the dtype of the weight first.
     """
     q, scale_q = quantise_rows(x, torch.int8 if weight.dtype == torch.int8 else torch.float8_e4m3fn)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -68,7 +70,7 @@ def linear_int8(
     pairs: int = 4,
     layout: int = 0,
 ) -> Float[Tensor, "m n"]:
-    """``x`` quantised per row, times an int8 weight with a ``scale`` per output channel, plus ``bias``."""
+    """Return ``x``, quantised per row, times an int8 weight and a ``scale`` per column, plus ``bias``."""
     return _quantised_product(
         x, _dense_weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.int8), scale, bias
     )
@@ -84,7 +86,7 @@ def linear_fp8(
     pairs: int = 4,
     layout: int = 0,
 ) -> Float[Tensor, "m n"]:
-    """``x`` quantised per row, times a float8_e4m3fn weight with a ``scale`` per output channel, plus ``bias``."""
+    """Return ``x``, quantised per row, times a float8_e4m3fn weight and a ``scale`` per column, plus ``bias``."""
     weight = _dense_weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.float8_e4m3fn)
     return _quantised_product(x, weight, scale, bias)
 
@@ -99,7 +101,7 @@ def linear_bf16(
     pairs: int = 4,
     layout: int = 0,
 ) -> BFloat16[Tensor, "m n"]:
-    """``x`` times a bfloat16 weight of ``n`` rows, plus ``bias``, summed in float32."""
+    """Return ``x`` times a bfloat16 weight of ``n`` rows, plus ``bias``, summed in float32."""
     weight = _dense_weight(dense, packed, n, x.shape[1], pairs, layout, torch.bfloat16)
     return _add_bias(product_of_transposed(x, weight), bias, torch.bfloat16)
 
@@ -114,14 +116,14 @@ def linear_fp16(
     pairs: int = 4,
     layout: int = 0,
 ) -> Float16[Tensor, "m n"]:
-    """``x`` times a float16 weight of ``n`` rows, plus ``bias``, summed in float32."""
+    """Return ``x`` times a float16 weight of ``n`` rows, plus ``bias``, summed in float32."""
     weight = _dense_weight(dense, packed, n, x.shape[1], pairs, layout, torch.float16)
     return _add_bias(product_of_transposed(x, weight), bias, torch.float16)
 
 
 def _experts_product(x: Tensor, chosen: Tensor, scale: Tensor, weight: Tensor, experts: int) -> Tensor:
-    """Return each row of ``x``, quantised, times the 8-bit weight of the expert that ``chosen`` gives for it; zeros for
-    a row whose number is no expert's.
+    """Return each row of ``x``, quantised, times the 8-bit weight of its expert. ``chosen`` holds the number of the
+    expert of each row. A row whose number is not that of an expert gives zeros.
     """
     total = x.new_zeros(x.shape[0], scale.shape[0] // experts)
     for number, (part, scales) in enumerate(zip(weight.chunk(experts), scale.chunk(experts), strict=True)):
@@ -141,7 +143,9 @@ def experts_int8(
     weight: Int8[Tensor, "rows k"],
     experts: int,
 ) -> Float[Tensor, "m n"]:
-    """``linear_int8`` of each row with the ``n`` rows of the weight that its expert has. Zeros for a row of none."""
+    """Return ``linear_int8`` of each row with the ``n`` rows of the weight that belong to its expert. A row without an
+    expert gives zeros.
+    """
     return _experts_product(x, chosen, scale, weight, experts)
 
 
@@ -157,7 +161,9 @@ def experts_fp8(
     weight: Float8e4m3fn[Tensor, "rows k"],
     experts: int,
 ) -> Float[Tensor, "m n"]:
-    """``linear_fp8`` of each row with the ``n`` rows of the weight that its expert has. Zeros for a row of none."""
+    """Return ``linear_fp8`` of each row with the ``n`` rows of the weight that belong to its expert. A row without an
+    expert gives zeros.
+    """
     return _experts_product(x, chosen, scale, weight, experts)
 
 

@@ -25,7 +25,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # a cast of floating t
 
 
 class PlacedPart(Protocol):
-    """The interface of a layer's part on one rank (``shiplap_slidesparse.tensor_parallel``)."""
+    """The interface of a layer's part on one rank. ``shiplap_slidesparse.tensor_parallel`` implements it."""
 
     @property
     def mesh(self) -> Any:
@@ -35,26 +35,28 @@ class PlacedPart(Protocol):
         """Return this rank's part of the parameter ``held``."""
 
     def forward(self, layer: Linear, x: Tensor) -> Tensor:
-        """Return the result of the layer on ``x``, computed by several ranks together."""
+        """Return the result of ``layer`` on ``x``, computed by several ranks together."""
 
     def refuse_move(self, layer: Linear) -> Linear:
-        """Raise SL211 for a move of the layer, since a part is packed for the device on which it was cut."""
+        """Raise ``SL211``, since a part is packed for the device on which it was cut and cannot be moved."""
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` with a weight in 8 bits or of the pattern (2N-2):2N, for inference, and frozen under adapters.
+    """An ``nn.Linear`` whose weight has 8 bits or the pattern (2N-2):2N, for inference, and frozen under adapters.
 
-    ``weight`` and ``weight_scale`` keep their dtype when the model is cast (``.half()``); ``bias`` follows. Results
-    have the dtype of the input, or autocast's. Both forms of the weight are kept, and ``shiplap.tune`` chooses between
-    them per number of rows; untuned, the dense one runs. Gradients pass straight through the rounding of activations,
-    to the input and to the bias (if it requires one); the weight is frozen. It is an ``nn.Linear`` to libraries that
-    put adapters on layers, which cannot be merged into a weight of 8 bits. Forward mode (``torch.func.jvp``) is that
-    of the reference: in the 8-bit modes rounding has no slope, and tangents are zero.
+    ``weight`` and ``weight_scale`` keep their dtype when the model is cast (``.half()``), while ``bias`` is cast.
+    Results have the dtype of the input, or that of autocast. Both the plain rows of the weight (dense) and its packed
+    form are kept. ``shiplap.tune`` chooses between them for each number of rows. Without a choice the dense form runs.
+
+    Gradients reach the input, and the bias if it requires one, as if activations were not rounded. The weight is
+    frozen. Libraries that put adapters on layers accept the layer as an ``nn.Linear``, but adapters cannot be merged
+    into a weight of 8 bits. Forward mode (``torch.func.jvp``) follows the reference. In the 8-bit modes its tangents
+    are zero, since rounding has no slope.
 
     Args:
-        in_features, out_features, bias, device: as in ``nn.Linear``; the weight is zero until it is loaded.
-        dtype: of the bias.
-        pattern: ``"dense"``, or ``"6:8"`` and the like.
+        in_features, out_features, bias, device: as in ``nn.Linear``. The weight is zero until it is loaded.
+        dtype: the dtype of the bias.
+        pattern: ``"dense"``, or a sparsity pattern such as ``"6:8"``.
         mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
     """
 
@@ -75,8 +77,8 @@ class Linear(nn.Linear):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a layer with zero weights of the pattern and the mode (such as ``int8``), into which a checkpoint is
-        loaded. It is not packed.
+        """Make a layer with zero weights of the given pattern and mode (such as ``int8``), into which a checkpoint is
+        loaded. The layer is not packed.
         """
         nn.Module.__init__(self)  # nn.Linear's would draw a weight
         self.in_features, self.out_features, self.pattern = in_features, out_features, Pattern.parse(pattern)
@@ -98,9 +100,9 @@ class Linear(nn.Linear):
     def of(
         cls, linear: nn.Linear, pattern: str | Pattern = "dense", mode: str = "int8", *, pack: bool = True
     ) -> Linear:
-        """Return a new layer with the weight of ``linear`` pruned by magnitude to the sparsity ``pattern``, quantised
-        to ``mode`` (such as ``int8``) and packed for its device unless ``pack`` is False. Raises SL211 for weights that
-        are not finite.
+        """Return a new layer with the weight of ``linear``, pruned by magnitude to the sparsity ``pattern`` and
+        quantised to ``mode`` (such as ``int8``). The weight is packed for its device unless ``pack`` is false. Raise
+        ``SL211`` if it is not finite or ``linear`` is not an unconverted ``nn.Linear``.
         """
         if not isinstance(linear, nn.Linear) or isinstance(linear, cls):
             raise error(
@@ -120,8 +122,8 @@ class Linear(nn.Linear):
 
     @classmethod
     def from_weight(cls, weight: Packed, bias: Tensor | None = None) -> Linear:
-        """Return a layer around the tensors of ``weight``, which must include the weight in plain rows (the dense
-        form). The layer has no packed form until ``pack`` is called.
+        """Return a layer around the tensors of ``weight`` and ``bias``. The weight must include its plain rows (the
+        dense form). The layer has no packed form until ``pack`` is called.
         """
         made = cls(weight.k, weight.n, bias is not None, pattern=weight.pattern, mode=weight.mode, device="meta")
         made.weight = _frozen_parameter(weight.weight())
@@ -135,8 +137,8 @@ class Linear(nn.Linear):
 
     @property
     def fresh(self) -> bool:
-        """Whether the packed form was made from the present ``weight``. After a write to the weight, or with another
-        tensor in its place, it is False (stale), and the packed form is not used.
+        """Whether the packed form was made from the present ``weight``. It is False after a write to the weight and if
+        another tensor has taken its place. The packed form is then not used.
         """
         if self.packed is None or self._packed_from is None:
             return False
@@ -144,17 +146,21 @@ class Linear(nn.Linear):
         return self._packed_from[: len(now)] == now
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. A shard is remembered, since ``fully_shard`` sets gathered weights in its place."""
+        """Set an attribute. A shard that becomes the weight is also stored as ``_shard``, since ``fully_shard`` later
+        sets gathered weights in its place.
+        """
         # A gathered weight is a plain tensor, so every DTensor is a shard, unless it is our own part.
         if name == "weight" and is_dtensor(value) and (self.placed is None or self.placed.mesh != value.device_mesh):
             self.__dict__["_shard"] = value
         super().__setattr__(name, value)
 
     def _weight_state(self, held: Tensor, weight: Tensor | None = None) -> tuple[int, ...]:
-        """Return numbers that change when the parameter ``held`` is written to or replaced, so that a packed form made
-        from the old values is recognised. ``weight`` is this rank's part of it. For a weight that ``fully_shard``
-        gathers they are the state of its shard and of the gathered tensor, without its address: torch takes the same
-        object each time, and gathering does not count as a write to it.
+        """Return numbers that change when the parameter ``held`` is written to or replaced. They show whether a packed
+        form was made from the present values.
+
+        ``weight`` is this rank's part of ``held``. For a weight that ``fully_shard`` gathers, the numbers describe its
+        shard and the gathered tensor. The address of the gathered tensor is left out, since torch reuses one object and
+        gathering is not a write to the weight.
         """
         if self._shard is not None and held is self._shard:
             return state_of_shard(held)
@@ -162,8 +168,8 @@ class Linear(nn.Linear):
         return (of, place, written) if self._shard is None else (*state_of_shard(self._shard), of, written)
 
     def local(self) -> tuple[Tensor, Tensor | None]:
-        """Return ``weight`` and ``weight_scale`` (None in 16-bit modes), or this rank's parts of them if ``shard`` has
-        cut the layer over ranks.
+        """Return ``weight`` and ``weight_scale`` (None in 16-bit modes). If ``shard`` has cut the layer over ranks,
+        return this rank's parts of them.
         """
         weight, scale = self.weight, self.weight_scale
         if self.placed is None:
@@ -171,7 +177,7 @@ class Linear(nn.Linear):
         return self.placed.local(weight), None if scale is None else self.placed.local(scale)
 
     def checked_weight(self) -> tuple[Tensor, Tensor | None]:
-        """Return the weight and its scale as :meth:`local` does. Raises SL211 if a cast has changed their dtypes."""
+        """Return the weight and its scale as :meth:`local` does. Raise ``SL211`` if a cast has changed their dtypes."""
         weight, scale = self.local()
         if weight.dtype != MODES[self.mode] or (scale is not None and scale.dtype != torch.float32):
             self._refuse_cast(weight, scale)
@@ -183,9 +189,9 @@ class Linear(nn.Linear):
         change of the weight.
 
         If the new packed weight fits the existing tensor, it is written into that tensor, so that captured or compiled
-        graphs stay right. Raises SL211 for a weight that is not of the pattern, and SL608 in a trace, a capture or an
-        op. On a device without sparse units only the dense form is kept, with a notice. Each rank of a layer that
-        ``fully_shard`` has sharded packs the whole weight, so all ranks have to call this method.
+        graphs stay correct. On a device without sparse units only the dense form is kept, with a notice. Each rank of a
+        layer that ``fully_shard`` has sharded packs the whole weight, so all ranks have to call this method. Raise
+        ``SL211`` for a weight that does not have the pattern, and ``SL608`` in a trace, a capture or an op.
         """
         if reason := blocked():
             raise error(
@@ -217,10 +223,12 @@ class Linear(nn.Linear):
         return self
 
     def _still_matches(self, weight: Tensor, packed: Tensor) -> bool:
-        """Return whether ``weight``, to which something was written, still equals the ``packed`` one, as after the
-        broadcast of DDP. The comparison takes longer than a product, so it is made at most ``LOOKS`` times, then the
-        answer is False: a program may write to the weight in every step. FSDP2 writes a gathered weight next to its
-        shard, which is compared once.
+        """Return whether ``weight`` still equals the weight in ``packed`` after something was written to it. A
+        broadcast of DDP, for example, writes equal values.
+
+        The comparison takes longer than a product, and a program may write to the weight in every step. So it is made
+        at most ``LOOKS`` times, and the result is False afterwards. FSDP2 writes a gathered weight next to its shard,
+        which is compared once.
         """
         if self._looked >= LOOKS or blocked():
             return False
@@ -230,8 +238,8 @@ class Linear(nn.Linear):
         return torch.equal(value.weight().to(torch.float32), weight.to(torch.float32))
 
     def as_packed(self) -> Packed:
-        """Return the weight, or this rank's part of it, as a ``Packed``, the value that ``matmul`` takes. Its packed
-        form is left out if the weight was changed since it was made.
+        """Return the weight, or this rank's part of it, as the ``Packed`` value that ``matmul`` takes. The packed form
+        is left out if the weight has changed since packing.
         """
         packed, (weight, scale) = self.packed if self.fresh else None, self.local()
         rows, depth = weight.shape
@@ -241,12 +249,14 @@ class Linear(nn.Linear):
     # --- forward --------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[..., in_features]`` to ``[..., out_features]``; a sharded layer returns the part of this rank."""
+        """Return the result of the layer on ``x`` ``[..., in_features]``, ``[..., out_features]``. A sharded layer
+        returns this rank's result (see ``LayerPart.forward``).
+        """
         return self.multiply(x, self.bias) if self.placed is None else self.placed.forward(self, x)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the result of the layer on ``x`` with ``bias`` in place of its own. If the weight was changed after it
-        was packed, a notice is given and the weight in plain rows is used.
+        """Return the result of the layer on ``x`` with ``bias`` in place of its own bias. If the weight was changed
+        after packing, a notice is given and the plain rows of the weight are used.
         """
         held, packed = self.weight, self.packed  # once: a module's attributes are slow
         weight, scale = self.checked_weight()
@@ -275,7 +285,7 @@ class Linear(nn.Linear):
         return out if out.dtype == x.dtype else out.to(x.dtype)
 
     def _refuse_cast(self, weight: Tensor, scale: Tensor | None) -> None:
-        """Raise SL211 for a converted weight, or its scale, that was cast to another dtype."""
+        """Raise ``SL211``, because the ``weight`` of a converted layer or its ``scale`` was cast to another dtype."""
         raise error(
             "SL211",
             where=f"slidesparse.Linear of mode {self.mode}",
@@ -286,8 +296,8 @@ class Linear(nn.Linear):
         )
 
     def reset_parameters(self) -> None:
-        """Set the weight and bias to zeros and the scales to ones, as in a new layer. A loaded checkpoint gives the
-        values.
+        """Set the weight and bias to zeros and the scales to ones, as in a new layer. A checkpoint is loaded
+        afterwards.
         """
         with torch.no_grad():
             for parameter in self.parameters(recurse=False):
@@ -305,8 +315,8 @@ class Linear(nn.Linear):
     # --- moves, copies and checkpoints ----------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        """Apply ``fn``, which moves or casts a tensor, to all tensors of the layer. The weight and its scale are moved
-        but not cast. If the device changes, the weight is packed anew. Returns the layer.
+        """Apply ``fn``, which moves or casts a tensor, to all tensors of the layer, and return the layer. The weight
+        and its scale are moved but not cast. If the device changes, the weight is packed again.
         """
         if self.placed is not None:
             return self.placed.refuse_move(self)
@@ -316,8 +326,8 @@ class Linear(nn.Linear):
         self.packed = None
 
         def moved(t: Tensor) -> Tensor:
-            """Return ``fn(t)``; the weight and its scale are passed as integers of the same bits, so that a cast of
-            floats leaves them alone.
+            """Return ``fn(t)``, but keep the dtype of the weight and its scale. They are passed to ``fn`` as integers
+            of the same bits, which a cast to floating dtypes leaves unchanged.
             """
             if id(t) not in held:
                 return fn(t)
@@ -339,12 +349,12 @@ class Linear(nn.Linear):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or pickle, in which only a flag says whether the packed form is valid."""
+        """Return the state to copy or pickle. A flag in it says whether the packed form is valid."""
         # Addresses and versions mean nothing in another process.
         return {**self.__dict__, "_packed_from": self.fresh, "_shard": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state, with the packed form valid if it was valid before."""
+        """Restore the state. The packed form is valid if it was valid in the original layer."""
         super().__setstate__(state)
         self._packed_from = self._weight_state(self.weight) if state["_packed_from"] else None
 
@@ -358,8 +368,8 @@ class Linear(nn.Linear):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Load the weight and its scale in the layer's dtypes from a state dict, then pack the weight. Errors are added
-        to ``error_msgs``.
+        """Load the weight and its scale from a state dict, in the layer's dtypes, and pack the weight. Append errors to
+        ``error_msgs``.
         """
         # Collected apart: a weight that torch did not load must not be packed.
         errors: list[str] = []
@@ -394,14 +404,15 @@ def _layer_product(
     pairs: int,
     layout: int,
 ) -> Tensor:
-    """Return ``x`` times a weight given by its tensors (plain rows, packed form or both, and scale) plus ``bias``,
-    computed by the layer op of ``mode``, such as ``int8``.
+    """Return ``x`` times a weight given by its tensors, plus ``bias``, computed by the layer op of ``mode`` (such as
+    ``int8``). ``dense`` has the plain rows, and ``packed`` and ``scale`` may be None. ``pairs`` is the number of pairs
+    in a group of the pattern, and ``layout`` is the number of the packed format.
     """
     return multiply_fields(x, mode, len(dense), scale, dense, packed, bias, pairs, layout)
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The product with the gradient of the product without rounding of activations. The weight is frozen."""
+    """The product of a layer, with the gradient of the product without rounded activations. The weight is frozen."""
 
     generate_vmap_rule = True
 
@@ -416,20 +427,22 @@ class _StraightThrough(torch.autograd.Function):
         pairs: int,
         layout: int,
     ) -> Tensor:
-        """Return ``x`` times a weight given by its tensors (plain rows, packed form or both, and scale) plus ``bias``,
-        computed by the layer op of ``mode``, such as ``int8``.
+        """Return ``x`` times a weight given by its tensors, plus ``bias``. The arguments are those of
+        ``_layer_product``.
         """
         return _layer_product(x, dense, packed, scale, bias, mode, pairs, layout)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the dense weight and the scale for the backward, apart from ``forward`` as ``torch.func`` requires."""
+        """Save the dense weight and the scale for the backward. ``torch.func`` requires that this is not done in
+        ``forward``.
+        """
         ctx.save_for_backward(inputs[1], inputs[3])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the input and the bias, as if the rounding of the input were the identity, and None
-        for the other arguments.
+        """Return the gradients of the input and the bias, and None for each other argument. The rounding of the input
+        counts as the identity.
         """
         dense, scale = ctx.saved_tensors
         # Rounding is treated as the identity, whose slope is one.
@@ -441,15 +454,15 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _packed_dense(weight: Tensor, pattern: str | Pattern, mode: str) -> Packed:
-    """Return the pruned ``weight``, quantised to ``mode`` (such as ``int8``), as a ``Packed`` that holds plain rows
-    only.
+    """Return the pruned ``weight``, quantised to ``mode`` (such as ``int8``), as a ``Packed`` value that holds plain
+    rows only.
     """
     return pack(weight, pattern, mode, keep="dense")
 
 
 def _flatten_scale(scale: Tensor | None) -> Tensor | None:
-    """Return the scales ``[n, 1]`` of a weight's rows as a view ``[n]``, which the ops take; None for a weight without
-    scales.
+    """Return the scales ``[n, 1]`` of a weight's rows as a view ``[n]``, which the ops take. Return None if ``scale``
+    is None.
     """
     return None if scale is None else scale.view(-1)
 
@@ -460,22 +473,20 @@ def _frozen_parameter(tensor: Tensor) -> nn.Parameter:
 
 
 def _can_load(given: torch.dtype, wanted: torch.dtype) -> bool:
-    """Return whether a weight of dtype ``given`` can be loaded into one of dtype ``wanted`` up to rounding. 8-bit
-    weights need the same dtype.
+    """Return whether a weight of dtype ``given`` can be loaded into one of dtype ``wanted``, up to rounding. For 8-bit
+    weights the dtypes must be equal.
     """
     return given == wanted or (wanted.itemsize == 2 and given.is_floating_point and given.itemsize > 1)
 
 
 def _per_channel(scale: Tensor, n: int) -> Tensor:
-    """Return float32 scales ``[n, 1]`` of ``n`` scales, or of one for the whole weight. Another number of scales stays,
-    and torch refuses it.
+    """Return float32 scales ``[n, 1]`` from ``n`` scales, or from one scale for the whole weight. If their number is
+    another one, return them in float32 as they are, and torch refuses them.
     """
     wide = scale.detach().to(torch.float32)
     return wide.reshape(-1, 1).expand(n, 1).contiguous() if scale.numel() in (1, n) else wide
 
 
 def _cast_by_autocast(x: Tensor) -> bool:
-    """Return whether autocast casts the input ``x`` of a ``nn.Linear``, that is, whether it is floating and not
-    float64.
-    """
+    """Return whether autocast casts the input ``x`` of an ``nn.Linear``. It casts floating dtypes except float64."""
     return x.is_floating_point() and x.dtype != torch.float64

@@ -42,9 +42,9 @@ _LAYOUTS = ("layout >= 0", "layout <= 1")
 
 
 def _quantise_and_lift(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
-    """Return the rows of ``x`` quantised to ``dtype`` and lifted (overlapping windows of four elements written side by
-    side), and the scale of each row, 1 for rows of padding. ``pairs`` is the number of pairs in a group of the weight's
-    pattern (4 for 6:8).
+    """Return the rows of ``x`` quantised to ``dtype`` and lifted, and the scale of each row. Lifting writes overlapping
+    windows of four elements side by side. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for
+    6:8). Rows of padding have the scale 1.
     """
     q, scale = quantise_rows(x, dtype)
     lifted = formats.lift_columns(q, pairs)
@@ -53,10 +53,12 @@ def _quantise_and_lift(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tenso
 
 @sl.op("slidesparse::quantise_int8", dims=_LIFTED, requires=_PAIRS, outputs=("q", "scale"))
 def quantise_int8(x: Float[Tensor, "m k"], pairs: int = 2) -> tuple[Int8[Tensor, "mp kq"], Float32[Tensor, "mp"]]:
-    """Rows of ``x`` as int8 with a scale each (``quantise.py`` has the formula), lifted: overlapping windows of four
-    neighbours are written side by side, ``pairs - 1`` of them for each group of ``pairs`` pairs. With 2 pairs nothing
-    is duplicated: that is for dense and 2:4 weights. Rows and columns that are added hold zeros, with the scale 1. A
-    row that holds NaN or an infinity is all zeros with the scale NaN.
+    """Return the rows of ``x`` as int8 with a scale for each row, and lifted. ``quantise.py`` has the formula of the
+    scale.
+
+    Lifting writes overlapping windows of four neighbours side by side, ``pairs - 1`` of them for each group of
+    ``pairs`` pairs. With 2 pairs nothing is duplicated, which suits dense and 2:4 weights. Rows and columns that are
+    added hold zeros, with the scale 1. A row that holds NaN or an infinity is all zeros with the scale NaN.
     """
     return _quantise_and_lift(x, torch.int8, pairs)
 
@@ -65,17 +67,15 @@ def quantise_int8(x: Float[Tensor, "m k"], pairs: int = 2) -> tuple[Int8[Tensor,
 def quantise_fp8(
     x: Float[Tensor, "m k"], pairs: int = 2
 ) -> tuple[Float8e4m3fn[Tensor, "mp kq"], Float32[Tensor, "mp"]]:
-    """Rows of ``x`` as float8_e4m3fn with a scale each, lifted as by ``quantise_int8``: overlapping windows of four
-    neighbours are written side by side, ``pairs - 1`` of them for each group of ``pairs`` pairs.
-    """
+    """Return the rows of ``x`` as float8_e4m3fn with a scale for each row, and lifted as by ``quantise_int8``."""
     return _quantise_and_lift(x, torch.float8_e4m3fn, pairs)
 
 
 @sl.op("slidesparse::lift", dims=_LIFTED, requires=_PAIRS)
 def lift(x: Float[Tensor, "m k"], pairs: int = 2) -> Float[Tensor, "mp kq"]:
-    """Rows of ``x`` in their own dtype, lifted: overlapping windows of four neighbours are written side by side,
-    ``pairs - 1`` of them for each group of ``pairs`` pairs. A 2:4 weight multiplied with them can then hold a pattern
-    such as 6:8. Added rows and columns are zeros.
+    """Return the rows of ``x`` lifted, in their own dtype. Lifting writes overlapping windows of four neighbours side
+    by side, ``pairs - 1`` of them for each group of ``pairs`` pairs. A 2:4 weight multiplied with lifted rows can have
+    a pattern such as 6:8. Added rows and columns are zeros.
     """
     return formats.lift_columns(x, pairs)
 
@@ -84,7 +84,9 @@ def lift(x: Float[Tensor, "m k"], pairs: int = 2) -> Float[Tensor, "mp kq"]:
 
 
 def product_of_transposed(left: Tensor, right: Tensor) -> Tensor:
-    """Return ``left @ right.T``: int32 of int8, which is exact; else float32, or float64 if one operand is."""
+    """Return ``left @ right.T``. The product of int8 is int32 and exact. Other products are float32, or float64 if
+    ``left`` is float64.
+    """
     if left.dtype == torch.int8:
         return (left.to(torch.float64) @ right.to(torch.float64).t()).to(torch.int32)
     wide = torch.float64 if left.dtype == torch.float64 else torch.float32
@@ -92,13 +94,15 @@ def product_of_transposed(left: Tensor, right: Tensor) -> Tensor:
 
 
 def round_to_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``value`` in ``dtype``. float64 stays, since the audit runs references in double precision."""
+    """Return ``value`` in ``dtype``. A float64 value is returned as it is, since the audit runs references in double
+    precision.
+    """
     return value if value.dtype == torch.float64 else value.to(dtype)
 
 
 def expand_packed(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> Tensor:
     """Return a packed weight as a plain matrix ``[n, k]`` with at most two non-zeros in each four elements (2:4).
-    ``layout`` is the number of the packed format. Raises SL211 for cuSPARSELt's format on another device than a GPU.
+    ``layout`` is the number of the packed format. Raise ``SL211`` for cuSPARSELt's format on a device other than a GPU.
     """
     if layout == PORTABLE:
         return formats.decompress_two_of_four(packed, n, k, dtype)
@@ -115,7 +119,7 @@ def expand_packed(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: in
 
 @sl.op("slidesparse::mm_int8", requires=(*_TILES, _INT32))
 def mm_int8(q: Int8[Tensor, "m k"], weight: Int8[Tensor, "n k"]) -> Int32[Tensor, "m n"]:
-    """``q @ weight.T`` of int8 operands, summed exactly in int32."""
+    """Return ``q @ weight.T`` of int8 operands, summed exactly in int32."""
     return product_of_transposed(q, weight)
 
 
@@ -126,14 +130,14 @@ def mm_fp8(
     scale_q: Float32[Tensor, "m"],
     scale_weight: Float32[Tensor, "n"],
 ) -> BFloat16[Tensor, "m n"]:
-    """``(q @ weight.T) * scale_q[:, None] * scale_weight``, rounded once."""
+    """Return ``(q @ weight.T) * scale_q[:, None] * scale_weight``, rounded once."""
     return round_to_dtype(product_of_transposed(q, weight) * scale_q[:, None] * scale_weight, torch.bfloat16)
 
 
 @sl.op("slidesparse::sparse_mm_int8", requires=(*_TILES, _INT32, *_LAYOUTS))
 def sparse_mm_int8(q: Int8[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0) -> Int32[Tensor, "m n"]:
-    """``q @ weight.T`` in int32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements (2:4)
-    and is given ``packed``; ``layout`` is the number of the packed format. Raises SL211 for a wrong size.
+    """Return ``q @ weight.T`` in int32, with a packed 2:4 weight ``[n, k]``, two of whose four elements may be
+    non-zero. ``layout`` is the number of the packed format. Raise ``SL211`` if ``packed`` has the wrong size.
     """
     return product_of_transposed(q, expand_packed(packed, n, q.shape[1], torch.int8, layout))
 
@@ -142,9 +146,8 @@ def sparse_mm_int8(q: Int8[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, l
 def sparse_mm_fp8(
     q: Float8e4m3fn[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> BFloat16[Tensor, "m n"]:
-    """``q @ weight.T``, summed in float32 and without scales, which the caller applies. The weight ``[n, k]`` has at
-    most two non-zeros in each four elements (2:4) and is given ``packed``; ``layout`` is the number of the packed
-    format.
+    """Return ``q @ weight.T``, summed in float32, without scales, which the caller applies. The packed weight ``[n,
+    k]`` is 2:4, that is, two of each four elements may be non-zero. ``layout`` is the number of the packed format.
     """
     return round_to_dtype(
         product_of_transposed(q, expand_packed(packed, n, q.shape[1], torch.float8_e4m3fn, layout)), torch.bfloat16
@@ -155,8 +158,8 @@ def sparse_mm_fp8(
 def sparse_mm_bf16(
     x: BFloat16[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> BFloat16[Tensor, "m n"]:
-    """``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four
-    elements (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
+    """Return ``x @ weight.T``, summed in float32. The packed weight ``[n, k]`` is 2:4, that is, two of each four
+    elements may be non-zero. ``layout`` is the number of the packed format.
     """
     return round_to_dtype(
         product_of_transposed(x, expand_packed(packed, n, x.shape[1], torch.bfloat16, layout)), torch.bfloat16
@@ -167,8 +170,8 @@ def sparse_mm_bf16(
 def sparse_mm_fp16(
     x: Float16[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> Float16[Tensor, "m n"]:
-    """``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four
-    elements (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
+    """Return ``x @ weight.T``, summed in float32. The packed weight ``[n, k]`` is 2:4, that is, two of each four
+    elements may be non-zero. ``layout`` is the number of the packed format.
     """
     return round_to_dtype(
         product_of_transposed(x, expand_packed(packed, n, x.shape[1], torch.float16, layout)), torch.float16

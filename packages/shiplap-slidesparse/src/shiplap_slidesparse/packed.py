@@ -16,13 +16,14 @@ from shiplap_slidesparse.quantise import quantise_weight
 
 __all__ = ["LAYERS", "MODES", "Packed", "known_mode", "matmul", "multiply_fields", "pack"]
 
+# The dtype of a weight in each mode.
 MODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16}
 Keep = Literal["both", "dense", "packed"]
 
 
 def known_mode(mode: str, where: str, called: str = "mode") -> str:
-    """Return ``mode`` if it is a known mode such as ``int8``. Raises SL211 with the argument's name ``called``
-    otherwise.
+    """Return ``mode`` if it is one of ``MODES``, such as ``int8``. Otherwise raise ``SL211`` for ``where``, with
+    ``called`` as the argument's name.
     """
     if mode not in MODES:
         raise error(
@@ -37,15 +38,16 @@ def known_mode(mode: str, where: str, called: str = "mode") -> str:
 
 @dataclass(frozen=True, eq=False)  # tensors have no one answer to ==
 class Packed:
-    """A weight ``[n, k]`` of a pattern, ready to be multiplied with: tensors and integers, nothing else.
+    """A weight ``[n, k]`` with a sparsity pattern, ready for products. It consists of tensors and integers only.
 
     Attributes:
         mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
         pairs: N of the pattern ``(2N-2):2N``, 0 for dense.
-        n, k: rows and depth.
+        n, k: the numbers of rows and of columns.
         dense: the pruned weight in the mode's dtype, ``[n, k]``, or None.
-        packed: its compressed windows, uint8, or None; ``layout`` says in which form.
-        scale: float32 ``[n]``, of the 8-bit modes.
+        packed: the weight in the packed form, uint8, or None.
+        scale: one scale for each row, float32 ``[n]``, in the 8-bit modes, else None.
+        layout: the number of the packed format.
     """
 
     mode: str
@@ -58,7 +60,7 @@ class Packed:
     layout: int = ops.PORTABLE
 
     def __post_init__(self) -> None:
-        """Raise SL211 for tensors that do not fit the integers: kernels would read other rows than the user's."""
+        """Raise ``SL211`` if the tensors do not fit the integers, since kernels would read wrong memory."""
         self._check_sizes()
         if not self.pattern.sparse or any(t.is_meta for t in self.tensors):
             return
@@ -72,7 +74,9 @@ class Packed:
             raise _unfit("a packed weight of other numbers", f"windows of {self.pattern} and depth {self.k}")
 
     def _check_sizes(self) -> None:
-        """Raise SL211 where the tensors do not have the sizes and dtypes that n, k, mode and pattern imply."""
+        """Raise ``SL211`` if the tensors do not have the sizes and dtypes that ``n``, ``k``, ``mode`` and the pattern
+        imply.
+        """
         known_mode(self.mode, "slidesparse.Packed")
         dtype, bytes_ = MODES[self.mode], None
         if self.pattern.sparse:
@@ -96,8 +100,8 @@ class Packed:
 
     @classmethod
     def unchecked(cls, *fields: Any) -> Packed:
-        """Return a packed weight with ``fields``, in the order of the attributes, that this package has made itself,
-        without checking them.
+        """Return a packed weight with ``fields``, in the order of the attributes, without checking them. It is for
+        fields that this package has made itself.
         """
         # Past ``__init__`` and its checks.
         made = object.__new__(cls)
@@ -119,7 +123,7 @@ class Packed:
 
     def weight(self) -> Tensor:
         """Return the pruned weight ``[n, k]`` in the stored dtype, such as ``int8``, without its scales. It is computed
-        from the packed form where no dense one is kept.
+        from the packed form if the plain rows are not kept.
         """
         if self.dense is not None:
             return self.dense
@@ -135,13 +139,13 @@ class Packed:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors of the weight that are not None: dense form, packed form and scale."""
+        """The tensors of the weight that are not None, in the order ``dense``, ``packed``, ``scale``."""
         return [t for t in (self.dense, self.packed, self.scale) if t is not None]
 
     @built_outside_modes
     def to(self, device: torch.device | str) -> Packed:
-        """Return the same weight on ``device``, packed anew for it, with the same forms kept; the weight itself if it
-        is there.
+        """Return the weight on ``device``, packed again for that device, with the same forms kept. Return the weight
+        itself if it is on that device.
         """
         target = torch.device(device)
         here = self.dense if self.dense is not None else self.packed
@@ -153,13 +157,14 @@ class Packed:
             else ("packed" if self.dense is None else "dense")
         )
         scale = None if self.scale is None else self.scale.to(target)
+        # The packed form depends on the device, so the weight is packed again there.
         return pack(self.weight().to(target), self.pattern, self.mode, scale=scale, keep=keep)
 
     @built_outside_modes
     def keeping(self, keep: Keep) -> Packed:
-        """Return the weight with one form only, to save memory: ``"dense"`` for plain rows, ``"packed"`` for the form
-        of sparse tensor cores; ``"both"`` and a weight without a packed form are returned as they are. Raises SL211 for
-        an unknown form.
+        """Return the weight with one form only, to save memory. ``"dense"`` keeps plain rows, and ``"packed"`` keeps
+        the form of sparse tensor cores. Return the weight itself for ``"both"``, and for ``"packed"`` if there is no
+        packed form. Raise ``SL211`` for any other value.
         """
         _known_keep(keep, "Packed.keeping")
         if keep == "dense":
@@ -168,7 +173,9 @@ class Packed:
 
 
 def _unfit(got: str, expected: str) -> Exception:
-    """Return the error SL211 for fields of a packed weight that do not fit together."""
+    """Return the error ``SL211`` for fields of a packed weight that do not fit together. ``got`` and ``expected`` are
+    its texts.
+    """
     fix = "call pack() on the weight, and change no field of its result"
     return error("SL211", where="slidesparse.Packed", got=got, expected=expected, fix=fix)
 
@@ -184,18 +191,20 @@ def pack(
 ) -> Packed:
     """Return a pruned ``weight`` ``[n, k]``, quantised per row (8-bit modes) and packed for its device.
 
-    Pack at load, and after cutting a weight for tensor parallelism: groups begin at the first column of the packed
-    weight, so a shard whose columns begin at no multiple of the group has to be pruned as a shard.
+    Pack after loading, and after cutting a weight for tensor parallelism. Groups of the pattern begin at the first
+    column of the packed weight. So a shard that begins within a group of the whole weight has to be pruned as a shard.
 
     Args:
-        weight: of the pattern, see :func:`prune`; with ``scale`` it is already in the mode's dtype.
-        pattern: ``"6:8"`` and the like, or ``"dense"``: any weight, of which there is no packed form.
+        weight: a weight that has the pattern, see :func:`prune`.
+        pattern: such as ``"6:8"``, or ``"dense"`` for any weight. A dense weight has no packed form.
         mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
-        keep: which forms stay. With both, ``sl.tune`` chooses; dense alone is the way of a device without sparse units.
+        scale: the scales of a weight that is already in the mode's 8-bit dtype, float32 ``[n]``.
+        keep: which forms the result holds. With ``"both"``, ``sl.tune`` chooses between them. A device without sparse
+            units always gets ``"dense"``.
 
     Raises:
-        ShiplapError: SL211 for weights that are not of the pattern, not finite or too deep for int8 (65536 columns),
-            and for an unknown mode.
+        ShiplapError: ``SL211`` for weights that are not of the pattern, not finite or too deep for int8 (65536
+            columns), and for an unknown mode.
     """
     shape = Pattern.parse(pattern)
     known_mode(mode, "slidesparse.pack")
@@ -229,7 +238,9 @@ def pack(
 
 
 def _known_keep(keep: str, where: str) -> None:
-    """Raise SL211 for an unknown value of ``keep``."""
+    """Raise ``SL211`` if ``keep`` is not ``"both"``, ``"dense"`` or ``"packed"``. ``where`` names the caller in the
+    error.
+    """
     if keep not in get_args(Keep):
         raise error(
             "SL211",
@@ -241,7 +252,9 @@ def _known_keep(keep: str, where: str) -> None:
 
 
 def _refuse_infinite(finite: Tensor, dtype: torch.dtype) -> None:
-    """Raise SL211 with the first row of a weight that is not all ``finite``, given as a mask, in ``dtype``."""
+    """Raise ``SL211`` with the number of the first row that has a False in the mask ``finite``, if there is one.
+    ``dtype`` is that of the weight, for the error's text.
+    """
     if (bad := ~finite.all(1)).any():
         raise error(
             "SL211",
@@ -253,7 +266,7 @@ def _refuse_infinite(finite: Tensor, dtype: torch.dtype) -> None:
 
 
 def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
-    """Raise SL211 where a quantised weight and its scale do not fit the mode, or are not finite."""
+    """Raise ``SL211`` if a quantised weight and its scale do not fit the mode, or if they are not finite."""
     if weight.dtype != MODES[mode] or MODES[mode].itemsize != 1:
         raise error(
             "SL211",
@@ -274,8 +287,9 @@ def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
 
 
 def _assemble_packed(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern, keep: Keep) -> Packed:
-    """Return a ``Packed`` around a weight that is pruned and in the dtype of ``mode``: with the packed form if the
-    pattern is sparse and ``keep`` asks for it, and with plain rows if ``keep`` asks for them.
+    """Return a ``Packed`` value around ``weight``, which is already pruned and in the dtype of ``mode``. It has the
+    packed form if the pattern is sparse and ``keep`` is not ``"dense"``. It has plain rows unless ``keep`` is
+    ``"packed"`` and there is a packed form.
     """
     (n, k), packed, layout = weight.shape, None, ops.PORTABLE
     if pattern.sparse:
@@ -289,7 +303,7 @@ def _assemble_packed(weight: Tensor, scale: Tensor | None, mode: str, pattern: P
 
 def _compress_for_device(slid: Tensor) -> tuple[Tensor | None, int]:
     """Return a 2:4 weight (two non-zeros in each four) packed for its device, and the number of the packed format
-    (layout). On a GPU without cuSPARSELt return None in its place, with a notice.
+    (layout). On a GPU without cuSPARSELt the packed weight is None, with a notice.
     """
     if slid.device.type != "cuda":
         return formats.compress_two_of_four(slid), ops.PORTABLE
@@ -309,10 +323,12 @@ LAYERS: dict[str, Any] = {
 
 
 def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
-    """Return ``x @ weight.T + bias``: ``[..., k]`` → ``[..., n]`` of ``x``'s dtype, contiguous.
+    """Return ``x @ weight.T + bias``, which is ``[..., n]`` for ``x`` ``[..., k]``, in the dtype of ``x`` and
+    contiguous.
 
-    In the 8-bit modes ``x`` is quantised per row and may be of any floating dtype; in the others it has the weight's.
-    One op (``slidesparse::linear_*``), whose kernels read one or the other form of the weight; ``sl.tune`` chooses.
+    In the 8-bit modes ``x`` is quantised per row and may have any floating dtype. In the other modes it must have the
+    weight's dtype. One op (``slidesparse::linear_*``) computes the result. Some of its kernels read the plain rows of
+    the weight, others its packed form, and ``sl.tune`` chooses between them.
     """
     return multiply_fields(
         x, packed.mode, packed.n, packed.scale, packed.dense, packed.packed, bias, packed.pairs, packed.layout
@@ -330,8 +346,8 @@ def multiply_fields(
     pairs: int,
     layout: int,
 ) -> Tensor:
-    """Return the result of :func:`matmul` with a weight given by its fields, which a module holds as parameters and
-    buffers.
+    """Return the result of :func:`matmul` with a weight given by its fields, since a module holds them as parameters
+    and buffers.
     """
     # Two dims, the usual case, need no view, whose making costs time on the host.
     rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 1 else x[None]

@@ -23,7 +23,9 @@ WHOLE = ("colwise_gather_output", "colwise_rep", "replicate", "rowwise_split_inp
 
 @dataclass(frozen=True)
 class LayerCut:
-    """A layer to cut: ``"colwise"`` keeps rows of the weight (output features), ``"rowwise"`` keeps columns."""
+    """A layer to cut over ranks. With the style ``"colwise"`` each rank keeps rows of the weight (output features).
+    With ``"rowwise"`` it keeps columns.
+    """
 
     name: str
     layer: nn.Linear
@@ -31,15 +33,15 @@ class LayerCut:
 
     @property
     def size(self) -> int:
-        """The size of the side of the layer that is cut: output features for ``colwise``, input features for
-        ``rowwise``.
+        """The number of features that are divided among ranks. These are output features for ``colwise`` and input
+        features for ``rowwise``.
         """
         return self.layer.out_features if self.style == "colwise" else self.layer.in_features
 
     @property
     def unit(self) -> int:
-        """The number of features between which the layer may be cut: the group of its sparsity pattern for a converted
-        layer cut along its input features, otherwise 1.
+        """The number of features between which the layer may be cut. It is the group size of the sparsity pattern for a
+        converted layer that is cut along its input features, and 1 otherwise.
         """
         return self.layer.pattern.size if self.style == "rowwise" and isinstance(self.layer, Linear) else 1
 
@@ -59,9 +61,9 @@ def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = 
         group: a process group or a one-dimensional ``DeviceMesh``. The default is all ranks.
 
     Raises:
-        ShiplapError: SL211, before any layer is sharded, for a plan that names no linear layer, for an unknown style,
-            and for a size that is not a multiple of the number of ranks (for ``rowwise``: of the number of ranks times
-            the group size of the sparsity pattern).
+        ShiplapError: ``SL211``, before any layer is sharded, for a plan that names no linear layer, for an unknown
+            style, and for a size that is not a multiple of the number of ranks (for ``rowwise``: of the number of ranks
+            times the group size of the sparsity pattern).
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import parallelize_module
@@ -78,8 +80,8 @@ def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = 
 
 
 def plan_cuts(model: nn.Module, plan: Mapping[str, str], world: int) -> list[LayerCut]:
-    """Return the cuts of the linear layers that ``plan`` names, for ``world`` ranks. Raises SL211 if one of them is not
-    possible.
+    """Return the cuts of the linear layers that ``plan`` names, for ``world`` ranks. Raise ``SL211`` if there is none
+    or one of them is not possible.
     """
     plans = []
     for name, module in model.named_modules():
@@ -118,9 +120,7 @@ def plan_cuts(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Lay
 
 
 def _cut_sides(each: LayerCut) -> str:
-    """Return the word for the features that the cut ``each`` divides among the ranks: output features for ``colwise``,
-    input features for ``rowwise``.
-    """
+    """Return the word for the features that ``each`` divides among the ranks, for error messages."""
     return "features of the output" if each.style == "colwise" else "columns"
 
 

@@ -15,13 +15,14 @@ from shiplap.plugin_api import error
 
 __all__ = ["LIMITS", "MIN_SCALE", "quantise_rows", "quantise_weight"]
 
+# The largest number of each dtype.
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 MIN_SCALE = 2.0**-110  # its inverse is finite, and subnormal elements round to zero, flushed or not
 
 
 def quantise_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return ``x`` ``[m, k]`` quantised to ``dtype`` (int8 or float8_e4m3fn) with one scale for each row, and the
-    scales, float32 ``[m]``. A row that is not finite has the scale NaN.
+    scales, float32 ``[m]``. A row that is not finite becomes zeros with the scale NaN.
     """
     limit = LIMITS[dtype]
     wide = x.detach().to(torch.float32)
@@ -37,8 +38,8 @@ def quantise_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def quantise_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return a weight ``[n, k]`` quantised per output channel, with -0.0 as 0.0, and its scales. Raises SL211 for
-    weights that are not finite.
+    """Return a weight ``[n, k]`` quantised per output channel, and its scales. -0.0 becomes 0.0. Raise ``SL211`` if the
+    weight is not finite.
     """
     q, scale = quantise_rows(weight, dtype)
     if (bad := torch.isnan(scale)).any():

@@ -23,10 +23,11 @@ EQUAL = 1.03  # times of medians that tell nothing
 
 @dataclass(frozen=True)
 class LayerBucket:
-    """A layer at ``rows``. Seconds by form: ``base`` is nn.Linear as before, ``dense`` and ``slide`` are converted.
+    """The times of a layer at ``rows`` rows, in seconds for each form of the layer. ``base`` is ``nn.Linear`` as
+    before. ``dense`` and ``slide`` are the converted layer with plain rows and with the packed weight.
 
-    ``predicted`` is empty if the peaks of the device are unknown. ``most`` is the largest possible gain of slide over
-    dense: the ratio of their multiply-adds or of their bytes, whichever limits these rows.
+    ``predicted`` is empty if the peaks of the device are unknown. ``most`` is the largest possible gain of ``slide``
+    over ``dense``. It is the ratio of their multiply-adds or of their bytes, whichever limits these rows.
     """
 
     rows: int
@@ -36,9 +37,9 @@ class LayerBucket:
 
     @property
     def winner(self) -> str:
-        """The form of the layer (base, dense or slide) that is fastest at this number of rows by measured, or else
-        predicted time; empty if neither is known. Of forms that are about equal the simpler one wins, in the order
-        base, dense, slide.
+        """The form of the layer (``base``, ``dense`` or ``slide``) with the shortest measured time, or predicted time
+        if none was measured. It is empty if no time is known. Of forms that are about equal the first one in the order
+        ``base``, ``dense``, ``slide`` is taken.
         """
         times = self.measured or self.predicted
         near = [form for form in times if times[form] <= EQUAL * min(times.values())]
@@ -46,8 +47,8 @@ class LayerBucket:
 
     @property
     def gain(self) -> float:
-        """The time of the best form (base, dense or slide) beside the fastest, over the fastest one's. A little less
-        than 1 if they are about equal.
+        """The time of the best other form divided by the time of the winner. It is a little less than 1 if the two are
+        about equal, and 1 if there is no other form.
         """
         times = self.measured or self.predicted
         others = [time for form, time in times.items() if form != self.winner]
@@ -60,9 +61,9 @@ class LayerBucket:
 
 @dataclass(frozen=True)
 class LayerSize:
-    """The layers of one size, which share measurements.
+    """The layers of one size, which share measurements. ``error`` and ``output_error`` are the largest relative changes
+    of a weight and of an output among them.
 
-    ``error`` and ``output_error`` are the largest relative changes of a weight and of an output.
     """
 
     n: int
@@ -75,7 +76,9 @@ class LayerSize:
 
 @dataclass(frozen=True)
 class SparsityReport:
-    """The whole report. ``ceiling`` is that of the pattern; ``peaks`` describes the device, or is empty."""
+    """The whole report on a model. ``ceiling`` is the largest possible speed-up of the pattern. ``peaks`` names the
+    device whose peaks are known, or is empty.
+    """
 
     pattern: str
     dtype: str
@@ -88,8 +91,8 @@ class SparsityReport:
 
     @property
     def pays(self) -> bool:
-        """Whether the requested form is fastest at any size and number of rows: slide, or dense where nothing was
-        pruned.
+        """Whether the requested form is fastest at any size and number of rows. It is ``dense`` for the dense pattern,
+        and ``slide`` otherwise.
         """
         wanted = "dense" if self.pattern == "dense" else "slide"
         return any(b.winner == wanted for size in self.sizes for b in size.buckets)
@@ -101,7 +104,7 @@ class SparsityReport:
 
 
 def check_form(pattern: str | Pattern, dtype: str) -> None:
-    """Raise SL211 for an unknown pattern or dtype, and for 16 bits without a pattern."""
+    """Raise ``SL211`` for an unknown pattern or dtype. Raise it also for 16 bits with the dense pattern."""
     require_form(Pattern.parse(pattern), known_mode(dtype, "slidesparse report", "dtype"))
 
 
@@ -118,12 +121,15 @@ def survey_model(
     seconds: float = 2.0,
     progress: bool | None = None,
 ) -> SparsityReport:
-    """Convert ``model`` in place, measure its layers and its accuracy, and return the report. Raises SL613 for a model
-    that is already converted.
+    """Convert ``model`` in place, measure its layers and its accuracy, and return the report. Raise ``SL613`` if the
+    model is already converted.
 
     Args:
-        tokens: to predict, before and after; none: no drift.
-        measure: False only predicts; ``tune`` chooses algorithms first; ``seconds`` are for one size and its rows.
+        rows: the numbers of rows for which the layers are compared.
+        tokens: the tokens that both models predict. Without tokens the accuracy is not measured.
+        measure: whether to measure times. If false, they are only predicted.
+        tune: whether to choose the algorithms first.
+        seconds: the time for one measurement.
     """
     if layers_of(model):
         raise error(
@@ -159,8 +165,8 @@ def _survey_sizes(
     progress: bool | None,
 ) -> tuple[LayerSize, ...]:
     """Return one record for each size of a converted layer, with the times of its forms (base, dense, slide) at each
-    number of rows. ``kind`` is the dtype of the activations. Times are measured for ``seconds``; with 0 they are
-    predicted only.
+    number of rows. ``kind`` is the dtype of the activations. Each measurement takes ``seconds``. If ``seconds`` is 0,
+    times are only predicted.
     """
     errors = {c.name: (c.error, c.output_error) for c in conversion.converted}
     every = tuning.sizes_of(model)
@@ -179,15 +185,16 @@ def _survey_sizes(
 
 
 def _float_of(model: nn.Module) -> torch.dtype:
-    """Return the dtype of the weights of the model's linear layers, which is that of the activations; float32 without
-    such a layer.
+    """Return the dtype of the weight of the model's first linear layer, which is that of the activations. Return
+    float32 if there is no such layer.
     """
     return next((m.weight.dtype for m in model.modules() if isinstance(m, nn.Linear)), torch.float32)
 
 
 def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> LayerBucket:
     """Return the predicted and measured seconds of each form of a layer (base, dense, slide) at ``m`` rows, and the
-    largest possible gain of slide over dense. ``kind`` is the dtype of the activations.
+    largest possible gain of slide over dense. ``kind`` is the dtype of the activations. If ``seconds`` is 0, nothing is
+    measured.
     """
     device, size = layer.weight.device, (layer.out_features, layer.in_features, layer.pattern.pairs)
     units, peaks = device.type == "cuda", roofline.peaks_of(device)
@@ -206,8 +213,9 @@ def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> 
 
 
 def _time_forms(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str, float]:
-    """Return the median seconds of each form of a layer at ``m`` rows, measured in turns: ``base``, a plain linear
-    layer of the dtype ``kind`` with a random weight, ``dense``, and ``slide`` if there is a packed form.
+    """Return the median seconds of each form of a layer at ``m`` rows, measured in turns. ``base`` is a plain linear
+    layer of the dtype ``kind`` with a random weight. ``dense`` is the converted layer with plain rows. ``slide`` is the
+    one with the packed weight, if there is one.
     """
     device = layer.weight.device
     base = torch.randn(layer.weight.shape, device=device, dtype=kind)

@@ -19,7 +19,9 @@ FORMS = ("base", "dense", "slide")
 
 @dataclass(frozen=True)
 class DevicePeaks:
-    """The peaks of a device from its vendor: dense 16-bit and 8-bit multiply-adds per second, bytes per second."""
+    """The peak rates of a device according to its vendor. ``wide`` and ``narrow`` are multiply-adds per second with 16
+    and 8 bits, without sparsity. ``bandwidth`` is in bytes per second.
+    """
 
     name: str
     wide: float
@@ -37,7 +39,9 @@ PEAKS = (
 
 @dataclass(frozen=True)
 class LayerWork:
-    """The work of one call of a layer: multiply-adds, and bytes that are read and written."""
+    """The work of one call of a layer. It consists of the number of multiply-adds, and the number of bytes that are
+    read and written.
+    """
 
     macs: float
     bytes: int
@@ -46,9 +50,9 @@ class LayerWork:
 def layer_work(
     form: str, mode: str, m: int, n: int, k: int, pairs: int, *, width: int = 2, sparse_units: bool = True
 ) -> LayerWork:
-    """Return the multiply-adds and the bytes read and written of a layer ``[n, k]`` at ``m`` rows in one of ``FORMS``:
-    base, dense or slide. ``pairs`` is the number of pairs in a group of the pattern, and ``width`` the bytes of an
-    element of the model. Sparse units skip half of the products of slide; without them all are made.
+    """Return the multiply-adds, and the bytes read and written, of a layer ``[n, k]`` at ``m`` rows in one of ``FORMS``
+    (base, dense or slide). ``pairs`` is the number of pairs in a group of the pattern. ``width`` is the number of bytes
+    of an element of the model. Sparse units skip half of the products of slide. Without them all products are made.
     """
     # Input and output keep the dtype of the model in every form.
     size, ends = MODES[mode].itemsize, width * m * (k + n)
@@ -64,7 +68,7 @@ def layer_work(
 
 
 def peaks_of(device: torch.device) -> DevicePeaks | None:
-    """Return the peak arithmetic and bandwidth of a GPU that is listed here, or None for another device."""
+    """Return the peak arithmetic and bandwidth of a GPU that ``PEAKS`` lists, or None for any other device."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -72,6 +76,8 @@ def peaks_of(device: torch.device) -> DevicePeaks | None:
 
 
 def roofline_seconds(form: str, mode: str, done: LayerWork, peaks: DevicePeaks) -> float:
-    """Return the shortest possible time of the work ``done``: the longer of pure arithmetic and pure memory traffic."""
+    """Return the shortest possible time of the work ``done`` in seconds. It is the longer one of the times for
+    arithmetic alone and for memory traffic alone.
+    """
     rate = peaks.wide if form == "base" or MODES[mode].itemsize == 2 else peaks.narrow
     return max(done.macs / rate, done.bytes / peaks.bandwidth)

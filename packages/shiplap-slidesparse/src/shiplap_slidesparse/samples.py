@@ -14,8 +14,8 @@ from shiplap_slidesparse.quantise import quantise_weight
 
 
 def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
-    """Return ``slid``, a weight with at most two non-zeros in each four elements (2:4), packed for its device, and the
-    number of the packed format (layout). Raises ValueError if ``layout`` asks for another format than the device's.
+    """Return the 2:4 weight ``slid`` (at most two non-zeros in each four elements) packed for its device, and the
+    number of the packed format. Raise ``ValueError`` if ``layout`` is the number of another format than the device's.
     """
     if slid.device.type == "cuda" and lt.available(slid.device, slid.dtype) is True:
         return lt.compress_weight(slid), ops.CUSPARSELT
@@ -25,7 +25,9 @@ def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
 
 
 def _draw_matrix(rng: Generator, rows: int, columns: int, dtype: torch.dtype, device: Any) -> Tensor:
-    """Return a random matrix on ``device``: all values that quantisation gives for int8, else normal numbers."""
+    """Return a random matrix on ``device``. An int8 matrix has all values that quantisation gives. Any other matrix has
+    normally distributed numbers.
+    """
     if dtype == torch.int8:
         return torch.randint(-127, 128, (rows, columns), generator=rng).to(device, dtype)
     return torch.randn(rows, columns, generator=rng).to(device, dtype)
@@ -37,18 +39,18 @@ def _draw_scale(rng: Generator, rows: int, device: Any) -> Tensor:
 
 
 def _two_of_four(rng: Generator, n: int, k: int, dtype: torch.dtype, device: Any) -> Tensor:
-    """Return a random 2:4 weight ``[n, k]``, pruned on ``device``, since pruning large weights takes seconds on a
+    """Return a random 2:4 weight ``[n, k]``. It is pruned on ``device``, since pruning large weights takes seconds on a
     CPU.
     """
     return formats.prune(_draw_matrix(rng, n, k, dtype, device).float(), "2:4").to(dtype)
 
 
 def _sample_sparse_op(op: sl.Op, dtype: torch.dtype) -> None:
-    """Declare how samples of the inputs of the sparse product ``op`` are drawn."""
+    """Declare how samples of the arguments of the sparse product ``op`` are drawn."""
 
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-        """Return a random operand, a packed weight with two non-zeros in each four elements (2:4), its number of rows
+        """Return a random operand, a packed 2:4 weight (two non-zeros in each four elements), the number of its rows
         and the number of its packed format.
         """
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
@@ -57,11 +59,11 @@ def _sample_sparse_op(op: sl.Op, dtype: torch.dtype) -> None:
 
 
 def _sample_dense_op(op: sl.Op, dtype: torch.dtype) -> None:
-    """Declare how samples of the inputs of the dense product ``op`` are drawn."""
+    """Declare how samples of the arguments of the dense product ``op`` are drawn."""
 
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-        """Return two random operands, with scales for the scaled product."""
+        """Return two random operands, and their scales if the product applies them."""
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
         operands = _draw_matrix(rng, m, k, dtype, device), _draw_matrix(rng, n, k, dtype, device)
         scales = (_draw_scale(rng, m, device), _draw_scale(rng, n, device)) if op is ops.mm_fp8 else ()
@@ -69,12 +71,15 @@ def _sample_dense_op(op: sl.Op, dtype: torch.dtype) -> None:
 
 
 def _sample_layer_op(op: sl.Op, stored: torch.dtype) -> None:
-    """Declare how samples of the inputs of the layer ``op`` are drawn, with weights stored in the dtype ``stored``."""
+    """Declare how samples of the arguments of the layer ``op`` are drawn. Its weights are stored in the dtype
+    ``stored``.
+    """
 
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-        """Return random activations, a pruned weight in both forms, its scale or number of rows, a bias, and the
-        pattern.
+        """Return random activations, the scales of a pruned weight or its number of rows, and the weight in both forms.
+        They are followed by a bias, the pattern's pairs and the layout. Raise ``ValueError`` if both forms are to be
+        absent.
         """
         m, n, k, pairs = sizes["m"], sizes["n"], sizes["k"], sizes["pairs"]
         if {"dense", "packed"} <= set(sizes["absent"]):
@@ -90,14 +95,14 @@ def _sample_layer_op(op: sl.Op, stored: torch.dtype) -> None:
 
 
 def _sample_experts_op(op: sl.Op, stored: torch.dtype) -> None:
-    """Declare how samples of the inputs of the layer of experts ``op`` are drawn, with weights stored in the dtype
-    ``stored``.
+    """Declare how samples of the arguments of the experts' product ``op`` are drawn. Its weights are stored in the
+    dtype ``stored``.
     """
 
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-        """Return random activations, the expert of each row (some have none), scales and weight, and the number of
-        experts.
+        """Return random activations, the number of the expert of each row (some have none), scales and weight, and the
+        number of experts.
         """
         m, k, rows, experts = sizes["m"], sizes["k"], sizes["rows"], sizes["experts"]
         weight, scale = quantise_weight(torch.randn(rows, k, generator=rng).to(device), stored)

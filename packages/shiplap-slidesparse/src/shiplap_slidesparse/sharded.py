@@ -16,18 +16,16 @@ __all__ = ["gather_whole", "is_dtensor", "state_of", "state_of_shard"]
 
 
 def is_dtensor(value: Any) -> bool:
-    """Return whether ``value`` is a DTensor, without importing DTensor: if the program has not imported it, there are
-    none.
+    """Return whether ``value`` is a ``DTensor``, without importing that class. If the program has not imported it, no
+    value is one.
     """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def state_of(held: Tensor, weight: Tensor) -> tuple[int, ...]:
-    """Return numbers that change when the parameter ``held`` is replaced, written to, or gets another ``.data``;
-    ``weight`` is this rank's part of it.
-
-    Tensors made in inference mode do not count writes.
+    """Return numbers that change when the parameter ``held`` is replaced, written to, or given another ``.data``.
+    ``weight`` is this rank's part of it. Writes to tensors made in inference mode are not noticed.
     """
     try:
         place = weight.data_ptr()
@@ -38,8 +36,8 @@ def state_of(held: Tensor, weight: Tensor) -> tuple[int, ...]:
 
 
 def state_of_shard(shard: Any) -> tuple[int, ...]:
-    """Return numbers that change when ``shard``, a DTensor that ``fully_shard`` has made of a weight, is written to or
-    gets other memory.
+    """Return numbers that change when ``shard`` is written to or moved to other memory. It is the ``DTensor`` that
+    ``fully_shard`` has made from a weight.
     """
     with torch.no_grad():
         local: Tensor = shard.to_local()
@@ -47,10 +45,8 @@ def state_of_shard(shard: Any) -> tuple[int, ...]:
 
 
 def gather_whole(held: Any) -> Tensor:
-    """Return the whole tensor of ``held``, gathered from all ranks if it is a DTensor. Then every rank has to call
-    this.
-
-    The result is on the device of the ranks, even if ``fully_shard`` keeps shards on the CPU.
+    """Return the whole tensor of ``held``, gathered from all ranks if it is a ``DTensor``. In that case every rank has
+    to call this function. The result is on the device of the ranks, even if ``fully_shard`` keeps shards on the CPU.
     """
     if not is_dtensor(held):
         plain: Tensor = held

@@ -32,7 +32,9 @@ Style = Literal["colwise", "rowwise"]
 
 @dataclass(frozen=True)
 class LayerPart:
-    """The part of a layer on this rank: rows of the weight (``"colwise"``) or columns (``"rowwise"``)."""
+    """The part of a layer on this rank. With the style ``"colwise"`` it is rows of the weight, and with ``"rowwise"``
+    it is columns.
+    """
 
     style: Style
     mesh: DeviceMesh
@@ -43,8 +45,8 @@ class LayerPart:
         return int(self.mesh.get_local_rank())
 
     def local(self, held: Tensor) -> Tensor:
-        """Return this rank's part of the parameter ``held``, gathered first if ``fully_shard`` has sharded it as
-        well.
+        """Return this rank's part of the parameter ``held``. It is gathered first if ``fully_shard`` has also sharded
+        it.
         """
         with torch.no_grad():
             # ``fully_shard`` cut the part once more, over a mesh of its own.
@@ -55,8 +57,8 @@ class LayerPart:
         return part
 
     def forward(self, layer: Linear, x: Tensor) -> Tensor:
-        """Return the result of the cut layer on ``x``: for colwise this rank's part of the features, for rowwise the
-        sum of all ranks' products.
+        """Return the result of the cut layer on ``x``. In the colwise style it is this rank's part of the output
+        features. In the rowwise style it is the sum of all ranks' products.
 
         A frozen bias is part of the first rank's product. A bias that learns is added to the sum, on each rank.
         """
@@ -69,7 +71,7 @@ class LayerPart:
         return out + part.to(out.dtype) if part is not None and learns else out
 
     def refuse_move(self, layer: Linear) -> Linear:
-        """Raise SL211 for a move of the layer, since a part is packed for the device on which it was cut."""
+        """Raise ``SL211``, since a part is packed for the device on which it was cut and cannot be moved."""
         raise error(
             "SL211",
             where=f"{type(layer).__name__}, a part of a layer",
@@ -84,7 +86,7 @@ class _SharedInput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        """Return a view of the input, and save the group over whose ranks its gradients are summed."""
+        """Return a view of the input ``x``, and save the group over whose ranks its gradients are summed."""
         ctx.group = group
         # A new tensor object: autograd attaches the node to it.
         return x.view_as(x)
@@ -99,7 +101,9 @@ class _SharedInput(torch.autograd.Function):
 
 
 class _SummedOutput(torch.autograd.Function):
-    """The sum over the ranks, which every rank continues with, so its gradient is already complete."""
+    """The sum of the ranks' results, which every rank uses from here on. Its gradient on each rank is therefore already
+    complete.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
@@ -116,18 +120,18 @@ class _SummedOutput(torch.autograd.Function):
 
 
 def cut_unit(layer: nn.Module, style: str) -> int:
-    """Return the number of features between which ``layer`` may be cut in ``style``: the group of its sparsity pattern
-    for a converted layer cut along its input features (``rowwise``), otherwise 1.
+    """Return the number of features between which ``layer`` may be cut in ``style``. It is the group size of the
+    sparsity pattern for a converted layer that is cut along its input features (``rowwise``), and 1 otherwise.
     """
     return layer.pattern.size if style == "rowwise" and isinstance(layer, Linear) else 1
 
 
 def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return copies of ``(weight, weight_scale, bias)`` of ``layer`` for ``rank`` of ``world`` ranks, so that the whole
-    layer can be freed.
+    """Return copies of ``(weight, weight_scale, bias)`` of ``layer`` for ``rank`` of ``world`` ranks. The whole layer
+    can be freed afterwards.
 
     Raises:
-        ShiplapError: SL211 for a size that is no multiple of the ranks (rowwise: of the ranks times the group).
+        ShiplapError: ``SL211`` for a size that is not a multiple of the ranks (rowwise: of the ranks times the group).
     """
     size = layer.out_features if style == "colwise" else layer.in_features
     group = cut_unit(layer, style)
@@ -144,7 +148,8 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
     scale, bias = layer.weight_scale, layer.bias
 
     def part(held: Tensor | None, *where: slice) -> Tensor | None:
-        """Return a copy of the slice ``where`` of a tensor, or None."""
+        """Return a copy of the slice ``where`` of the tensor ``held``, or None if it is None."""
+        # A copy, so that the whole layer can be freed.
         return None if held is None else held.detach()[where].clone()
 
     weight = part(layer.weight, mine) if style == "colwise" else part(layer.weight, slice(None), mine)
@@ -154,8 +159,8 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
 
 
 def place_layer(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
-    """Cut ``layer`` in place for this rank of a one-dimensional ``mesh``, pack the part, and return the layer. Raises
-    SL211.
+    """Cut ``layer`` in place for this rank of a one-dimensional ``mesh``, pack the part, and return the layer. Raise
+    ``SL211`` if the layer is already cut or its size cannot be divided.
     """
     if layer.placed is not None:
         raise error(
@@ -180,13 +185,15 @@ def place_layer(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
 
 
 class _CutStyle(ParallelStyle):
-    """The base of the styles for ``parallelize_module``: our layers are cut here, ``nn.Linear`` by torch."""
+    """The base of the styles for ``parallelize_module``. It cuts converted layers here, and lets torch cut
+    ``nn.Linear``.
+    """
 
     style: Style
     plain: Callable[[], ParallelStyle]
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        """Cut a converted layer over the mesh, any other module as torch's own style does, and return the module."""
+        """Cut ``module`` over the mesh and return it. A module that is not converted is cut by torch's own style."""
         if isinstance(module, Linear):
             return place_layer(module, self.style, device_mesh)
         done: nn.Module = self.plain()._apply(module, device_mesh)
@@ -194,12 +201,12 @@ class _CutStyle(ParallelStyle):
 
 
 class Colwise(_CutStyle):
-    """A style for ``parallelize_module``: each rank holds rows of the weight ``[out, in]``.
+    """A style for ``parallelize_module``, by which each rank holds rows of the weight ``[out, in]``.
 
     The input is the whole ``[..., in]`` on every rank. The output is ``[..., out / ranks]``, the features of this rank.
 
     Raises:
-        ShiplapError: SL211 if ``out`` is not a multiple of the number of ranks.
+        ShiplapError: ``SL211`` if ``out`` is not a multiple of the number of ranks.
     """
 
     style: Style = "colwise"
@@ -207,13 +214,14 @@ class Colwise(_CutStyle):
 
 
 class Rowwise(_CutStyle):
-    """A style for ``parallelize_module``: each rank holds columns of the weight ``[out, in]``.
+    """A style for ``parallelize_module``, by which each rank holds columns of the weight ``[out, in]``.
 
-    The input is ``[..., in / ranks]``, the features of this rank. The output is the whole ``[..., out]`` on every rank:
-    the sum over the ranks.
+    The input is ``[..., in / ranks]``, the features of this rank. The output is the whole ``[..., out]`` on every rank,
+    which is the sum over the ranks.
 
     Raises:
-        ShiplapError: SL211 if ``in`` is not a multiple of the number of ranks times the group of the sparsity pattern.
+        ShiplapError: ``SL211`` if ``in`` is not a multiple of the number of ranks times the group of the sparsity
+            pattern.
     """
 
     style: Style = "rowwise"

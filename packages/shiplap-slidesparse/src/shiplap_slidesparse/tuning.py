@@ -29,13 +29,15 @@ def tune(
     dtype: torch.dtype = torch.bfloat16,
     remeasure: bool = False,
 ) -> list[Choice]:
-    """Tune the form and the algorithm for each size of a converted layer and each number of ``rows``, store the choices
-    and use them in this process. Returns the choices.
+    """Tune the form and the algorithm for each size of a converted layer and each number of ``rows``, and return the
+    choices. They are stored and used in this process.
 
-    Slide and dense are verified and timed, on a GPU after their algorithms. Layers of one size share a choice. Layers
-    of the pattern ``dense`` have one form, and on a CPU nothing to choose.
-    ``dtype`` is that of the activations; ``seconds`` are for one choice. Afterwards ``shiplap freeze`` writes them into
-    a file. SL211 for a model that holds no converted layer.
+    The packed form (slide) and plain rows (dense) are verified and timed. On a GPU their algorithms are tuned first.
+    Layers of one size share a choice. Layers of the pattern ``dense`` have one form, so on a CPU nothing is tuned for
+    them.
+
+    ``dtype`` is that of the activations, and ``seconds`` is the time for one choice. ``shiplap freeze`` can write the
+    choices into a file afterwards. Raise ``SL211`` if the model holds no converted layer.
     """
     choices: list[Choice] = []
     rows = numbers_of(rows, "slidesparse.tune")
@@ -54,8 +56,8 @@ def tune(
 
 
 def prepare(model: nn.Module, rows: Iterable[int], dtype: torch.dtype = torch.bfloat16) -> None:
-    """Run a converted layer of each size on each number of ``rows``, so that CUDA graph captures find their plans and
-    modules.
+    """Run a converted layer of each size on each number of ``rows``. Later CUDA graph captures then find the plans and
+    modules that they need.
     """
     rows = numbers_of(rows, "slidesparse.prepare")
     for layer in sizes_of(model).values():
@@ -63,7 +65,9 @@ def prepare(model: nn.Module, rows: Iterable[int], dtype: torch.dtype = torch.bf
 
 
 def numbers_of(rows: Iterable[int], where: str) -> list[int]:
-    """Return each of the numbers ``rows`` once, ascending. Raises SL211 for negative numbers and for none."""
+    """Return each of the numbers ``rows`` once, ascending. Raise ``SL211`` if there is none or one is negative.
+    ``where`` names the caller in the error.
+    """
     numbers = sorted(set(rows))
     if not numbers or numbers[0] < 0:
         raise error(
@@ -77,8 +81,8 @@ def numbers_of(rows: Iterable[int], where: str) -> list[int]:
 
 
 def sizes_of(model: nn.Module) -> dict[tuple[str, int, int, int, str], Linear]:
-    """Return one converted layer for each (mode, output features, input features, pairs of the pattern, device) that
-    occurs among the model's layers. Raises SL211 if there is none.
+    """Return one converted layer of ``model`` for each combination of mode, output features, input features, pairs of
+    the pattern and device. Raise ``SL211`` if there is none.
     """
     layers: dict[tuple[str, int, int, int, str], Linear] = {}
     for layer in layers_of(model).values():

@@ -32,13 +32,15 @@ CAPABILITY = 80  # the first with sparse tensor cores
 
 
 class SlidesparseVllmConfig(QuantizationConfig):
-    """The ``quantization_config`` of a checkpoint. ``converted``: exact names, or None for all but ``skip``."""
+    """The ``quantization_config`` of a checkpoint. ``converted`` holds the exact names of the converted layers, or is
+    None if these are all layers but ``skip``.
+    """
 
     def __init__(
         self, pattern: str, dtype: str, converted: Iterable[str] | None = None, skip: Iterable[str] = ()
     ) -> None:
-        """Take the settings of a checkpoint: pattern, dtype, and the layers that are converted or that are kept. Raises
-        SL211 for an unknown dtype.
+        """Take the settings of a checkpoint. They are the pattern, the dtype, and the names of the converted or of the
+        kept layers. Raise ``SL211`` for an unknown dtype.
         """
         super().__init__()
         if dtype not in MODES:
@@ -62,22 +64,26 @@ class SlidesparseVllmConfig(QuantizationConfig):
         return METHOD
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Return the dtypes of activations that the method takes: for 16-bit weights the weight's alone."""
+        """Return the dtypes of activations that the method accepts. For 16-bit weights it is the weight's dtype."""
         return {"bf16": [torch.bfloat16], "fp16": [torch.float16]}.get(self.dtype, [torch.bfloat16, torch.float16])
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Return the least compute capability of a GPU, as vLLM writes it."""
+        """Return the lowest compute capability of a GPU that this method needs, as a number in vLLM's form (80 for
+        8.0).
+        """
         return CAPABILITY
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """Return an empty list: all settings are in config.json."""
+        """Return an empty list, since all settings are in ``config.json``."""
         return []
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> SlidesparseVllmConfig:
-        """Return the settings in a checkpoint's configuration, our own or that of compressed-tensors."""
+        """Return the settings in a checkpoint's configuration. Both our own configuration and that of
+        compressed-tensors are read.
+        """
         if "slidesparse" not in config:
             converted = config.get("converted")
             return cls(
@@ -96,7 +102,7 @@ class SlidesparseVllmConfig(QuantizationConfig):
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
         """Return our method's name for checkpoints of our quantizer and for compressed-tensors checkpoints with a
-        pattern, None for others.
+        pattern. Return None for others.
         """
         ours = bool(hf_quant_cfg) and str(hf_quant_cfg.get("quant_method", "")).startswith(f"{METHOD} (")
         return METHOD if ours or (hf_quant_cfg and "slidesparse" in hf_quant_cfg) else None
@@ -109,7 +115,7 @@ class SlidesparseVllmConfig(QuantizationConfig):
 
     def _keeps(self, prefix: str) -> bool:
         """Return whether the checkpoint holds the layer ``prefix`` unconverted. vLLM fuses several layers of a
-        checkpoint into one; SL211 is raised if only some of these are converted.
+        checkpoint into one. Raise ``SL211`` if only some of these are converted.
         """
         home, _, name = prefix.rpartition(".")
         mapping: Mapping[str, list[str]] = self.packed_modules_mapping
@@ -131,10 +137,12 @@ class SlidesparseVllmConfig(QuantizationConfig):
 
 
 class SlidesparseLinearMethod(LinearMethodBase):
-    """The linear method: the checkpoint's weight until it is loaded, then this rank's packed shard."""
+    """The linear method that vLLM calls. A layer holds the checkpoint's weight until it is loaded, then this rank's
+    packed shard.
+    """
 
     def __init__(self, config: SlidesparseVllmConfig) -> None:
-        """Use the settings of a checkpoint."""
+        """Store ``config``, the settings of a checkpoint."""
         self.config = config
 
     def create_weights(
@@ -147,7 +155,9 @@ class SlidesparseLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the weight, and for 8 bits its scale, into which vLLM loads this rank's part of a layer."""
+        """Register the weight as a parameter of ``layer``, and its scale for 8 bits. vLLM loads this rank's part of the
+        layer into them.
+        """
         dtype, n = MODES[self.config.dtype], sum(output_partition_sizes)
         loader = extra_weight_attrs.get("weight_loader")
         weight = torch.zeros(n, input_size_per_partition, dtype=dtype)
@@ -165,7 +175,9 @@ class SlidesparseLinearMethod(LinearMethodBase):
         )
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Pack the loaded weight of a layer, or issue a notice if this rank's part cuts groups of the pattern."""
+        """Pack the loaded weight of ``layer``. If this rank's part cuts through groups of the pattern, issue a notice
+        instead.
+        """
         weight, scale = layer.weight.data, layer.weight_scale.data[:, 0] if hasattr(layer, "weight_scale") else None
         n, k = weight.shape
         made = Linear.from_weight(
@@ -191,7 +203,9 @@ class SlidesparseLinearMethod(LinearMethodBase):
 
 
 def _check_groups(groups: Mapping[str, Any]) -> None:
-    """Raise SL211 for schemes of compressed-tensors whose numbers differ: they would load and give wrong results."""
+    """Raise ``SL211`` for a scheme of compressed-tensors with other numbers than ours, which would load and give wrong
+    results.
+    """
     for name, group in groups.items():
         weights, inputs = (group.get(part) or {} for part in ("weights", "input_activations"))
         scheme = weights.get("strategy", "channel"), weights.get("symmetric", True), inputs.get("dynamic", False)
@@ -206,8 +220,8 @@ def _check_groups(groups: Mapping[str, Any]) -> None:
 
 
 def _is_ignored(wanted: str, name: str) -> bool:
-    """Return whether ``wanted`` matches the layer ``name``, as compressed-tensors writes names (``re:`` for regular
-    expressions).
+    """Return whether ``wanted`` matches the layer ``name``. ``wanted`` is written as in compressed-tensors, with
+    ``re:`` before a regular expression.
     """
     return bool(re.match(wanted[3:], name)) if wanted.startswith("re:") else matches_name(name, wanted)
 

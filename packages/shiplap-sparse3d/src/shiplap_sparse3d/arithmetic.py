@@ -45,7 +45,9 @@ _OTHERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool, num
 
 
 def _named_functions(homes: Sequence[Any], names: str) -> frozenset[Any]:
-    """Return the functions of ``names`` (separated by blanks) that the modules or classes ``homes`` have, as a set."""
+    """Return the set of functions that the modules or classes ``homes`` have under ``names``, a text of names separated
+    by blanks.
+    """
     return frozenset(getattr(home, name) for home in homes for name in names.split() if hasattr(home, name))
 
 
@@ -69,13 +71,13 @@ _WRITTEN_IN_PYTHON: dict[str, tuple[Callable[..., Any], bool]] = {
 
 
 def _operator(func: Callable[..., Any], sign: str, *, swapped: bool = False) -> Any:
-    """Return a method of :class:`Arithmetic` that applies ``func`` to its features and the other operand, in exchanged
-    order if ``swapped``. ``sign`` names the operation in errors.
+    """Return a method of :class:`Arithmetic` that applies ``func`` to the features and the other operand. If
+    ``swapped``, the other operand comes first. ``sign`` names the operation in errors.
     """
 
     def method(self: Arithmetic, other: Any) -> Any:
-        """Return ``func``, a function of two tensors that was passed to ``_operator``, of the features of ``self`` and
-        of ``other`` as a sparse tensor on the same voxels, or NotImplemented for an operand of another type.
+        """Return ``func`` (argument of ``_operator``) of the features of ``self`` and of ``other``, as a sparse tensor
+        on the same voxels. Return ``NotImplemented`` if ``other`` has an unsupported type.
         """
         return self._apply_binary(func, other, sign, swapped=swapped)
 
@@ -83,27 +85,27 @@ def _operator(func: Callable[..., Any], sign: str, *, swapped: bool = False) -> 
 
 
 class Arithmetic(SummableTensor):
-    """The operators of a sparse tensor whose ``feats`` are ``[n, c]``."""
+    """The operators of a sparse tensor, which apply to its features ``feats [n, c]``."""
 
     feats: Tensor
     row_functions: ClassVar[frozenset[Any]] = _POINTWISE | _ALONG | _JOINS | _PRODUCTS
     row_operators: ClassVar[frozenset[str]] = frozenset(_WRITTEN_IN_PYTHON)
 
     def replace(self, feats: Tensor) -> Any:
-        """Return a tensor with the features ``feats [n, c]`` on the same voxels."""
+        """Return a sparse tensor with the features ``feats [n, c]`` on the voxels of this one."""
         raise NotImplementedError
 
     def check_same(self, other: Arithmetic, where: str) -> None:
-        """Raise SL202 if ``other`` is on other voxels, since rows of the two mean different places. ``where`` names the
-        operation.
+        """Raise ``SL202`` if ``other`` is on other voxels, since equal rows would then mean different places. ``where``
+        names the operation.
         """
         raise NotImplementedError
 
     @classmethod
     def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return ``func`` (a function of torch that works on rows) of the features, as a sparse tensor on the same
-        voxels. torch calls this when at least one argument is a sparse tensor. Raises SL202 for operands on other
-        voxels.
+        """Return ``func`` of the features, as a sparse tensor on the same voxels. ``func`` is a function of torch that
+        works on each row alone. torch calls this method if at least one argument is a sparse tensor. Raise ``SL202``
+        for operands on other voxels.
         """
         name = getattr(func, "__name__", "function")
         if func in _JOINS:
@@ -129,8 +131,9 @@ class Arithmetic(SummableTensor):
         return first._apply_to_rows(func, rows, named, name)
 
     def _apply_along_channels(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return ``func`` of the features along the channels (a softmax, a concatenation, ``x @ weight``) as a sparse
-        tensor. Raises SL209 where the function would mix rows. ``name`` is the function's name for the message.
+        """Return ``func`` of the features along the channels, as a sparse tensor. ``func`` is a function such as a
+        softmax, a concatenation or ``x @ weight``, and ``name`` is its name for the message. Raise ``SL209`` if it
+        would mix rows.
         """
         if func in _PRODUCTS:
             if torch.compiler.is_compiling() and not isinstance(args[0], Arithmetic):
@@ -153,8 +156,8 @@ class Arithmetic(SummableTensor):
         return self.replace(torch.cat([_rows_of(part, self, name) for part in parts], 1))
 
     def _apply_to_rows(self, func: Any, rows: Sequence[Any], named: Mapping[str, Any], name: str) -> Any:
-        """Return ``func(*rows, **named)`` as a sparse tensor on the same voxels. Raises SL202 for operands that do not
-        broadcast against the features. ``name`` is the function's name for the message.
+        """Return ``func(*rows, **named)`` as a sparse tensor on the same voxels. ``name`` is the name of ``func`` for
+        the message. Raise ``SL202`` if the operands do not broadcast against the features.
         """
         if torch.compiler.is_compiling():
             return self.replace(func(*rows, **named))
@@ -171,8 +174,8 @@ class Arithmetic(SummableTensor):
         return self.replace(out)
 
     def _broadcast_error(self, name: str, shapes: Sequence[tuple[int, ...]]) -> ShiplapError:
-        """Return the error SL202 of the operation ``name`` for operands of ``shapes`` that do not broadcast against the
-        features.
+        """Return the error ``SL202`` for operands of ``shapes`` that do not broadcast against the features. ``name`` is
+        the operation.
         """
         n, c = self.feats.shape
         return error(
@@ -185,20 +188,20 @@ class Arithmetic(SummableTensor):
 
     @property
     def is_voxel(self) -> Tensor:
-        """Return ``bool [n, 1]``: whether each row is a voxel, and not padding."""
+        """The mask ``bool [n, 1]`` that is True for voxels and False for rows of padding."""
         raise NotImplementedError
 
     def check_statistics(self) -> None:
-        """Raise SL208 if a batch norm of torch would learn from rows that are no voxels."""
+        """Raise ``SL208`` if a batch norm of torch would learn from rows of padding."""
         raise NotImplementedError
 
     def plus(self, other: Any) -> Any:
-        """Return ``self + other`` as a sparse tensor, or NotImplemented for an operand of another type."""
+        """Return ``self + other`` as a sparse tensor, or ``NotImplemented`` if ``other`` has an unsupported type."""
         return self._apply_binary(torch.add, other, "+")
 
     def _apply_binary(self, func: Callable[..., Tensor], other: Any, sign: str, *, swapped: bool = False) -> Any:
-        """Return ``func`` of the features and the operand ``other``, in exchanged order if ``swapped``, as a sparse
-        tensor, or NotImplemented for an operand of another type. ``sign`` names the operation in errors.
+        """Return ``func`` of the features and ``other`` as a sparse tensor, with ``other`` first if ``swapped``. Return
+        ``NotImplemented`` if ``other`` has an unsupported type. ``sign`` names the operation in errors.
         """
         if not isinstance(other, (Arithmetic, Tensor, *_OTHERS)):
             return NotImplemented
@@ -229,7 +232,7 @@ class Arithmetic(SummableTensor):
         return self.replace(self.feats.abs())
 
     def __invert__(self) -> Any:
-        """Return the inverted features, booleans or integers, on the same voxels."""
+        """Return the inverted features on the same voxels. They must be booleans or integers."""
         return self.replace(~self.feats)
 
     # As of a torch.Tensor: a comparison is one of features, and the hash is that of the object.
@@ -241,7 +244,7 @@ class Arithmetic(SummableTensor):
     __array_ufunc__ = None  # a number of NumPy as the first operand leaves the operation to us
 
     def __bool__(self) -> bool:
-        """Raise SL209: a sparse tensor has no single truth value."""
+        """Raise ``SL209``, since a sparse tensor has no single truth value."""
         raise error(
             "SL209",
             where=f"bool({type(self).__name__})",
@@ -252,8 +255,8 @@ class Arithmetic(SummableTensor):
 
 
 def _rows_of(value: Any, first: Arithmetic, sign: str) -> Any:
-    """Return the features of ``value`` if it is a sparse tensor, which must be on the voxels of ``first`` (SL202), and
-    any other value unchanged. ``sign`` names the operation.
+    """Return the features of ``value`` if it is a sparse tensor, and any other value unchanged. Raise ``SL202`` if
+    ``value`` is on other voxels than ``first``. ``sign`` names the operation.
     """
     if not isinstance(value, Arithmetic):
         return value
@@ -263,20 +266,22 @@ def _rows_of(value: Any, first: Arithmetic, sign: str) -> Any:
 
 
 def _mixed_rows_error(name: str, got: str, expected: str) -> ShiplapError:
-    """Return the error SL209 of the function ``torch.name``, which would mix rows of a sparse tensor."""
+    """Return the error ``SL209`` for the function ``torch.<name>``, which would mix rows of a sparse tensor. ``got``
+    and ``expected`` are its texts.
+    """
     fix = f"write x.replace(torch.{name}(x.feats, ...)) if rows are to be mixed"
     return error("SL209", where=f"torch.{name} of a SparseTensor", got=got, expected=expected, fix=fix)
 
 
 def _tensor_method(name: str) -> Any:
-    """Return a method that applies ``torch.Tensor``'s method ``name`` to the features of a sparse tensor, and returns a
-    sparse tensor on the same voxels.
+    """Return a method that applies the method ``name`` of ``torch.Tensor`` to the features of a sparse tensor. It
+    returns a sparse tensor on the same voxels.
     """
     func = getattr(Tensor, name)
 
     def method(self: Arithmetic, *args: Any, **kwargs: Any) -> Any:
-        """Return the method ``name`` (argument of ``_tensor_method``) of ``torch.Tensor``, applied to the features, as
-        a sparse tensor on the same voxels.
+        """Return the result of the method ``name`` (argument of ``_tensor_method``) of ``torch.Tensor`` for the
+        features, as a sparse tensor on the same voxels.
         """
         return self.rows_under(func, (self, *args), kwargs)
 

@@ -15,10 +15,11 @@ Triple = tuple[int, int, int]
 
 
 def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) -> tuple[int, ...]:
-    """Return one int for each of ``ndim`` axes from one number for all axes or a sequence of numbers, such as ``3`` or
-    ``(3, 3, 1)``. Integers of NumPy and torch count.
+    """Return one int for each of ``ndim`` axes, from one number for all axes or a sequence such as ``(3, 3, 1)``.
+    Integers of NumPy and torch are accepted.
 
-    Raises SL208 for another number of them and for one below ``least``, and SL209 for anything but integers.
+    Raise ``SL208`` for another number of values or one below ``least``, and ``SL209`` for values that are not integers.
+    ``name`` is the argument's name in errors.
     """
     if not is_compiling():  # a graph would learn a guard for each size that is looked at
         value = _python_integers(value, name, ndim)
@@ -31,8 +32,8 @@ def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) ->
 
 
 def _python_integers(value: Any, name: str, ndim: int) -> Axes:
-    """Return ``value``, a number or a sequence of numbers, as Python's own integers. Raises SL209 for anything but
-    integers. ``name`` is the argument's name for the message.
+    """Return ``value``, a number or a sequence of numbers, as Python's own integers. Raise ``SL209`` if one is no
+    integer. ``name`` is the argument's name in errors.
     """
     try:
         return tuple(operator.index(v) for v in value) if hasattr(value, "__len__") else operator.index(value)
@@ -44,9 +45,8 @@ _PER_AXIS = "an int, or one int for each of {} axes"
 
 
 def expand_axes(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
-    """Return :func:`per_axis` for three axes: where ``ndim`` is less, the leading axes get ``fill``.
-
-    With ``ndim`` 4, four numbers are returned, as convolutions by offsets take them.
+    """Return the result of :func:`per_axis` for three axes. If ``ndim`` is less than 3, the leading axes get ``fill``.
+    If ``ndim`` is 4, four numbers are returned, as convolutions by offsets need them.
     """
     if ndim == 3 and not is_compiling():  # what layers give, each time
         if type(value) is int:
@@ -66,16 +66,16 @@ _THREE = [int, int, int]
 def same_number(a: int, b: int) -> bool:
     """Return whether ``a`` equals ``b``, in a graph by a comparison of their order.
 
-    Where two sizes are equal, torch writes one for the other, and a guard on their order does not say so. Inductor
-    (torch 2.11 to 2.13) has no value for a size that objects hold and nothing else does: its code ends in a NameError.
+    If two sizes are equal, torch writes one in place of the other. Inductor (torch 2.11 to 2.13) has no value for a
+    size that only objects hold, so its code would end in a ``NameError``. A guard on the order of two sizes does not
+    make them equal.
     """
     return not (a < b or a > b)
 
 
 def same_numbers(known: Sequence[int], given: Sequence[int]) -> bool:
-    """Return whether ``given`` equals the last numbers of ``known``.
-
-    Three are taken apart: Dynamo compares two sequences by a program of a hundred instructions, which it traces.
+    """Return whether ``given`` equals the last numbers of ``known``. Three numbers are compared one by one, since
+    Dynamo would trace a comparison of sequences as a hundred instructions.
     """
     if len(given) == 3 and len(known) == 3:
         x, y, z = known

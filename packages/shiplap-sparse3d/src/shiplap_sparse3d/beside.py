@@ -20,25 +20,25 @@ Batch = TypeVar("Batch")
 
 
 def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
-    """Return an iterator over the same batches, whose tables another stream builds before the network needs them.
+    """Return an iterator over ``batches``, whose tables another stream builds before the network needs them.
 
-    A strided layer that builds its tables waits for the GPU, since the data decide how many voxels there are. Whatever
-    the host was ahead of the GPU is lost then, several times in a step, and from there on each delay of the host is one
-    of the GPU. In a loop over ``ahead(batches)`` another stream makes the next batch and builds its tables, while the
-    GPU still works at the one before. The layers find their tables, and nothing waits for the network.
+    A strided layer that builds its tables waits for the GPU, since the data determine the number of voxels. The host
+    then loses its lead over the GPU several times in a step, and each later delay of the host delays the GPU. In a loop
+    over ``ahead(batches)`` another stream makes the next batch and builds its tables, while the GPU still works on the
+    one before. The layers find their tables, so the network waits for nothing.
 
-    The content of a batch, and the results, stay the same. On a CPU the batches are passed on as they are.
+    The content of a batch and the results stay the same. Batches on a CPU are passed on unchanged.
 
     Args:
-        batches: yields batches of any form in which ``torch.utils`` finds tensors: tuples, lists, dicts, sparse tensors
-            and registered classes. It is advanced in the other stream, so each batch has to be made by it, or must have
-            existed before the loop: what the loop writes meanwhile, it may read too early. A network that first moves a
-            batch to the GPU builds its tables itself.
-        depth: by how many batches the host may be ahead of the GPU. The voxels and tables of one more batch than that
+        batches: yields batches of any form in which ``torch.utils`` finds tensors, such as tuples, lists, dicts, sparse
+            tensors and registered classes. The other stream advances it, so it must make each batch itself, or the
+            batch must have existed before the loop. It might read too early what the loop writes meanwhile. A network
+            that first moves a batch to the GPU builds its tables itself.
+        depth: the number of batches by which the host may be ahead of the GPU. The voxels and tables of one more batch
             are in memory.
 
     Raises:
-        ArgumentError: SL208 for a depth below 1.
+        ArgumentError: ``SL208`` for a depth below 1.
     """
     if depth < 1:
         where, fix = "sparse3d.ahead, argument 'depth'", "pass depth=2, or leave it out"
@@ -47,8 +47,8 @@ def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
 
 
 def _prefetch(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
-    """Yield the batches of ``source`` with their tables, after the first one from another stream if the batches are on
-    a GPU. :func:`ahead` calls this after its check, so that the check is made at the call and not at the first batch.
+    """Yield the batches of ``source``. If they are on a GPU, another stream makes the second and later ones with their
+    tables. :func:`ahead` calls this after its check, so that the check is made at the call and not at the first batch.
     """
     for first in source:
         device = next((t.device for t in _batch_tensors(first) if t.is_cuda), None)
@@ -60,8 +60,8 @@ def _prefetch(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
 
 
 def _build_beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: int) -> Iterator[Batch]:
-    """Yield the batches of ``source`` that follow ``batch``, which the caller has yielded already, with neighbour
-    tables that another CUDA stream of ``device`` has built. The host stays at most ``depth`` batches ahead of the GPU.
+    """Yield the batches of ``source`` that follow ``batch``, which the caller has already yielded. Another CUDA stream
+    of ``device`` builds their neighbour tables. The host stays at most ``depth`` batches ahead of the GPU.
     """
     # A high priority, so that the small kernels of tables do not queue behind the network's.
     beside = torch.cuda.Stream(device, priority=-1)
@@ -89,9 +89,8 @@ def _build_beside(batch: Batch, source: Iterator[Batch], device: torch.device, d
 
 
 def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Event, user: torch.cuda.Stream) -> None:
-    """Make the CUDA stream ``user``, which is about to use ``tensors``, wait for the event ``made``, which another
-    stream has recorded after it computed them. Their memory is kept until the work of ``user`` that is queued at their
-    release has ended.
+    """Make the CUDA stream ``user`` wait for the event ``made``, which another stream has recorded after it computed
+    ``tensors``. When the tensors are released, their memory is kept until the work then queued on ``user`` has ended.
     """
     for tensor in tensors:
         if tensor.is_cuda:
@@ -100,15 +99,15 @@ def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Event, user: torch.cud
 
 
 def _batch_geometries(batch: Any) -> list[Geometry]:
-    """Return the geometries (coordinates of voxels with their neighbour tables) in a batch: those of its sparse
-    tensors, and those that it holds directly.
+    """Return the geometries (coordinates of voxels with their neighbour tables) in a batch. They are those of its
+    sparse tensors and those that it holds directly.
     """
     sparse: list[Any] = [leaf for leaf in leaves(batch, _UNSPLIT) if isinstance(leaf, _UNSPLIT)]
     return [leaf if isinstance(leaf, Geometry) else leaf.geometry for leaf in sparse]
 
 
 def _batch_tensors(batch: Any) -> list[Tensor]:
-    """Return all tensors of a batch, and those of the neighbour tables of its sparse tensors."""
+    """Return all tensors of ``batch``, and those of the neighbour tables of its sparse tensors."""
     tables = [tensor for geometry in _batch_geometries(batch) for tensor in geometry.tensors]
     return [*(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), *tables]
 

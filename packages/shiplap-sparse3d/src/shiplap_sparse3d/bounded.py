@@ -32,10 +32,10 @@ def out_coords_bounded(
     dilation: list[int],
     capacity: int,
 ) -> tuple[Int32[Tensor, "capacity 4"], Int32[Tensor, "1"]]:
-    """Return the output voxels of a strided convolution, those of the op ``out_coords``, in ``capacity`` rows, with
-    padding (-1, -1, -1, -1) behind them, and the number of voxels, so that no size depends on data.
+    """Return the output voxels of a strided convolution in ``capacity`` rows, and their number.
 
-    Raises SL211 as ``out_coords`` does, and when there are more than ``capacity``.
+    The voxels are those of the op ``out_coords``. Padding (-1, -1, -1, -1) follows them, so no size depends on data.
+    Raise ``SL211`` as ``out_coords`` does, and if there are more than ``capacity`` voxels.
     """
     reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
     m = reached.shape[0]
@@ -65,11 +65,11 @@ def reached_keys(
     dilation: list[int],
     capacity: int,
 ) -> tuple[Int64[Tensor, "capacity"], Int64[Tensor, "1"]]:
-    """Return an int64 key for each output voxel of a strided convolution, in any order, and the number of keys. The
-    rest of the ``capacity`` places holds ``NO_KEY``, the largest int64.
+    """Return an int64 key for each output voxel of a strided convolution, in any order, and the number of keys. Unused
+    places of the ``capacity`` hold ``NO_KEY``, the largest int64.
 
     A key is ``((b * X + x) * Y + y) * Z + z`` in the output grid ``[X, Y, Z]``. A count above ``capacity`` is a lower
-    bound, and then the keys are some of all. Raises SL211 as ``out_coords`` does.
+    bound of the true number, and only some of the keys are then returned. Raise ``SL211`` as ``out_coords`` does.
     """
     reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
     keys = keys_of(reached, output_shape(spatial_shape, kernel, stride, padding, dilation))
@@ -93,12 +93,13 @@ def first_voxels(
     capacity: int,
     scenes: int,
 ) -> tuple[Int32[Tensor, "capacity 4"], Int64[Tensor, "1"]]:
-    """Return the first ``capacity`` output voxels of a strided convolution in ascending order, with padding (-1, -1,
-    -1, -1) behind them, and the number of all.
+    """Return the first ``capacity`` output voxels of a strided convolution in ascending order, and the number of all.
+    Padding (-1, -1, -1, -1) follows them.
 
-    ``scenes`` is the number of scenes for which the bitmap of the output grid has room: if a voxel lies in a later
-    scene, the count is -1 and no voxels are returned. With 0 there is no bitmap, which suits few voxels; then a count
-    above ``capacity`` is a lower bound, and the voxels are some of all. Raises SL211 as ``out_coords`` does.
+    ``scenes`` is the number of scenes for which the bitmap of the output grid has room. If a voxel lies in a later
+    scene, the count is -1 and no voxels are returned. If ``scenes`` is 0 there is no bitmap, which suits few voxels. A
+    count above ``capacity`` is then a lower bound, and the voxels are some of all. Raise ``SL211`` as ``out_coords``
+    does.
     """
     reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
     # The kernel's bitmap has no room for such a scene, so the caller has to take another way.
@@ -110,8 +111,8 @@ def first_voxels(
 
 @sl.op("sparse3d::voxels_of_keys", requires=("len(grid) == 3", "min(grid) >= 1"))
 def voxels_of_keys(keys: Int64[Tensor, "m"], grid: list[int]) -> Int32[Tensor, "m 4"]:
-    """Return the voxels (scene, x, y, z) of ``keys``, numbers of cells among all scenes of the output ``grid``, in
-    ascending order. Keys of ``NO_KEY``, the largest int64, become padding (-1), which comes last.
+    """Return the voxels (scene, x, y, z) of ``keys`` in ascending order. A key is the number of a cell among all scenes
+    of the output ``grid``. Keys of ``NO_KEY``, the largest int64, become padding (-1), which comes last.
     """
     keys = keys.sort()[0]
     line, z = keys // grid[2], keys % grid[2]

@@ -24,16 +24,18 @@ __all__: list[str] = []
 
 
 class _GridFacts:
-    """The facts of a ``Geometry`` besides its coordinates. Two are equal if they have one grid, whatever the voxels."""
+    """The attributes of a ``Geometry`` besides its coordinates. Two objects are equal if their grids are equal,
+    whatever their voxels are.
+    """
 
     def __init__(self, facts: tuple[Any, ...], source: Geometry | None = None) -> None:
-        """Keep ``facts``, the settings of a geometry besides its coordinates, and ``source``, the geometry that they
-        come from, if any.
+        """Store ``facts``, the attributes of a geometry besides its coordinates, and ``source``, the geometry that has
+        them, if there is one.
         """
         self.facts, self.source = facts, source
 
     def __eq__(self, other: object) -> bool:
-        """Return whether ``other`` has equal facts. The source does not matter."""
+        """Return whether ``other`` has equal facts. The source is not compared."""
         return isinstance(other, _GridFacts) and self.facts == other.facts
 
     def __hash__(self) -> int:
@@ -46,16 +48,16 @@ class _GridFacts:
 
 
 def _take_geometry(geometry: Geometry) -> tuple[Sequence[Any], Any]:
-    """Return the leaves of a geometry for torch's pytrees, which are its coordinates, and the facts from which it is
-    rebuilt.
+    """Return the coordinates of ``geometry``, its only leaf in torch's pytrees, and the other attributes from which it
+    is rebuilt.
     """
     facts = geometry.spatial_shape, geometry.batch_size, geometry.padded, geometry.ndim
     return [geometry.coords], _GridFacts(facts, geometry)
 
 
 def _make_geometry(children: Sequence[Any], grid: _GridFacts) -> Geometry:
-    """Return the geometry of the coordinates ``children`` and the facts ``grid``: the same object as before if its
-    coordinates are unchanged. Raises SL219 if rows were removed.
+    """Return the geometry with the coordinates in ``children`` and the attributes ``grid``. If the coordinates are
+    unchanged, it is the original object. Raise ``SL219`` if rows were removed.
     """
     (coords,) = children
     # The tables stay valid, and layers on the same geometry find them.
@@ -70,25 +72,25 @@ def _make_geometry(children: Sequence[Any], grid: _GridFacts) -> Geometry:
 
 
 def _lost_rows(coords: Any, before: Any) -> bool:
-    """Return whether ``coords`` has another number of rows than ``before``, so that the rows of a scene may be in
-    another part of the batch.
-
-    Inside a graph the tensors have no values yet, so the answer is False there.
+    """Return whether ``coords`` has another number of rows than ``before``. Rows of a scene may then be in another part
+    of the batch. In a graph the tensors have no values yet, so the result is False.
     """
     plain = type(coords) is Tensor and type(before) is Tensor and not torch.compiler.is_compiling()
     return plain and coords.dim() == 2 and coords.shape[0] != before.shape[0]
 
 
 def _load_grid(facts: Any) -> _GridFacts:
-    """Return the facts of a geometry (grid, scenes, padding and axes) from the serialised form that ``torch.export``
-    saves with a pytree.
+    """Return the attributes of a geometry (grid, scenes, padding and axes) from the serialised form that
+    ``torch.export`` saves with a pytree.
     """
     shape, *rest = facts
     return _GridFacts((tuple(shape), *rest))
 
 
 def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
-    """Return a sparse tensor of its leaves (features, geometry), without the checks of the constructor."""
+    """Return a sparse tensor from its leaves ``children`` (features, geometry), without the checks of the
+    constructor.
+    """
     made = object.__new__(SparseTensor)
     made.feats, made.geometry = children
     made.checkpointed = False
@@ -96,15 +98,15 @@ def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
 
 
 def _take_plan(plan: Plan) -> tuple[Sequence[Any], Any]:
-    """Return the leaves of a plan (the neighbour tables of a convolution) for torch's pytrees, which are its tensors,
-    and its settings.
+    """Return the tensors of ``plan`` (the neighbour tables of a convolution), and its settings. The tensors are its
+    leaves in torch's pytrees.
     """
     return [plan.table, plan.order, plan.masks, plan.back], (plan.rows, plan.reflect, plan.symmetric)
 
 
 def _make_plan(children: Sequence[Any], rest: Any) -> Plan:
-    """Return the plan (the neighbour tables of a convolution) of the tensors ``children``, which are its tables and
-    their sorting, and the settings ``rest``.
+    """Return the plan (the neighbour tables of a convolution) with the tensors ``children`` and the settings ``rest``.
+    The tensors are the tables and their sorting.
     """
     (table, order, masks, back), (rows, reflect, symmetric) = children, rest
     return Plan(table, rows, order, masks, reflect, symmetric, back)

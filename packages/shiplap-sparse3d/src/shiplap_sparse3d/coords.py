@@ -34,23 +34,22 @@ __all__ = [
     "tap_offsets",
 ]
 
+# Cells are numbered in int64.
 MAX_CELLS = 2**63
 NO_KEY = MAX_CELLS - 1  # the key of padding, which sorts after every voxel's
 
 
 def refuse_rows(op: str, bad: Tensor, message: str) -> None:
-    """Raise SL211 for ``op`` if any element of ``bad [n]`` is set. The text ``message`` gets the number of the first
-    such row in place of ``{row}``.
+    """Raise ``SL211`` for ``op`` if any element of ``bad [n]`` is true. In the text ``message``, ``{row}`` is replaced
+    by the number of the first such row.
     """
     if bool(bad.any()):
         raise error("SL211", where=f"sparse3d::{op}", got=message.format(row=int(bad.nonzero()[0, 0])))
 
 
 def check_rows(where: str, feats: Tensor, voxels: int) -> None:
-    """Raise SL202 if ``feats`` has another number of rows than ``voxels``. ``where`` is the layer's or function's name
-    for the message.
-
-    Inside a traced graph the check is skipped, since it would add a guard.
+    """Raise ``SL202`` if ``feats`` does not have ``voxels`` rows. ``where`` names the layer or function in the message.
+    A traced graph skips the check, which would add a guard.
     """
     if torch.compiler.is_compiling():
         return
@@ -60,11 +59,12 @@ def check_rows(where: str, feats: Tensor, voxels: int) -> None:
 
 
 def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``coords`` and ``feats`` unchanged, or in a graph, where either number of rows depends on data, with one
-    common number of rows.
+    """Return ``coords`` and ``feats`` with one common number of rows in a graph where one of the numbers depends on
+    data. Otherwise return both unchanged.
 
-    When scenes are put together, the number of rows is a sum that depends on data, and later modules ask whether it is
-    0 or 1. The rows of the other tensor may be known. The graph asserts as it runs that both are equal.
+    The number of rows of scenes that are put together is a sum that depends on data. Later modules compare it with 0
+    and 1. The other tensor may have a known number of rows, which is then used for both. The graph asserts as it runs
+    that the numbers are equal.
     """
     if not torch.compiler.is_compiling():
         return coords, feats
@@ -79,22 +79,22 @@ def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def runs_without_python(rows: Tensor, devices: Sequence[str] = ("cpu", "cuda")) -> bool:
-    """Return whether ``rows`` belongs to a program that is being exported for one of ``devices``. An exported file may
-    run without Python, in which the kernels of this package's ops are written for these devices, so that the caller
-    uses operators of torch instead.
+    """Return whether ``rows`` belongs to a program that is being exported for one of ``devices``. The exported file may
+    run without Python, which the kernels of this package's ops need on these devices. The caller then uses operators of
+    torch instead.
     """
     return rows.device.type in devices and _is_exporting()
 
 
 @constant_result  # Dynamo of torch 2.11 answers True in every graph
 def _is_exporting() -> bool:
-    """Return whether ``torch.export`` is tracing now. A graph takes the result as a constant."""
+    """Return whether ``torch.export`` is tracing now. In a graph the result is a constant."""
     return torch.compiler.is_exporting()
 
 
 def is_of_data(rows: int) -> bool:
-    """Return whether ``rows``, a number of rows in a traced graph, is a size of which nothing is known before the data
-    decide it, not even whether it is below 2.
+    """Return whether nothing is known about ``rows``, a number of rows in a traced graph, before the data are known.
+    Not even a comparison with 2 is then possible.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
@@ -102,8 +102,8 @@ def is_of_data(rows: int) -> bool:
 
 
 def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_channels") -> ShiplapError:
-    """Return the error SL202 of a layer whose input ``feats`` has other channels than ``wanted``, the layer's argument
-    ``name``.
+    """Return the error ``SL202`` of a layer whose input ``feats`` does not have ``wanted`` channels. ``name`` is the
+    layer's argument for them.
     """
     return error(
         "SL202",
@@ -115,8 +115,8 @@ def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_chann
 
 
 def tap_offsets(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the offsets ``(kx, ky, kz)`` of all taps (cells of a kernel ``[Kx, Ky, Kz]``) in the order of their numbers
-    ``v = (kx*Ky + ky)*Kz + kz``.
+    """Yield the offsets ``(kx, ky, kz)`` of all taps (cells of a kernel ``[Kx, Ky, Kz]``). Tap ``v = (kx*Ky + ky)*Kz +
+    kz`` is yielded as number ``v``.
     """
     yield from product(range(kernel[0]), range(kernel[1]), range(kernel[2]))
 
@@ -124,22 +124,22 @@ def tap_offsets(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 def output_shape(
     shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the output grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` cells on each axis, at
-    least 0.
+    """Return the numbers of cells per axis of the output grid of a strided convolution. On each axis it is ``floor((W +
+    2P - Dl*(K-1) - 1)/S) + 1``, and at least 0.
     """
     return tuple(map(_output_cells_along, shape, kernel, stride, padding, dilation))
 
 
 def _output_cells_along(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Return the number of output cells of a strided convolution along one axis:
-    ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1``, at least 0.
+    """Return the number of output cells of a strided convolution along one axis. It is ``floor((W + 2P - Dl*(K-1) -
+    1)/S) + 1``, and at least 0.
     """
     return max(0, (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
 
 
 def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
-    """Return an upper bound of the number of output voxels that ``n`` input voxels reach with ``window`` (kernel,
-    stride, padding, dilation): ``ops.OUT_COORDS_BOUND``.
+    """Return an upper bound of the number of output voxels that ``n`` input voxels reach, as ``ops.OUT_COORDS_BOUND``
+    gives it. ``window`` holds kernel, stride, padding and dilation.
     """
     kernel, stride, _, dilation = window
     for k, s, d in zip(kernel, stride, dilation, strict=True):
@@ -148,16 +148,16 @@ def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
 
 
 def inside_grid(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a mask of the rows ``coords [..., 4]`` (scene, x, y, z) that lie in the grid of ``shape`` and have a scene
-    of 0 or above.
+    """Return a mask of the rows of ``coords [..., 4]`` (scene, x, y, z) that lie in the grid of ``shape`` and whose
+    scene is not negative.
     """
     limit = torch.tensor(shape, dtype=torch.int64, device=coords.device)  # a grid may be wider than its coordinates
     return ((coords[..., 1:] >= 0) & (coords[..., 1:] < limit)).all(-1) & (coords[..., 0] >= 0)
 
 
 def keys_of(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return one int64 for each row of ``coords [..., 1 + axes]``, the number of its cell among all scenes, in the
-    order of (batch, x, y, z). Rows must lie in the grid of ``shape``.
+    """Return the number of the cell of each row of ``coords [..., 1 + axes]`` among all scenes, as int64. The numbers
+    have the order of (scene, x, y, z). Rows must lie in the grid of ``shape``.
     """
     keys, *axes = coords.long().unbind(-1)
     for size, axis in zip(shape, axes, strict=True):
@@ -166,8 +166,8 @@ def keys_of(coords: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
-    """Raise SL211 for rows of ``coords`` outside the grid of ``shape``, for duplicates, and for grids with too many
-    cells for int64. Padding (-1) is valid. ``op`` is the op's name for the message.
+    """Raise ``SL211`` if a row of ``coords`` is outside the grid of ``shape`` or occurs twice. Raise it also if the
+    grid has too many cells for int64. Padding (-1) is valid. ``op`` is the op's name in the message.
     """
     # Nothing branches on the number of rows, so that a program without Python has these checks for every number.
     voxels, grid = coords[:, 0] != -1, str(tuple(shape))
@@ -182,13 +182,15 @@ def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
 
 
 def _max_scenes(shape: Sequence[int]) -> int:
-    """Return the largest number of scenes with grids of ``shape`` whose cells have int64 numbers below ``NO_KEY``."""
+    """Return the largest number of scenes for which the cells of grids of ``shape`` have int64 numbers below
+    ``NO_KEY``.
+    """
     return NO_KEY // max(1, math.prod(shape))  # a step may lead to a grid without cells
 
 
 def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:
-    """Raise SL211 for rows of ``coords`` whose scene is not below ``batch_size``. Padding (-1) is valid. ``op`` is the
-    op's name for the message.
+    """Raise ``SL211`` if the scene of a row of ``coords`` is not in ``[-1, batch_size)``. The scene -1 is padding.
+    ``op`` is the op's name in the message.
     """
     bad = (coords[:, 0] < -1) | (coords[:, 0] >= batch_size)
     refuse_rows(op, bad, "coords row {row} has a batch index outside " + f"[-1, {batch_size})")
@@ -196,8 +198,8 @@ def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:
 
 @built_outside_modes
 def has_scenes_of(coords: Tensor, batch_size: int, on_gpu: bool = False) -> bool:
-    """Return False if a batch index of ``coords`` is known to be outside of ``[-1, batch_size)``. Values of traced
-    tensors, and those on a GPU unless ``on_gpu``, are not known, and then the result is True.
+    """Return False if a scene in ``coords`` is known to be outside ``[-1, batch_size)``. The values of traced tensors
+    are not known, nor are those on a GPU unless ``on_gpu`` is true. The result for them is True.
     """
     here = type(coords) is Tensor and (on_gpu or coords.device.type == "cpu")
     if not here or coords.shape[0] == 0:
@@ -210,8 +212,8 @@ def has_scenes_of(coords: Tensor, batch_size: int, on_gpu: bool = False) -> bool
 
 
 def assert_scenes(coords: Tensor, batch_size: int) -> None:
-    """Add an assertion to the graph that is being traced: the graph raises as it runs if a row of ``coords`` on the CPU
-    has a scene that the batch does not have.
+    """Add an assertion to the graph that is being traced. As it runs, the graph raises if ``coords`` on the CPU has a
+    scene outside ``[-1, batch_size)``.
     """
     if _graph_checks and coords.device.type == "cpu":
         scene = coords[:, 0]
@@ -219,10 +221,8 @@ def assert_scenes(coords: Tensor, batch_size: int) -> None:
 
 
 def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool = False) -> None:
-    """Raise SL211 for a row of ``coords`` with a scene outside of ``[-1, batch_size)``. On the CPU one column is read.
-
-    A graph asserts this as it runs. The kernels of GPUs check it themselves, unless ``on_gpu``, which waits for the
-    GPU.
+    """Raise ``SL211`` if a scene in ``coords`` is outside ``[-1, batch_size)``. A graph asserts this as it runs. On a
+    GPU the values are read only if ``on_gpu`` is true, since the kernels check them. ``where`` names the caller.
     """
     if torch.compiler.is_compiling():
         assert_scenes(coords, batch_size)
@@ -232,7 +232,7 @@ def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool 
 
 def require(holds: Tensor, text: str, refuse: Callable[[], Exception]) -> None:
     """Raise the error that ``refuse`` returns if ``holds`` is false. In a graph on the CPU, add an assertion with
-    ``text``, which is checked as the graph runs.
+    ``text`` instead, which is checked as the graph runs.
     """
     if not torch.compiler.is_compiling():
         if not bool(holds):
@@ -242,8 +242,8 @@ def require(holds: Tensor, text: str, refuse: Callable[[], Exception]) -> None:
 
 
 def assert_inside(coords: Tensor, batch_size: int, shape: Sequence[int]) -> None:
-    """Add assertions to the graph that is being traced: the graph raises as it runs if a row of ``coords`` on the CPU
-    has a scene that the batch does not have, or lies outside the grid of ``shape``.
+    """Add assertions about the voxels ``coords`` on the CPU to the graph that is being traced. As it runs, the graph
+    raises for a scene outside ``[-1, batch_size)`` and for a cell outside the grid of ``shape``.
     """
     assert_scenes(coords, batch_size)
     if _graph_checks and coords.device.type == "cpu":
@@ -261,9 +261,7 @@ _OUTSIDE = "SL211: a row of coords is outside spatial_shape; correct spatial_sha
 
 def set_graph_checks(on: bool) -> bool:
     """Set whether graphs and packages that are made from now on check the values of coordinates each time they run, and
-    return the previous setting.
-
-    Eager calls always check them. A check reads the coordinates once.
+    return the previous setting. Eager calls always check them. A check reads the coordinates once.
     """
     global _graph_checks
     before, _graph_checks = _graph_checks, on
@@ -271,13 +269,12 @@ def set_graph_checks(on: bool) -> bool:
 
 
 class GridLookup:
-    """The lookup of voxels of a grid by their cells: sorted keys and binary search, without a branch on the data.
-
-    ``coords`` are those that :func:`check_coords` accepts.
+    """The lookup of voxels of a grid by their cells, with sorted keys and binary search. Nothing branches on the data.
+    ``coords`` must pass :func:`check_coords`.
     """
 
     def __init__(self, coords: Tensor, shape: Sequence[int]) -> None:
-        """Sort the keys of the voxels ``coords [n, 4]`` in a grid of ``shape`` for binary search. Padding is
+        """Sort the keys of the voxels ``coords [n, 4]`` in a grid of ``shape`` for binary search. Rows of padding are
         left out.
         """
         self.shape = shape
@@ -287,8 +284,8 @@ class GridLookup:
         self.rows = torch.cat([rows.int(), rows.new_full((1,), -1, dtype=torch.int32)])
 
     def __call__(self, queries: Tensor) -> Tensor:
-        """Return ``int32 [...]``: the number of the voxel that equals each of ``queries [..., 4]`` (scene, x, y, z), or
-        -1 if there is none.
+        """Return the number of the voxel that equals each of ``queries [..., 4]`` (scene, x, y, z), as ``int32 [...]``.
+        It is -1 if there is none.
         """
         known = inside_grid(queries, self.shape) & (queries[..., 0] < _max_scenes(self.shape))
         wanted = torch.where(known, keys_of(queries, self.shape), NO_KEY)
@@ -297,22 +294,24 @@ class GridLookup:
 
 
 class RowLookup:
-    """The lookup of rows of integers by their values, of any number of columns: sorted keys and binary search.
+    """The lookup of rows of integers, with any number of columns, by sorted keys and binary search.
 
-    A key has a digit for each column, in the range of values that the column has. Where such numbers leave int64, the
-    keys of the columns so far are replaced by their ranks.
+    A key has one digit for each column, in the range of the column's values. If such numbers exceeded int64, the keys
+    of the columns so far are replaced by their ranks.
     """
 
     def __init__(self, rows: Tensor) -> None:
-        """Sort the keys of ``rows [n, columns]`` for binary search. Rows that begin with -1 are padding and
-        left out.
+        """Sort the keys of ``rows [n, columns]`` for binary search. Rows that begin with -1 are padding and are left
+        out.
         """
         voxels = (rows[:, 0] != -1).nonzero()[:, 0]
         wide = rows[voxels].long()
         self._digits: list[tuple[int, int, Tensor | None]] = []
         keys, size = wide.new_zeros(wide.shape[0]), 1
+        # A column without elements has no minimum.
         for column in wide.unbind(1) if wide.shape[0] else ():
             low, high = int(column.min()), int(column.max())
+            # Mixed-radix numbers that would overflow int64 are replaced by their ranks.
             ranks = keys.unique() if size * (high - low + 1) >= MAX_CELLS else None
             if ranks is not None:
                 keys, size = torch.searchsorted(ranks, keys), ranks.shape[0]
@@ -322,8 +321,8 @@ class RowLookup:
         self.rows = voxels[at]
 
     def __call__(self, queries: Tensor) -> Tensor:
-        """Return ``int32 [q]``: the number of the row that equals each of ``queries [q, columns]``, the first of equal
-        rows, or -1 if there is none.
+        """Return the number of the row that equals each of ``queries [q, columns]``, as ``int32 [q]``. It is the number
+        of the first of equal rows, and -1 if there is none.
         """
         missing = torch.full((queries.shape[0],), -1, dtype=torch.int32, device=queries.device)
         if self.keys.numel() == 0:
@@ -333,9 +332,11 @@ class RowLookup:
         for (low, high, ranks), column in zip(self._digits, queries.long().unbind(1), strict=True):
             if ranks is not None:
                 at = torch.searchsorted(ranks, wanted).clamp_max(ranks.shape[0] - 1)
+                # A number that has no rank is in none of the rows.
                 known, wanted = known & (ranks[at] == wanted), at
             known = known & (column >= low) & (column <= high)
             wanted = wanted * (high - low + 1) + (column.clamp(low, high) - low)
+        # A number above the last key gets a valid place, and the comparison below rejects it.
         at = torch.searchsorted(self.keys, wanted).clamp_max(self.keys.numel() - 1)
         return torch.where(known & (self.keys[at] == wanted), self.rows[at].int(), missing)
 

@@ -19,9 +19,9 @@ LIBRARY = Path(__file__).parent / "libshiplap_sparse3d.so"
 def bind_kernel(
     op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()
 ) -> None:
-    """Bind the C function ``sparse3d_NAME`` of this package's library as the CPU kernel of ``op``. ``workspace`` is the
-    expression of its scratch bytes, ``strided`` names inputs of any strides, and ``dtypes`` those whose dtype the
-    function gets.
+    """Bind the C function ``sparse3d_<name of the op>`` of this package's library as the CPU kernel of ``op``.
+    ``workspace`` is the expression for the number of scratch bytes. ``strided`` names inputs that may have any strides.
+    ``dtypes`` are the dtypes that the kernel accepts.
     """
     kernel = sl.cabi(LIBRARY, f"sparse3d_{op.spec.opname}", strided=strided)
     op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes)
@@ -66,17 +66,17 @@ TILE = 16384  # sums of a tile: with the weights of a tap they stay in the secon
 
 
 def _conv_tile_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    """Return the one config of the template (a kernel with constants to choose) of the CPU convolution: a tile ``BN``
-    as wide as the output channels (32 to 256), so that neighbours are looked up once, and ``BM`` rows, as many as fit
-    the cache.
+    """Return the only configuration of the template of the CPU convolution, the sizes of a tile. ``BN`` spans the
+    output channels (32 to 256), so that neighbours are looked up once. ``BM`` is the number of rows that then fit the
+    cache.
     """
     wide = min(256, -(-max(sizes["co"], 1) // 32) * 32)
     return ({"BM": max(16, min(256, TILE // wide)), "BN": wide},)
 
 
 def _accepts_tiles(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Return True if the tiled CPU convolution accepts a call with these sizes and dtypes, and otherwise the reason why
-    not.
+    """Return True if the tiled CPU convolution accepts a call with these sizes and dtypes. Otherwise return the reason
+    why not.
     """
     if "order" in dtypes:
         return "a sorted table: those are for GPUs"

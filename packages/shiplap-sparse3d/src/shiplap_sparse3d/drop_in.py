@@ -45,19 +45,19 @@ OF_SPCONV_1 = "conv", "functional", "identity", "modules", "pool", "tables"  # t
 
 
 class DropIn:
-    """Handle of the modules that were put under the names of spconv and flex_gemm. As a context manager it removes
-    them at the end of the block.
+    """The modules that were put under the names of spconv and flex_gemm. As a context manager it removes them at the
+    end of the block.
     """
 
     def __init__(self, modules: dict[str, ModuleType], forget: Callable[[], None]) -> None:
-        """Keep the ``modules`` that were put into ``sys.modules``, by name, and ``forget``, which :meth:`undo`
+        """Store the ``modules`` that were put into ``sys.modules``, by name. Store ``forget``, which :meth:`undo`
         calls.
         """
         self._modules, self._forget = modules, forget
 
     def undo(self) -> None:
-        """Remove the facades (modules with another package's names that run on shiplap's layers) from ``sys.modules``,
-        so that imports of their names find the real packages again, and restore the settings.
+        """Remove the facades from ``sys.modules`` and restore the settings. Facades are modules with another package's
+        names that run on shiplap's layers. Imports of these names then find the real packages again.
         """
         for name, module in self._modules.items():
             if sys.modules.get(name) is module:
@@ -66,7 +66,7 @@ class DropIn:
         self._forget()
 
     def __enter__(self) -> DropIn:
-        """Return this drop-in, which the end of the block undoes."""
+        """Return this object, which the end of the block undoes."""
         return self
 
     def __exit__(
@@ -77,15 +77,15 @@ class DropIn:
 
 
 def drop_in(*names: str, duplicates: bool = False) -> DropIn:
-    """Make ``import spconv`` and ``import flex_gemm`` (those of ``names``, by default both) find shiplap's facades,
-    modules of the same names that run on its own layers, from now on. Returns an object whose ``undo()``, or whose
-    ``with`` block, ends that.
+    """Make imports of spconv and flex_gemm find shiplap's facades from now on. Facades are modules of the same names
+    that run on shiplap's layers. Return an object whose ``undo()``, or whose ``with`` block, ends this.
 
-    ``duplicates``: submanifold layers take voxels that share a cell on a GPU and in graphs, too, until ``undo()``.
+    ``names`` selects one of the two packages, and by default both are replaced. If ``duplicates`` is true, submanifold
+    layers accept voxels that share a cell on a GPU and in graphs, too, until ``undo()``.
 
     Raises:
-        ArgumentError: SL208 for another name, and where the real package is loaded already: part of the program would
-            use one and part the other.
+        ArgumentError: ``SL208`` for another name, and if the real package is already loaded, since objects of both
+            packages would mix.
     """
     placed: dict[str, ModuleType] = {}
     for name in names or tuple(FACADES):
@@ -109,8 +109,8 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
     forget, before = register_constant(Fraction), expect_duplicates() if duplicates else None
 
     def restore_settings() -> None:
-        """Remove what the drop-in registered with torch, and restore whether submanifold layers take voxels that share
-        a cell (duplicates).
+        """Remove what the drop-in registered with torch. Restore whether submanifold layers accept voxels that share a
+        cell.
         """
         forget()
         if "flex_gemm" in new:
@@ -122,8 +122,8 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
 
 
 def _facade_modules(name: str) -> dict[str, ModuleType]:
-    """Return the modules of the facade ``name`` (shiplap's layers under the names of the package ``name``) by the names
-    under which programs import them, such as ``spconv.pytorch``.
+    """Return the modules of the facade of the package ``name``, by the names under which programs import them, such as
+    ``spconv.pytorch``. A facade has another package's names and runs on shiplap's layers.
     """
     modules: dict[str, ModuleType] = {}
     for alias, source in FACADES[name]:
@@ -143,8 +143,8 @@ def _facade_modules(name: str) -> dict[str, ModuleType]:
 
 
 def _drop_in_error(got: str) -> int:
-    """Print the error SL613 for a command line without a program to stderr, and return the exit status 2. ``got`` says
-    what is missing.
+    """Print the error ``SL613`` for a command line without a program to stderr, and return the exit status 2. ``got``
+    says what is missing.
     """
     words = {"where": "python -m shiplap_sparse3d.drop_in", "got": got, "expected": "a program to run"}
     print(error("SL613", **words, fix="pass the path of a script, or -m and the name of a module"), file=sys.stderr)
@@ -152,9 +152,9 @@ def _drop_in_error(got: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the program that the command line ``arguments`` name, ``[--duplicates] script.py [argument ...]`` or ``-m
-    module [argument ...]``, where ``import spconv`` and ``import flex_gemm`` find shiplap's layers. Exits with status 2
-    without a program.
+    """Run the program that the command line ``arguments`` name, with imports of spconv and flex_gemm that find
+    shiplap's layers. The form is ``[--duplicates] script.py [argument ...]`` or ``[--duplicates] -m module [argument
+    ...]``. Exit with status 2 if there is no program.
     """
     duplicates = [*arguments[:1]] == ["--duplicates"]
     arguments = arguments[1:] if duplicates else arguments
@@ -168,6 +168,7 @@ def main(arguments: Sequence[str]) -> None:
     with drop_in(duplicates=duplicates):
         if arguments[0] == "-m":
             sys.argv = list(arguments[1:])
+            # As Python does for ``-m``, whose imports find modules of the current folder.
             sys.path[0] = str(Path.cwd())
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:

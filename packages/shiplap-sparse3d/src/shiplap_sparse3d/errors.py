@@ -19,30 +19,35 @@ register_errors(
     [
         (
             "SL820",
-            "the network has no bounded receptive field",
+            "the receptive field of the network is unknown",
             (
                 "Shiplap predicts a survey tile by tile. The result equals that of the whole survey only if each "
-                "output depends on voxels within a known distance."
+                "output depends on voxels within a known distance, the receptive field. Shiplap computes it from the "
+                "sparse layers."
             ),
-            "remove layers that mix all voxels, such as attention and global pooling",
+            (
+                "use only sparse 3-d layers on the input's voxels and on the grids that strided layers make of them. "
+                "Remove layers that mix all voxels, such as attention and global pooling"
+            ),
         ),
         (
             "SL821",
             "the tiles do not fit the network",
             (
-                "The origin of a tile must be a multiple of the network's total stride, and the halo must cover the "
-                "receptive field. Otherwise the points of a tile would get other classes than in the whole point cloud."
+                "The size, the origin and the halo of a tile must be multiples of the network's total stride. The "
+                "halo, the margin around a tile, must cover the receptive field. Otherwise points of a tile could "
+                "get other classes than in the whole point cloud."
             ),
-            "omit the argument to get the default, or pass a value as under 'expected'",
+            "pass the value under 'expected', or omit the argument to get the default",
         ),
         (
             "SL822",
             "the point cloud cannot be read",
             (
-                "Shiplap gives a class to every point of the input. It therefore stops if the file is damaged or in "
-                "another format."
+                "Shiplap gives a class to every point of the input. It therefore stops if the file is damaged, has "
+                "no points, or is in another format."
             ),
-            "pass a complete LAS, LAZ or COPC file",
+            "pass a complete LAS, LAZ or COPC file with at least one point",
         ),
         (
             "SL823",
@@ -51,16 +56,16 @@ register_errors(
                 "The folder contains finished tiles. They are valid only for the same input, network, tile size and "
                 "halo."
             ),
-            "pass another folder, or delete this folder",
+            "pass another folder. If the finished tiles in this folder are no longer needed, delete it instead",
         ),
         (
             "SL824",
             "the survey is not complete",
             (
-                "Shiplap writes the output when the classes of all tiles are there. A file in the survey folder is "
+                "Shiplap writes the output once the classes of all tiles are known. A file in the survey folder is "
                 "missing or damaged, as after a loss of power."
             ),
-            "run the same command again; it keeps what is whole and makes the rest again",
+            "run the same command again. It keeps the intact files and computes the others anew",
         ),
         (
             "SL825",
@@ -69,22 +74,29 @@ register_errors(
                 "A SurveyModel needs a network that maps voxels to logits, a function that computes the features of "
                 "points, the size of a voxel, and one class code for each logit."
             ),
-            "correct what 'got' names; docs/surveys.md has a working example",
+            (
+                "change the part of the model that 'where' names until it fits 'expected'. docs/surveys.md has a "
+                "complete example"
+            ),
         ),
         (
             "SL826",
-            "the scan has no classes to learn from",
+            "the demonstration cannot learn from this scan",
             (
-                "The demonstration trains on the classification field of the scan, and compares the predictions with "
-                "this field."
+                "The demonstration trains on the classification field of the scan. It needs enough points of ground "
+                "and of other classes, on one area of 50 m to 50 km."
             ),
-            "pass a scan whose points are classified, or name the ground classes of the scan with --classes",
+            (
+                "if 'got' lists classes, name those of the ground, such as --classes 2,9. If it names a width, give "
+                "the metres in a unit of the file, such as --unit 0.3048. Otherwise pass a scan of the size under "
+                "'expected'"
+            ),
         ),
         (
             "SL827",
             "the Dask scheduler cannot be used",
             "A survey with a scheduler runs on the workers of its Dask cluster, and on no other machine.",
-            "start the scheduler and its workers, and run the same command again; finished tiles are kept",
+            "start the scheduler and its workers, and run the same command again. It keeps the finished tiles",
         ),
         (
             "SL828",
@@ -93,7 +105,10 @@ register_errors(
                 "Each worker needs the package versions of the client, the modules of the model and the files of the "
                 "survey. Otherwise it would load other classes or other data."
             ),
-            "put on the workers what 'got' names, and run the same command again; finished tiles are kept",
+            (
+                "install the same package versions and the model's modules on all workers, and put the files on a "
+                "file system that they share. Then run the same command again, which keeps the finished tiles"
+            ),
         ),
     ],
 )
@@ -112,7 +127,9 @@ def survey_error(id: str, where: object, got: object, expected: str, fix: str = 
 
 
 class NeighborCacheError(ShiplapError, ValueError, AssertionError):
-    """A neighbour cache that does not fit the call (SL830). FlexGEMM raises AssertionError, so this is one too."""
+    """A neighbour cache that does not fit the call (``SL830``). It is also an ``AssertionError``, since FlexGEMM raises
+    that.
+    """
 
 
 register_errors(
@@ -122,17 +139,17 @@ register_errors(
             "SL830",
             "the neighbour cache belongs to another call",
             (
-                "A cache holds the neighbours of given voxels under given taps. Another kernel, stride or direction "
-                "would read wrong rows. Voxels are the same if they are the same tensor."
+                "A cache holds the neighbours of given voxels for one kernel, stride and direction. With another "
+                "one, a convolution would read wrong rows. Voxels count as the same only if they are the same tensor."
             ),
-            "pass neighbor_cache=None, the cache of a layer like this one, or its .T for the way back",
+            "pass neighbor_cache=None to build a new cache. If only the direction differs, pass the .T of the cache",
         ),
     ],
 )
 
 
 class ExportError(ShiplapError, RuntimeError):
-    """A checkpoint or a network that cannot become one file (SL840)."""
+    """A checkpoint or a network that cannot be exported as one file (``SL840``)."""
 
 
 register_errors(
@@ -142,12 +159,13 @@ register_errors(
             "SL840",
             "the network cannot be exported",
             (
-                "A file for other runtimes is made from the code of the network and the weights of a checkpoint. The "
-                "checkpoint must have all weights of the network, and torch.export must be able to trace it."
+                "The export joins the code of a network with the weights of a checkpoint. The checkpoint must have "
+                "all weights of the network, and torch.export must be able to trace the code."
             ),
             (
-                "for missing weights, pass the network's checkpoint, or set --prefix to the text before its names; for "
-                "a trace that fails, change the code under 'got' so that torch.export traces it"
+                "if 'got' names weights, pass the checkpoint of this network, or set --prefix to the text before its "
+                "weights' names. If it names an error of torch.export, change the code so that torch.export can "
+                "trace it"
             ),
         ),
     ],

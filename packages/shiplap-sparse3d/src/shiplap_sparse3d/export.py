@@ -26,6 +26,7 @@ from shiplap.plugin_api.containers import leaves
 from shiplap_sparse3d import spconv
 from shiplap_sparse3d.tensor import SparseTensor
 
+# The projects whose checkpoints can be read.
 PROJECTS = ("openpcdet", "mmdet3d", "pointcept", "plain")
 # Keys of a checkpoint under which weights are.
 _NESTS = ("model_state", "state_dict", "model_state_dict", "model", "net", "network")
@@ -34,7 +35,7 @@ ENDINGS = (".onnx", ".pt2")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The weights of a checkpoint, and the project whose layout it has."""
+    """The weights of a checkpoint, with its path and the project whose layout it has."""
 
     path: Path
     project: str
@@ -42,18 +43,20 @@ class Checkpoint:
 
 
 class _Unread:
-    """Stand-in for an object of a checkpoint that is no tensor and no plain value. Code of its own class never runs."""
+    """A stand-in for an object of a checkpoint that is neither a tensor nor a plain value. The code of the object's own
+    class never runs.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Accept any arguments and keep none: a stand-in for an object of a checkpoint that is not read."""
+        """Accept any arguments and store none."""
 
     def __setstate__(self, state: Any) -> None:
-        """Accept any state and keep none."""
+        """Accept any state and store none."""
 
 
 def _names_in(path: Path) -> set[str]:
-    """Return the qualified names of the classes and functions that the pickles of a checkpoint refer to, in torch's zip
-    or in its old format. Nothing is unpickled.
+    """Return the qualified names of the classes and functions that the pickles of a checkpoint refer to. The checkpoint
+    is torch's zip file or has its older format. Nothing is unpickled.
     """
     with path.open("rb") as file:
         if zipfile.is_zipfile(file):
@@ -70,19 +73,20 @@ def _names_in(path: Path) -> set[str]:
 
 
 def _globals_of(content: Any) -> Iterator[str]:
-    """Return an iterator over the qualified names of the classes and functions that the pickle ``content`` (bytes or a
-    file) refers to.
+    """Return an iterator over the qualified names of the classes and functions to which the pickle ``content`` (bytes
+    or a file) refers.
     """
     return (str(name).replace(" ", ".") for code, name, _ in pickletools.genops(content) if code.name == "GLOBAL")
 
 
 def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
-    """Return the weights in the file ``path``, a checkpoint of OpenPCDet, mmdet3d or Pointcept or a plain state dict,
-    with the ``project`` given or found by its keys.
+    """Return the weights in the file ``path``, and the project whose layout the checkpoint has. The file is a
+    checkpoint of OpenPCDet, mmdet3d or Pointcept, or a plain state dict. If ``project`` is None, the keys show the
+    project.
 
-    Only tensors and plain values are read; other objects, such as the log of a training run, are left out, and no code
-    of theirs runs. Raises SL840 for a file without weights, and for one that torch cannot read in this way, such as one
-    with a subclass of dict or list.
+    Only tensors and plain values are read. Other objects, such as the log of a training run, are left out, and none of
+    their code runs. Raise ``SL840`` for a file without weights. Raise it also if torch cannot read the file in this
+    way, such as one with a subclass of ``dict`` or ``list``.
     """
     try:
         unread: list[Any] = [(_Unread, name) for name in _names_in(path)]
@@ -113,8 +117,8 @@ def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
 
 
 def _project_of(held: Mapping[str, Any]) -> str:
-    """Return the project (openpcdet, mmdet3d, pointcept or plain) whose layout the checkpoint ``held`` has, by its
-    keys.
+    """Return the project whose layout the checkpoint ``held`` has, according to its keys. It is ``openpcdet``,
+    ``mmdet3d``, ``pointcept`` or ``plain``.
     """
     if "model_state" in held:
         return "openpcdet"
@@ -126,8 +130,8 @@ def _project_of(held: Mapping[str, Any]) -> str:
 def load_weights(network: nn.Module, checkpoint: Checkpoint, prefix: str | None = None) -> str:
     """Load the weights whose names begin with ``prefix`` into ``network``, and return the prefix.
 
-    The default is the prefix under which all names of the network are found. Raises SL840 if there are none or several,
-    and for weights that are missing or have another shape.
+    The default is the only prefix under which the checkpoint has all names of the network. Raise ``SL840`` if there is
+    no such prefix or there are several. Raise it also if weights are missing or have another shape.
     """
     wanted = network.state_dict()
     # Checkpoints of old versions of torch lack this counter, and evaluation does not read it.
@@ -157,8 +161,8 @@ def load_weights(network: nn.Module, checkpoint: Checkpoint, prefix: str | None 
 
 
 def _kernels_of_today(network: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the kernels of ``given`` (weights by name) that belong to convolution layers of ``network``, in the layout
-    of spconv 2.x, ``[out, *window, in]``, or nothing if no layout fits all layers.
+    """Return the kernels of the convolution layers of ``network`` among the weights ``given``, by name, in the layout
+    of spconv 2.x, ``[out, *window, in]``. Return an empty mapping if no layout fits all layers.
 
     Kernels of spconv 1.x are ``[*window, in, out]``, and those of early releases of 2.x may be ``[*window, out, in]``.
     One kernel may fit several layouts, but all kernels of a checkpoint have the same one.
@@ -178,14 +182,14 @@ def _kernels_of_today(network: nn.Module, given: Mapping[str, Tensor]) -> dict[s
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Return whether ``module`` is a convolution layer of shiplap's module ``spconv``, which stands in for the package
-    of that name.
+    """Return whether ``module`` is a convolution layer of shiplap's module ``spconv``, which replaces the package of
+    that name.
     """
     return isinstance(module, spconv.conv.SparseConvolution)
 
 
 class Deployed(nn.Module):
-    """A network that takes features and coordinates, called in the way of its project.
+    """A network that takes features and coordinates, and that is called in the way of its project.
 
     Args:
         network: the network of the checkpoint.
@@ -194,15 +198,16 @@ class Deployed(nn.Module):
     """
 
     def __init__(self, network: nn.Module, project: str, batch_size: int) -> None:
-        """Keep the network, the project whose calling convention it has, and the number of scenes."""
+        """Store the network, the project whose calling convention it has, and the number of scenes."""
         super().__init__()
         self.network, self.project, self.batch_size = network, project, batch_size
         self.numbers: list[Any] | None = None
 
     def forward(self, features: Tensor, coords: Tensor) -> Any:
-        """Return the tensors in the network's result, a sparse one as its features and coordinates. While the attribute
-        ``numbers`` is a list, each read of a number from a tensor (``int(t.max())``) in the network returns the next
-        number of that list.
+        """Return the tensors in the network's result. A sparse tensor is returned as its features and coordinates.
+
+        If the attribute ``numbers`` is a list, each read of a number from a tensor in the network, such as
+        ``int(t.max())``, returns the next item of the list.
         """
         if self.numbers is None:
             return self._call_network(features, coords)
@@ -210,25 +215,27 @@ class Deployed(nn.Module):
             return self._call_network(features, coords)
 
     def _call_network(self, features: Tensor, coords: Tensor) -> Any:
-        """Return the tensors in the network's result for voxels with ``features`` and ``coords``, passed in the form
-        that the network's project (openpcdet, pointcept or another) expects.
+        """Return the tensors in the network's result for voxels with ``features`` and ``coords``. They are passed as
+        the network's project (openpcdet, pointcept or another) expects.
         """
         if self.project == "openpcdet":
             given = {"voxel_features": features, "voxel_coords": coords, "batch_size": self.batch_size}
+            # A copy, since these networks write their results into the dictionary.
             made = self.network(dict(given))
             return _result_tensors(
                 {k: v for k, v in made.items() if k not in given} if isinstance(made, dict) else made
             )
         if self.project == "pointcept":
             scene = coords[:, 0].long()
+            # Pointcept separates scenes by the row behind the last one of each.
             ends = torch.stack([(scene <= number).sum() for number in range(self.batch_size)])
             return _result_tensors(self.network({"feat": features, "grid_coord": coords[:, 1:].long(), "offset": ends}))
         return _result_tensors(self.network(features, coords, self.batch_size))
 
 
 def _result_tensors(value: Any) -> Any:
-    """Return the tensors in a network's result ``value``, in the same nesting, sparse ones as (features, coordinates).
-    Numbers and settings are left out.
+    """Return the tensors in a network's result ``value``, in the same nesting. A sparse tensor becomes a pair of
+    features and coordinates. Numbers and settings are left out.
     """
     if isinstance(value, spconv.SparseConvTensor):
         return value.features, value.indices
@@ -243,14 +250,15 @@ def _result_tensors(value: Any) -> Any:
 
 
 class FixedNumbers(TorchFunctionMode):
-    """Mode of torch that records the numbers that a network's code reads from tensors in one run, and returns the same
-    numbers in another.
+    """A mode of torch for the numbers that a network's code reads from tensors. It records them in one run, and returns
+    the recorded numbers in another run.
 
-    The sizes of the grid that Pointcept's networks read are such numbers. Reads of shiplap and of torch are left alone.
+    The sizes of the grid that Pointcept's networks read are such numbers. Reads by the code of shiplap and of torch are
+    not changed.
     """
 
     def __init__(self, numbers: list[Any] | None = None) -> None:
-        """Record the numbers that are read while the mode is active or, with ``numbers``, return those in order
+        """Record the numbers that are read while the mode is active. If ``numbers`` is given, return those in order
         instead.
         """
         super().__init__()
@@ -258,8 +266,8 @@ class FixedNumbers(TorchFunctionMode):
         self._fixed = None if numbers is None else iter(numbers)
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Return ``func(*args, **kwargs)``, a function of torch. For a read of a number from a tensor by the network's
-        own code, return the fixed number, or record the one that is read.
+        """Return ``func(*args, **kwargs)``, where ``func`` is a function of torch. If the network's own code reads a
+        number from a tensor, return the fixed number or record the one that is read.
         """
         frame: Any = sys._getframe(1)
         while frame.f_code.co_name in ("tolist", "<listcomp>") and _package_of(frame) == "torch":
@@ -289,8 +297,9 @@ def trace_network(network: nn.Module, project: str, example: Sequence[Tensor], b
     """Return the exported program of ``network`` for 2 to ``most`` voxels, traced with the ``example`` features and
     coordinates.
 
-    Numbers that the network reads from its tensors are those of the example in every call. Raises SL840 with the reason
-    of the network or of torch, and where the program differs from the network for some of the example's voxels.
+    Numbers that the network reads from its tensors are those of the example in every call. Raise ``SL840`` with the
+    error of the network or of torch. Raise it also if the program and the network give different results for some of
+    the example's voxels.
     """
     from shiplap.plugin_api.exporting import computed_sizes_unguarded
 
@@ -334,8 +343,8 @@ def trace_network(network: nn.Module, project: str, example: Sequence[Tensor], b
 
 
 def _compare_program(program: Any, module: Deployed, example: Sequence[Tensor]) -> None:
-    """Raise SL840 if ``program`` and ``module`` give different results for parts of the example: numbers that the
-    network reads from its tensors then matter to its results.
+    """Raise ``SL840`` if ``program`` and ``module`` give different results for parts of the example. In that case
+    numbers that the network reads from its tensors matter to its results.
     """
     features, coords = example
     # Every voxel, every second and every third one: other numbers of them than in the example.
@@ -358,8 +367,9 @@ def _compare_program(program: Any, module: Deployed, example: Sequence[Tensor]) 
 
 
 def write_network(program: Any, path: Path, *, opset: int | None = None, checks: bool = True) -> tuple[str, ...]:
-    """Write ``program`` to ``path`` as ONNX or as a torch package, by its suffix, and return the names of the ops in
-    it. ``checks``: whether the file checks the values of coordinates.
+    """Write ``program`` to ``path`` as ONNX or as a torch package, depending on the suffix, and return the names of the
+    ops in it. ``opset`` is the version of ONNX's operators. ``checks`` sets whether the file checks the values of
+    coordinates.
     """
     from shiplap.plugin_api.exporting import export_onnx, package_model
 
@@ -370,7 +380,8 @@ def write_network(program: Any, path: Path, *, opset: int | None = None, checks:
 
 def example_voxels(network: nn.Module, grid: Sequence[int], batch_size: int, voxels: int = 64) -> tuple[Tensor, Tensor]:
     """Return features ``[v, channels]`` and coordinates ``int32 [v, 4]`` of 2 to ``voxels`` random voxels in
-    ``batch_size`` scenes of ``grid``, with as many channels as the network's first layer takes.
+    ``batch_size`` scenes of ``grid``. The number of channels is that of the network's first layer, or 4 if it has no
+    convolution.
     """
     first = next((m for m in network.modules() if isinstance(m, spconv.conv.SparseConvolution)), None)
     channels = 4 if first is None else int(first.in_channels)
@@ -383,5 +394,7 @@ def example_voxels(network: nn.Module, grid: Sequence[int], batch_size: int, vox
 
 
 def _checkpoint_error(path: Path, got: str, expected: str) -> Exception:
-    """Return the error SL840 for the checkpoint ``path``, whose weights do not fit the network."""
+    """Return the error ``SL840`` for the checkpoint ``path``, whose weights do not fit the network. ``got`` and
+    ``expected`` are its texts.
+    """
     return error("SL840", where=str(path), got=got, expected=expected)

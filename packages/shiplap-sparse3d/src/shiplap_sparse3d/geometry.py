@@ -41,23 +41,23 @@ _MOST_CELLS = 2**31 - 1  # along an axis without a bound
 
 @built_outside_modes
 def _with_leading_axes(coords: Tensor, lead: int) -> Tensor:
-    """Return ``coords [n, 1 + d]`` with ``lead`` columns of zeros, axes of one cell each, between scene and cells."""
+    """Return ``coords [n, 1 + d]`` with ``lead`` columns of zeros, axes of one cell each, after the scene's column."""
     return torch.cat([coords[:, :1], pad(coords[:, 1:], (lead, 0))], 1)
 
 
 def in_passing_graph() -> bool:
-    """Return whether Dynamo is tracing a graph without gradients, which may run in inference mode."""
+    """Return whether Dynamo is tracing a graph without gradients, which may later run in inference mode."""
     return is_compiling() and not torch.is_grad_enabled()
 
 
 def _is_captured(coords: Tensor) -> bool:
-    """Return whether values computed from ``coords`` now become part of a CUDA graph; False in Dynamo's graphs."""
+    """Return whether a CUDA graph is being captured with the tensor ``coords``. In Dynamo's graphs it is False."""
     # A walker of containers may put anything in the place of ``coords``.
     return not is_compiling() and getattr(coords, "is_cuda", False) and torch.cuda.is_current_stream_capturing()
 
 
 def _number_of_scenes(batch_size: Any) -> int:
-    """Return ``batch_size`` as an int. Raises SL209 for anything but an integer, and SL208 for a negative one."""
+    """Return ``batch_size`` as an int. Raise ``SL209`` if it is not an integer, and ``SL208`` if it is negative."""
     where = "Geometry, argument 'batch_size'"
     try:
         number = operator.index(batch_size)
@@ -70,7 +70,7 @@ def _number_of_scenes(batch_size: Any) -> int:
 
 @dataclass
 class Strided:
-    """The result of one step: the geometry it leads to, and the plan of convolutions onto it."""
+    """The result of one step, which is the geometry that it leads to and the plan (neighbour tables) onto it."""
 
     geometry: Geometry
     plan: Plan
@@ -78,7 +78,7 @@ class Strided:
 
 @dataclass(frozen=True)
 class GeometryOrigin:
-    """The step that made a geometry: from which voxels, and how; with its plan if those voxels do not keep it."""
+    """The step that made a geometry. ``built`` is the step's plan, if the geometry before it does not keep the plan."""
 
     geometry: Geometry
     window: StepWindow
@@ -86,24 +86,24 @@ class GeometryOrigin:
 
     @property
     def plan(self) -> Plan:
-        """Return the plan (neighbour tables) from the earlier voxels to these, and the transposed tables."""
+        """The plan (neighbour tables) from the earlier voxels to these, with the transposed tables."""
         return self.geometry.step(self.window, back=True).plan if self.built is None else self.built.complete()
 
     @property
     def plain_plan(self) -> Plan:
-        """Return the plan (neighbour tables) from the earlier voxels to these, unsorted, and its transpose."""
+        """The plan (neighbour tables) from the earlier voxels to these, unsorted, with the transposed tables."""
         if self.built is not None:
             return self.built.unsorted().complete()
         return self.geometry.step(self.window, plain=True, back=True).plan
 
 
 class TableRecipe(NamedTuple):
-    """List of the tables that were built on some voxels, and on those that lead on from them, without the tables.
+    """A description of the tables that were built on some voxels and on those reached from them by steps.
 
     Attributes:
-        subm: of submanifold convolutions: kernel, dilation, and whether the way back was wanted.
-        steps: of each step: its window, of each of its plans whether it is plain and whether the way back was wanted,
-            and the same of the voxels that it leads to.
+        subm: kernel and dilation of each submanifold convolution, and whether the transposed table was built.
+        steps: the window of each step, whether each of its plans is unsorted and has the transposed table, and the
+            recipe of the voxels that the step leads to.
     """
 
     subm: tuple[tuple[Triple, Triple, bool], ...] = ()
@@ -114,12 +114,12 @@ NOTHING = TableRecipe()
 
 
 class Tables:
-    """The plans and reached voxels that were built on some voxels so far.
+    """The plans (neighbour tables) and output voxels that were built from some voxels so far.
 
     Attributes:
         subm: plans of submanifold convolutions, by kernel and dilation.
         reached: the voxels that each step leads to.
-        plans: plans of convolutions onto those, by the step and whether the plan is plain.
+        plans: plans of convolutions onto these voxels, by the step and whether the plan is unsorted.
     """
 
     def __init__(self) -> None:
@@ -132,18 +132,18 @@ class Geometry:
     """Active voxels of a grid.
 
     Args:
-        coords: ``int32 [n, 1 + d]``: rows of a batch index and ``d`` coordinates, distinct and inside the grid.
-        spatial_shape: cells per axis, ``d`` of them; None: no grid, and coordinates may be negative.
-        batch_size: number of scenes. A row of another scene is refused when a table is built (SL211).
-        padded: rows may be padding. Then every step to other voxels leads to a fixed number of rows, too.
+        coords: ``int32 [n, 1 + d]``, rows of a batch index and ``d`` coordinates, distinct and inside the grid.
+        spatial_shape: cells per axis, ``d`` of them. With None there is no grid, and coordinates may be negative.
+        batch_size: the number of scenes. For a row of another scene, building a table raises ``SL211``.
+        padded: whether rows may be padding. Every step then leads to a fixed number of rows.
 
     Attributes:
-        coords: ``int32 [n, 4]``; like ``spatial_shape`` it has three axes at least, whatever ``ndim`` is.
-        ndim: axes of the voxels, 1 to 4.
+        coords: ``int32 [n, 4]``. Like ``spatial_shape`` it has at least three axes, whatever ``ndim`` is.
+        ndim: the number of axes of the voxels, 1 to 4.
         bounded: whether there is a grid. Without one ``spatial_shape`` is that of all coordinates.
-        parent: the step that led here, for the way back.
-        shared: of voxels that share cells, which ``spconv`` allows in submanifold layers: for each row the first one of
-            its cell, and the voxels with padding in place of the other rows. Found when it is asked for.
+        parent: the step that made these voxels, for inverse convolutions.
+        shared: for voxels that share cells (allowed in submanifold layers of ``spconv``), the first row of each row's
+            cell, and the voxels with padding in place of the other rows. It is set when it is needed.
     """
 
     shared: tuple[Tensor, Geometry] | None = None
@@ -171,7 +171,7 @@ class Geometry:
 
     @classmethod
     def unchecked(cls, coords: Tensor, spatial_shape: Triple, batch_size: int, padded: bool, ndim: int) -> Geometry:
-        """Return a geometry with these attributes of another one, without a check of them and without tables."""
+        """Return a geometry with these attributes, which another geometry had, without checks and without tables."""
         made = cls.__new__(cls)
         made.ndim, made.coords, made.spatial_shape = ndim, coords, spatial_shape
         made.batch_size, made.padded, made.parent = batch_size, padded, None
@@ -180,11 +180,10 @@ class Geometry:
 
     @property
     def _store(self) -> Tables:
-        """Return the store for tables built now: the common one or, in two modes of torch, one of their own.
+        """The store for tables that are built now. It is the common store, or in two modes of torch a separate one.
 
-        Eager code builds tables outside of torch's modes, so they serve all code. Two modes cannot be left: a graph
-        that runs in inference mode makes inference tensors, and tables that a CUDA graph is captured with have values
-        once that graph has run.
+        Eager code builds tables outside of torch's modes, so they serve all code. Two modes cannot be left. A graph in
+        inference mode makes inference tensors. Tables captured with a CUDA graph have values once that graph has run.
         """
         if is_compiling():
             return self._passing if in_passing_graph() else self._tables
@@ -193,7 +192,7 @@ class Geometry:
         )
 
     def subm(self, kernel: Axes, dilation: Axes = 1, *, back: bool | None = None) -> Plan:
-        """Return the kept plan (neighbour tables) of a submanifold convolution, if ``back`` with its transpose."""
+        """Return the kept plan (neighbour tables) of a submanifold convolution, with its transpose if ``back``."""
         key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._store
         neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
@@ -220,10 +219,10 @@ class Geometry:
         capacity: int | None = None,
         back: bool | None = None,
     ) -> Strided:
-        """Return the outputs of a strided convolution and the plan (neighbour tables); ``back`` as in :meth:`step`.
+        """Return the outputs of a strided convolution and the plan (neighbour tables). :meth:`step` explains ``back``.
 
-        With ``capacity`` there are that many rows, the last ones padding, and more voxels are SL211; on a padded
-        geometry it is the largest number there can be unless given.
+        With ``capacity`` there are that many rows, the last ones padding, and more voxels raise ``SL211``. On a padded
+        geometry the default is the largest possible number.
         """
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), back=back)
 
@@ -232,7 +231,7 @@ class Geometry:
     ) -> Strided:
         """Return the outputs of a strided convolution in a grid of ``spatial_shape``, and the plan (neighbour tables).
 
-        A grid of ``ceil(cells / stride)`` keeps the voxels of incomplete windows. Nothing is kept, as by :meth:`onto`.
+        A grid of ``ceil(cells / stride)`` retains voxels of incomplete windows. As in :meth:`onto`, nothing is stored.
         """
         self._check_scenes("Geometry.strided_within")
         window = self._make_window(kernel, stride, padding, dilation, capacity=None)
@@ -251,13 +250,13 @@ class Geometry:
     def pooled(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
     ) -> Strided:
-        """Return the output voxels of :meth:`strided` and their neighbour tables, unsorted, as pooling reads them."""
+        """Return the output voxels of :meth:`strided` and unsorted neighbour tables onto them, for pooling."""
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), plain=True)
 
     def generative(self, kernel: Axes, dilation: Axes = 1, *, capacity: int | None = None) -> Strided:
         """Return the voxels that a submanifold kernel's taps reach from an input, and the plan (neighbour tables).
 
-        The grid stays as it is; along axes of even kernel size it grows by ``dilation`` at its far end.
+        The grid stays as it is. Only along axes of even kernel size its far end grows by ``dilation``.
         """
         around = [
             k // 2 * d for k, d in zip(self._read_per_axis(kernel, ""), self._read_per_axis(dilation, ""), strict=True)
@@ -277,17 +276,18 @@ class Geometry:
     ) -> Strided:
         """Return the outputs of a transposed convolution, every ``o = i*S - P + k*Dl`` in the grid, and the plan.
 
-        That grid has ``(in - 1)*S - 2P + Dl*(K - 1) + 1 + output_padding`` cells per axis, as ``torch.nn.
-        ConvTranspose3d`` has; a negative ``output_padding`` cuts off its far end. ``capacity``: see :meth:`strided`.
+        The grid has ``(in - 1)*S - 2P + Dl*(K - 1) + 1 + output_padding`` cells per axis, as in ``torch.nn``. A
+        negative ``output_padding`` cuts off its far end. ``capacity`` is that of :meth:`strided`.
         """
         return self.step(
             self._make_window(kernel, stride, padding, dilation, output_padding, capacity=capacity), back=back
         )
 
     def step(self, window: StepWindow, *, plain: bool = False, back: bool | None = None) -> Strided:
-        """Return the voxels that ``window`` leads to, and the plan (neighbour tables) onto them. Both are kept.
+        """Return the voxels that ``window`` leads to, and the plan (neighbour tables) onto them. Both are stored.
 
-        ``plain`` leaves tables unsorted. ``back``: the transpose is built, too (default: while gradients are recorded).
+        If ``plain``, tables are unsorted. If ``back`` (default: while gradients are recorded), the transpose is built,
+        too.
         """
         back, kept = torch.is_grad_enabled() if back is None else back, self._store
         there = self._tables.reached.get(window) or kept.reached.get(window)
@@ -305,7 +305,7 @@ class Geometry:
         return Strided(step, plan)
 
     def _reach(self, window: StepWindow) -> Geometry:
-        """Return every voxel that ``window`` leads to. Raises SL208 if the output grid has no cells."""
+        """Return every voxel that ``window`` leads to. Raise ``SL208`` if the output grid has no cells."""
         shape = window.shape(self.spatial_shape) if self.bounded else self.spatial_shape
         if any(isinstance(cells, int) and cells < 1 for cells in shape):
             raise vanished_grid_error(window, self.spatial_shape[-self.ndim :], shape[-self.ndim :])
@@ -342,19 +342,18 @@ class Geometry:
         plain: bool = False,
         back: bool | None = None,
     ) -> Strided:
-        """Return given voxels and the plan onto them: tap ``v`` of output ``o`` reads ``o * stride + taps[v]``.
+        """Return given voxels and the plan onto them. Tap ``v`` of output ``o`` reads ``o * stride + taps[v]``.
 
         Args:
-            voxels: the outputs, ``int32 [m, 1 + axes]`` or a geometry; None: every voxel that an input reaches.
-            taps: offsets ``[k, axes]``; ``box_offsets`` has those of cubes and crosses. Or the window of a step, which
-                has its stride and its direction: in a grid the kernels of grids find its taps.
-            stride: per axis. With coordinates in units of a finest grid (a tensor stride), it is 1.
-            spatial_shape: the grid of the outputs; None: no grid, or of a window that of its first taps.
-            transposed: tap ``v`` of input ``i`` adds to output ``i * stride + taps[v]`` instead.
-            plain, back: as in :meth:`step`. Nothing is kept: the plan is for all layers on these voxels.
+            voxels: the outputs, ``int32 [m, 1 + axes]`` or a geometry, or None for every voxel that an input reaches.
+            taps: offsets ``[k, axes]`` (see ``box_offsets``), or the window of a step, with its stride and direction.
+            stride: one number per axis. It is 1 for coordinates in units of a finest grid (a tensor stride).
+            spatial_shape: the grid of the outputs. With None there is no grid, or for a window that of its first taps.
+            transposed: whether tap ``v`` of input ``i`` adds to output ``i * stride + taps[v]`` instead.
+            plain, back: as in :meth:`step`. The plan is not stored here, since all layers on these voxels use it.
 
         Raises:
-            ArgumentError: SL202 for voxels of another batch or of other axes, SL211 for rows of other scenes.
+            ArgumentError: ``SL202`` for voxels of another batch or of other axes, ``SL211`` for rows of other scenes.
         """
         back = torch.is_grad_enabled() if back is None else back
         self._check_scenes("Geometry.onto")
@@ -378,7 +377,9 @@ class Geometry:
         return Strided(there, self._finish_plan(plan, back, plain))
 
     def _read_voxels(self, voxels: Tensor | Geometry, shape: Axes | None) -> Geometry:
-        """Return ``voxels`` as a geometry in a grid of ``shape``. Raises SL202 for other axes or another batch size."""
+        """Return ``voxels`` as a geometry in a grid of ``shape``. Raise ``SL202`` for other axes or another batch
+        size.
+        """
         if not isinstance(voxels, Geometry) and (voxels.dim() != 2 or voxels.shape[1] == self.ndim + 1):
             voxels = Geometry(voxels, shape, self.batch_size)
         there = voxels
@@ -399,10 +400,10 @@ class Geometry:
         return tuple((cells + p - 1) // step + 1 for cells, step, p in axes)[-self.ndim :]
 
     def floored(self, kernel: Axes, stride: Axes, dilation: Axes = 1, *, centred: bool = True) -> Strided:
-        """Return the cells ``floor(c / stride)`` of the voxels, MinkowskiEngine's rule, and the plan onto them.
+        """Return the cells ``floor(c / stride)`` of the voxels (the rule of MinkowskiEngine) and the plan onto them.
 
-        The middle tap of the kernel, of an even one the first, lies on the first cell of those that a coarse cell
-        spans; unless ``centred`` it is the first tap of any kernel. Raises SL208 for padded voxels.
+        One tap lies on the first cell that a coarse cell spans. It is the middle tap of an odd kernel, and otherwise,
+        or if ``centred`` is false, the first tap. Raise ``SL208`` for padded voxels.
         """
         if self.padded:
             raise error(
@@ -426,13 +427,13 @@ class Geometry:
 
     @built_outside_modes
     def _floor_cells(self, stride: Triple) -> Tensor:
-        """Return the distinct cells ``floor(coords / stride)`` of the voxels, ascending, with their scene."""
+        """Return the distinct cells ``floor(coords / stride)`` of the voxels with their scene, ascending."""
         steps = torch.tensor([1, *stride], dtype=self.coords.dtype, device=self.coords.device)
         cells = torch.div(self.coords, steps, rounding_mode="floor")
         return distinct_cells(cells) if self._by_offsets else ops.distinct_voxels(cells)[0]
 
     def coarsen(self, stride: Axes) -> Strided:
-        """Return the multiples of ``stride`` below the voxels, in their units, and the plan (neighbour tables)."""
+        """Return the cells of the voxels by ``stride``, in units of the voxels, and the plan (neighbour tables)."""
         step = self.floored(stride, per_axis(stride, "stride", self.ndim, 1), centred=False)
         assert step.geometry.parent is not None
         size = torch.tensor([1, *step.geometry.parent.window.stride], device=self.coords.device)
@@ -440,13 +441,13 @@ class Geometry:
         return Strided(there, step.plan.unsorted())
 
     def select(self, mask: Tensor) -> Strided:
-        """Return the voxels where ``mask [n]`` is true, and neighbour tables onto them. A GPU is waited for."""
+        """Return the voxels where ``mask [n]`` is true, and neighbour tables onto them. The host waits for a GPU."""
         rows = rows_where(mask)
         there = self._similar_geometry(self.coords.index_select(0, rows), self.spatial_shape, padded=self.padded)
         return Strided(there, self._finish_plan(Plan(rows.int()[:, None], self.coords.shape[0]), False, plain=True))
 
     def union(self, *others: Geometry) -> tuple[Geometry, list[Plan]]:
-        """Return the voxels of this and all ``others``, ascending, and neighbour tables from each onto them."""
+        """Return the voxels of this and all ``others``, ascending, and neighbour tables from each of them."""
         every = (self, *others)
         for geometry in every:
             geometry._check_scenes("Geometry.union")
@@ -459,13 +460,13 @@ class Geometry:
 
     @property
     def _by_offsets(self) -> bool:
-        """Return whether neighbours are found by offsets, not by the kernels for grids of up to three axes."""
+        """Whether neighbours are found by offsets, and not by the kernels for grids of up to three axes."""
         return not self.bounded or self.ndim > 3
 
     def _box(
         self, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
     ) -> Tensor:
-        """Return the offsets of a window's box in tap order, ``int32 [k, 1 + axes]``, with 0 in the scene's column."""
+        """Return the offsets of a window's taps in order, ``int32 [k, 1 + axes]``, with 0 in the scene's column."""
         taps = torch.tensor(box_offsets(kernel, dilation, padding=padding), dtype=torch.int32)
         return pad(taps, (1, 0)).to(self.coords.device)
 
@@ -473,7 +474,7 @@ class Geometry:
     def _reach_by_offsets(
         self, taps: Tensor, columns: list[int], shape: Sequence[int] | None, transposed: bool
     ) -> Tensor:
-        """Return the voxels that an input reaches by ``taps``, inside ``shape`` if there is one, ascending."""
+        """Return the voxels that an input reaches by ``taps``, ascending. They lie in ``shape`` if it is given."""
         low, high = unbounded(len(columns) - 1)
         if shape is not None:
             low, high = [0] * len(columns), [high[0], *shape]
@@ -482,7 +483,7 @@ class Geometry:
 
     @property
     def recipe(self) -> TableRecipe:
-        """Return which tables were built on these voxels, for :meth:`build` on others; none for padded voxels."""
+        """The tables that were built on these voxels, for :meth:`build` on others. Padded voxels have none."""
         if self.padded:  # their steps lead to fixed numbers of rows, which others need not have
             return NOTHING
         made, passing = self._tables, self._passing
@@ -492,7 +493,7 @@ class Geometry:
         return TableRecipe(subm, tuple((window, plans[window], to.recipe) for window, to in reached.items()))
 
     def build(self, recipe: TableRecipe) -> None:
-        """Build those tables of ``recipe`` that do not exist yet, so that a network need not wait in its layers."""
+        """Build the tables of ``recipe`` that do not exist yet, so that layers of a network need not wait for them."""
         if self.padded:
             return
         for kernel, dilation, back in recipe.subm:
@@ -505,7 +506,7 @@ class Geometry:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Return the coordinates and tables of these voxels and of all made from them, for ``record_stream``."""
+        """The coordinates and tables of these voxels and of all made from them, for ``record_stream``."""
         found = [self.coords]
         for made in (self._tables, self._passing):
             found += [tensor for plan in (*made.subm.values(), *made.plans.values()) for tensor in plan.tensors]
@@ -513,7 +514,7 @@ class Geometry:
         return found
 
     def to(self, device: torch.device | str) -> Geometry:
-        """Return the same voxels on another device, without tables."""
+        """Return a geometry of the voxels on another device, without tables."""
         return self._similar_geometry(self.coords.to(device), self.spatial_shape, padded=self.padded)
 
     def same(self, other: Geometry) -> bool:
@@ -522,14 +523,14 @@ class Geometry:
 
     @property
     def is_voxel(self) -> Tensor:
-        """Return ``bool [n, 1]``: whether each row is a voxel, and not padding."""
+        """The mask ``bool [n, 1]`` that is True for voxels and False for rows of padding."""
         return self.coords[:, :1] >= 0
 
     def _check_scenes(self, where: str, *, given: bool = False) -> None:
-        """Raise SL211 for a row of a scene that does not exist. Voxels that a step led to need no check.
+        """Raise ``SL211`` for a row of a scene that does not exist. Voxels that a step led to need no check.
 
-        The kernels of grids on a GPU look at inputs themselves. ``given`` voxels of outputs, and those of tables by
-        offsets, are looked at once here.
+        On a GPU the kernels of grids check inputs themselves. Outputs (``given``) and voxels with tables by offsets are
+        checked once here.
         """
         if not self._is_reached:
             looks = (given or self._by_offsets) and not is_compiling() and not _is_captured(self.coords)
@@ -538,20 +539,20 @@ class Geometry:
                 self._is_reached = True
 
     def _check_scene_of_last(self, reached: Tensor, window: StepWindow) -> None:
-        """Raise SL211 if the last of the ascending ``reached`` on a GPU is in a scene that does not exist."""
+        """Raise ``SL211`` if the last of the ascending ``reached`` on a GPU is in a scene that does not exist."""
         if is_compiling() or self._is_reached or window.capacity is not None or _is_captured(reached):
             return
         if type(reached) is Tensor and reached.is_cuda and len(reached) and int(reached[-1, 0]) >= self.batch_size:
             check_scenes("Geometry.step", self.coords, self.batch_size)
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
-        """Return a geometry of other voxels with as many axes and scenes, and without tables."""
+        """Return a geometry of the voxels ``coords`` with as many axes and scenes as this one, without tables."""
         other = Geometry.unchecked(coords, shape, self.batch_size, padded, self.ndim)
         other.bounded = self.bounded
         return other
 
     def _with_parent(self, parent: GeometryOrigin) -> Geometry:
-        """Return a geometry of the same voxels and tables that records ``parent``, the step that made it."""
+        """Return a geometry with these voxels and tables that records ``parent``, the step that made it."""
         # Geometries in the tables have no parent, or the two would keep each other alive.
         child = self._similar_geometry(self.coords, self.spatial_shape, padded=self.padded)
         child.parent, child._tables, child._passing = parent, self._tables, self._passing
@@ -559,7 +560,7 @@ class Geometry:
         return child
 
     def _read_per_axis(self, value: Axes, name: str, fill: int = 1) -> Triple:
-        """Return ``value`` for three axes, with ``fill`` on the axes that these voxels do not have."""
+        """Return ``value`` for three axes. Axes that these voxels lack get ``fill``. Errors name ``name``."""
         return expand_axes(value, name, self.ndim, fill)
 
     def _make_window(
@@ -572,7 +573,7 @@ class Geometry:
         *,
         capacity: int | None,
     ) -> StepWindow:
-        """Return the window of a step, all for three axes. Padded voxels get a capacity. Raises SL208 if impossible."""
+        """Return a step's window for three axes. Padded voxels get a capacity, which needs a grid (else ``SL208``)."""
         read = self._read_per_axis
         extra = None if output_padding is None else read(output_padding, "output_padding", 0)
         axes = read(kernel, "kernel"), read(stride, "stride"), read(padding, "padding", 0), read(dilation, "dilation")

@@ -29,9 +29,9 @@ _SORT = "24 * n + 49472"  # of sort_voxels (csrc/voxels.h)
 
 
 def _find_rows(lookup: GridLookup, cells: Tensor, shape: list[int]) -> Tensor:
-    """Return the rows ``int32 [b, l]`` of the voxels at ``cells [b, l, 3]``, or -1, found by ``lookup``. The scene of a
-    cell is its first index. Cells are whole numbers in floating point, which may be NaN or beyond the grid of
-    ``shape``.
+    """Return the rows of the voxels at ``cells [b, l, 3]``, found by ``lookup``, as ``int32 [b, l]``. A missing voxel
+    has -1. The first index of ``cells`` is the scene. Cells are whole numbers in floating point, which may be NaN or
+    beyond the grid of ``shape``.
     """
     b, points, _ = cells.shape
     limit = torch.tensor(shape, dtype=torch.float64, device=cells.device)  # float32 has not every int32
@@ -42,8 +42,8 @@ def _find_rows(lookup: GridLookup, cells: Tensor, shape: list[int]) -> Tensor:
 
 
 def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> GridLookup:
-    """Return a lookup, an object that finds the rows of the voxels ``coords`` by coordinate in the grid of ``shape``.
-    Raises SL211 for rows outside the grid and for duplicates. ``op`` is the op's name for the message.
+    """Return an object that finds the rows of the voxels ``coords`` by coordinate in the grid of ``shape``. Raise
+    ``SL211`` for rows outside the grid and for duplicates. ``op`` is the op's name in the message.
     """
     check_coords(op, coords, shape)
     return GridLookup(coords, shape)
@@ -53,8 +53,8 @@ def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> GridLookup:
 def nearest_map(
     coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
 ) -> Int32[Tensor, "b l"]:
-    """Return the row of the voxel that holds each query, ``int32 [b, l]``, or -1 if there is none. Queries ``[b, l]``
-    belong to scene ``b``. Raises SL211 for duplicate voxels and those outside the grid.
+    """Return the row of the voxel that contains each query, ``int32 [b, l]``, or -1 if there is none. The first index
+    of ``queries`` is the scene. Raise ``SL211`` for duplicate voxels and for voxels outside the grid.
     """
     return _find_rows(_present_voxels("nearest_map", coords, spatial_shape), queries.floor(), spatial_shape)
 
@@ -63,11 +63,11 @@ def nearest_map(
 def trilinear_map(
     coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
 ) -> tuple[Int32[Tensor, "b l 8"], Float32[Tensor, "b l 8"]]:
-    """Return the rows of the eight voxels around each query, and their weights in trilinear interpolation: -1 and 0
-    where a voxel is missing.
+    """Return the rows of the eight voxels around each query, and their weights in trilinear interpolation. A missing
+    voxel has the row -1 and the weight 0.
 
-    Corner ``i`` lies ``(i & 1, i >> 1 & 1, i >> 2 & 1)`` from the lowest. Weights are those of trilinear interpolation,
-    divided by the sum over the voxels that are there. Raises SL211 as ``subm_table`` does.
+    Corner ``i`` lies ``(i & 1, i >> 1 & 1, i >> 2 & 1)`` from the lowest corner. The weights of the voxels that exist
+    are divided by their sum. Raise ``SL211`` as ``subm_table`` does.
     """
     lookup = _present_voxels("trilinear_map", coords, spatial_shape)
     lowest = (queries - 0.5).floor()
@@ -85,7 +85,7 @@ def trilinear_map(
 
 
 def _check_indices(op: str, indices: Tensor, rows: int) -> None:
-    """Raise SL211 for a row of ``indices`` with an entry outside of ``[-1, rows)``. ``op`` is the op's name for the
+    """Raise ``SL211`` if a row of ``indices`` has an index outside ``[-1, rows)``. ``op`` is the op's name in the
     message.
     """
     refuse_rows(
@@ -94,7 +94,7 @@ def _check_indices(op: str, indices: Tensor, rows: int) -> None:
 
 
 def _gather_features(feats: Tensor, indices: Tensor) -> Tensor:
-    """Return ``feats[indices]``, ``[q, k, c]`` in at least float32, with zeros where the index is -1."""
+    """Return ``feats[indices]`` in at least float32, ``[q, k, c]``, with zeros for the index -1."""
     wide = torch.promote_types(feats.dtype, torch.float32)
     return rows_under(feats, indices).to(wide)
 
@@ -104,8 +104,7 @@ def indice_weighted_sum(
     feats: Float[Tensor, "n c"], indices: Int32[Tensor, "q k"], weights: Float32[Tensor, "q k"]
 ) -> Float[Tensor, "q c"]:
     """Return ``out[i] = sum_j weights[i, j] * feats[indices[i, j]]``. An index of -1 adds nothing, whatever its weight.
-
-    Raises SL211 for an index outside ``[-1, n)``.
+    Raise ``SL211`` for an index outside ``[-1, n)``.
     """
     _check_indices("indice_weighted_sum", indices, feats.shape[0])
     # A weight of NaN or infinity must not count where there is no voxel.
@@ -117,11 +116,11 @@ def indice_weighted_sum(
 def indice_weighted_sum_grad(
     grad: Float[Tensor, "q c"], indices: Int32[Tensor, "q k"], weights: Float32[Tensor, "q k"], rows: int
 ) -> Float[Tensor, "rows c"]:
-    """Return the gradient of the features of ``indice_weighted_sum``, ``[rows, c]``, from ``grad``, the gradient of its
-    output. ``rows`` is the number of rows of the features.
+    """Return the gradient of ``indice_weighted_sum`` with respect to its features, ``[rows, c]``. ``grad`` is the
+    gradient of the output, and ``rows`` is the number of rows of the features.
 
-    Entries that share a row are added in ascending order of (i, j) on every device, so results do not depend on
-    threads. Raises SL211 as ``indice_weighted_sum`` does.
+    Terms for the same row are added in ascending order of (i, j) on every device, so results do not depend on threads.
+    Raise ``SL211`` as ``indice_weighted_sum`` does.
     """
     _check_indices("indice_weighted_sum_grad", indices, rows)
     # ``nonzero`` is ordered, which fixes the order of the sums.
@@ -132,16 +131,16 @@ def indice_weighted_sum_grad(
 
 
 def _weights_grad(outer: Tensor, inner: Tensor, indices: Tensor) -> Tensor:
-    """Return ``out[i, j] = outer[i] . inner[indices[i, j]]``, the gradient of the weights, ``float32 [q, k]``, with 0
-    where the index is -1.
+    """Return ``out[i, j] = outer[i] . inner[indices[i, j]]``, the gradient of the weights, as ``float32 [q, k]``. It is
+    0 for the index -1.
     """
     return (outer[:, None] * _gather_features(inner, indices)).sum(2).float()
 
 
 @indice_weighted_sum.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of ``indice_weighted_sum`` for its features and weights, by name, as far as ``needs`` asks
-    for them.
+    """Return the gradients of ``indice_weighted_sum`` with respect to those of features and weights that autograd
+    ``needs``, by name.
     """
     gradients = {}
     if needs.feats:
@@ -153,8 +152,8 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 @indice_weighted_sum_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of ``indice_weighted_sum_grad`` for its arguments ``grad`` and ``weights``, by name, as far
-    as ``needs`` asks for them.
+    """Return the gradients of ``indice_weighted_sum_grad`` with respect to those of ``grad`` and ``weights`` that
+    autograd ``needs``, by name.
     """
     gradients = {}
     if needs.grad:
@@ -180,19 +179,19 @@ indice_weighted_sum_grad.kernel(
 def grid_sample_3d(
     feats: Tensor, coords: Tensor, shape: Sequence[int], grid: Tensor, mode: str = "trilinear"
 ) -> Tensor:
-    """Return the features of sparse voxels at the points ``grid``, ``[b, l, c]``, differentiable in ``feats``. Raises
-    SL208 for another ``mode`` or form of ``shape``.
+    """Return the features of sparse voxels at the points ``grid``, ``[b, l, c]``, differentiable in ``feats``.
 
     Args:
         feats: ``[n, c]``.
         coords: ``int32 [n, 4]`` rows (batch, x, y, z), distinct.
-        shape: ``(batches, channels, X, Y, Z)``; only the grid is looked at.
+        shape: ``(batches, channels, X, Y, Z)``. Only the grid ``X, Y, Z`` is used.
         grid: ``[b, l, 3]`` points in units of voxels, whose centres are at integers + 0.5.
-        mode: ``"trilinear"``, between those of eight voxels that are there, or ``"nearest"``, of the voxel that holds
-            the point; zeros where there is none.
+        mode: ``"trilinear"`` interpolates between those of the eight voxels around the point that exist.
+            ``"nearest"`` takes the voxel that contains the point. Without a voxel the result is zeros.
 
     Raises:
-        ArgumentError: SL211 for duplicate or outside coords, SL304 if a gradient of ``grid`` is asked for (detach it).
+        ArgumentError: ``SL208`` for another ``mode`` or form of ``shape``, ``SL211`` for duplicate coordinates and
+            those outside the grid, ``SL304`` if ``grid`` requires a gradient (detach it).
     """
     if len(shape) != 5:
         raise error(
@@ -204,6 +203,7 @@ def grid_sample_3d(
         indices, weights = trilinear_map(coords, queries, spatial)
     elif mode == "nearest":
         indices = nearest_map(coords, queries, spatial)[..., None]
+        # The nearest voxel is a weighted sum of one row.
         weights = torch.ones_like(indices, dtype=torch.float32)
     else:
         raise error("SL208", where="grid_sample_3d", got=f"mode {mode!r}", expected="trilinear or nearest")

@@ -27,6 +27,7 @@ __all__ = [
     "init_hashmap",
 ]
 
+# The key of a free slot and of padding, and the value of a key that is missing.
 EMPTY = -1
 
 _TABLE = ("table_keys", "table_values")
@@ -35,10 +36,11 @@ _GRID = ("len(spatial_shape) == 3", "min(spatial_shape) >= 1")
 
 
 def init_hashmap(n: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-    """Return the keys ``int64`` and values ``int32`` of an empty hash table, all -1, with room for ``n`` distinct keys.
+    """Return the keys (``int64``) and values (``int32``) of an empty hash table, all -1, with room for ``n`` distinct
+    keys.
 
-    Its capacity is ``2 * n + 1``. Every key takes one slot, so any ``n`` keys fit whatever they are, and as at least
-    half of the slots stay empty, runs are short.
+    Its capacity is ``2 * n + 1``. Every key takes one slot, so any ``n`` keys fit. At least half of the slots stay
+    empty, so runs of used slots are short.
     """
     capacity = 2 * n + 1
     return (
@@ -53,7 +55,7 @@ _KEY, _VALUE = 2**64, 2**32
 
 
 def home_slot(key: int, capacity: int) -> int:
-    """Return the slot (place) of a hash table of ``capacity`` slots at which the search for ``key`` starts:
+    """Return the slot of a hash table of ``capacity`` slots at which the search for ``key`` starts. It is the result of
     MurmurHash3's 64-bit finaliser, scaled to the capacity.
     """
     mixed = key % _KEY
@@ -63,14 +65,16 @@ def home_slot(key: int, capacity: int) -> int:
 
 
 def _to_signed(value: int, modulus: int) -> int:
-    """Return ``value``, a number below ``modulus``, as a signed one: values of the upper half become negative."""
+    """Return ``value``, a number from 0 to ``modulus - 1``, as a signed number. Values from ``modulus // 2`` on become
+    negative.
+    """
     return value - modulus if value >= modulus // 2 else value
 
 
 def _insert_sorted(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Insert ``keys`` with ``values`` into the hash table, in place, by laying it out anew: in ascending order each key
-    takes the first free slot (place) from where its search starts, and of several values the lowest stays. Raises SL211
-    for a full table.
+    """Insert ``keys`` with ``values`` into the hash table, in place, by building the table again. In ascending order
+    each key takes the first free slot from where its search starts. Of several values for a key the lowest is stored.
+    Raise ``SL211`` if the table is full.
     """
     entries: dict[int, int] = {}
     for key, value in zip(
@@ -94,7 +98,7 @@ def _insert_sorted(op: str, table_keys: Tensor, table_values: Tensor, keys: Tens
 
 
 def table_full_error(op: str, capacity: int) -> sl.ShiplapError:
-    """Return the error SL211 of the op ``op`` for a hash table of ``capacity`` places that has no free one."""
+    """Return the error ``SL211`` of the op ``op`` for a hash table of ``capacity`` slots without a free one."""
     return error(
         "SL211",
         where=f"sparse3d::{op}",
@@ -105,7 +109,7 @@ def table_full_error(op: str, capacity: int) -> sl.ShiplapError:
 
 
 def _look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
-    """Return the value of each key in the hash table, ``int32``, or -1 for a key that is not there."""
+    """Return the value of each key in the hash table, as ``int32``, or -1 for a key that is missing."""
     order = table_keys.argsort()
     if order.numel() == 0:
         return keys.new_full(keys.shape, EMPTY, dtype=torch.int32)
@@ -115,8 +119,8 @@ def _look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Ten
 
 
 def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
-    """Return the keys ``int64 [n]`` of the voxels ``coords``, -1 for padding. Raises SL211 for rows outside the grid
-    and for too many cells. ``op`` is the op's name for the message.
+    """Return the keys ``int64 [n]`` of the voxels ``coords``, with -1 for padding. Raise ``SL211`` for rows outside the
+    grid and for a grid with too many cells. ``op`` is the op's name in the message.
     """
     padding = coords[:, 0] == EMPTY
     refuse_rows(
@@ -129,8 +133,8 @@ def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
 
 
 def check_cells(op: str, coords: Tensor, spatial_shape: list[int]) -> None:
-    """Raise SL211 if the grid of ``spatial_shape``, times the number of scenes in ``coords``, has 2^63 cells or more,
-    which int64 keys cannot number.
+    """Raise ``SL211`` if the cells of the grid ``spatial_shape``, counted over all scenes in ``coords``, are 2^63 or
+    more. Int64 keys cannot number so many. ``op`` is the op's name in the message.
     """
     scenes = int(coords[:, 0].max()) + 1 if coords.shape[0] else 1
     if scenes * spatial_shape[0] * spatial_shape[1] * spatial_shape[2] >= MAX_CELLS:
@@ -147,8 +151,8 @@ def hash_insert(
     keys: Int64[Tensor, "m"],
     values: Int32[Tensor, "m"],
 ) -> None:
-    """Insert ``keys`` with ``values`` into the table, in place; of several values for a key the lowest stays. Raises
-    SL211 when the table has no room, and then its content is undefined.
+    """Insert ``keys`` with ``values`` into the table, in place. Of several values for a key the lowest is stored. Raise
+    ``SL211`` if the table has no room. Its content is then undefined.
     """
     _insert_sorted("hash_insert", table_keys, table_values, keys, values)
 
@@ -157,7 +161,7 @@ def hash_insert(
 def hash_lookup(
     table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], keys: Int64[Tensor, "m"]
 ) -> Int32[Tensor, "m"]:
-    """Return the value of each of ``keys`` in the table, or -1 for keys that are not there."""
+    """Return the value of each of ``keys`` in the table, or -1 for a key that is missing."""
     return _look_up_keys(table_keys, table_values, keys)
 
 
@@ -169,10 +173,9 @@ def hash_insert_3d(
     values: Int32[Tensor, "m"],
     spatial_shape: list[int],
 ) -> None:
-    """Insert the voxels ``coords`` with ``values`` into the table, in place. The key of a voxel is its cell's number,
-    ``((b*X + x)*Y + y)*Z + z``.
-
-    Raises SL211 as ``hash_insert`` does, and for coordinates outside ``spatial_shape`` (cells per axis).
+    """Insert the voxels ``coords`` with ``values`` into the table, in place. The key of a voxel is the number of its
+    cell, ``((b*X + x)*Y + y)*Z + z``. Raise ``SL211`` as ``hash_insert`` does, and for coordinates outside
+    ``spatial_shape`` (cells per axis).
     """
     _insert_sorted(
         "hash_insert_3d", table_keys, table_values, voxel_keys("hash_insert_3d", coords, spatial_shape), values
@@ -186,8 +189,8 @@ def hash_insert_3d_index(
     coords: Int32[Tensor, "m 4"],
     spatial_shape: list[int],
 ) -> None:
-    """Insert each voxel with its row number as the value into the table, in place, so that of equal voxels the first
-    row is found. Raises SL211 as ``hash_insert_3d``.
+    """Insert each voxel with its row number as the value into the table, in place. Of equal voxels the first row is
+    stored. Raise ``SL211`` as ``hash_insert_3d`` does.
     """
     keys = voxel_keys("hash_insert_3d_index", coords, spatial_shape)
     rows = torch.arange(coords.shape[0], dtype=torch.int32)
@@ -201,8 +204,8 @@ def hash_lookup_3d(
     coords: Int32[Tensor, "m 4"],
     spatial_shape: list[int],
 ) -> Int32[Tensor, "m"]:
-    """Return the value of each voxel in the table, or -1 for voxels that are not there or outside the grid. Raises
-    SL211 for a grid with too many cells.
+    """Return the value of each voxel in the table. It is -1 for a voxel outside the grid and for one that is missing
+    from the table. Raise ``SL211`` if the grid has too many cells.
     """
     check_cells("hash_lookup_3d", coords, spatial_shape)
     keys = torch.where(inside_grid(coords, spatial_shape), keys_of(coords, spatial_shape), EMPTY)

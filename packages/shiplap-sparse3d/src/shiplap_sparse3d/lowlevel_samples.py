@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from shiplap_sparse3d import grid_sample, hashing, postprocess, serialize
 from shiplap_sparse3d.samples import _choose_grid, _draw_normal, _draw_table, _draw_voxels
 
+# The coordinates of a row that is no voxel.
 PADDING = (-1, -1, -1, -1)
 
 
@@ -17,8 +18,8 @@ PADDING = (-1, -1, -1, -1)
 
 
 def _hash_table(rng: Generator, capacity: int, keys: Tensor, device: Any) -> tuple[Tensor, Tensor]:
-    """Return keys and values of a hash table of ``capacity`` slots on ``device`` that holds about a third of ``keys``,
-    and is at most half full.
+    """Return keys and values of a hash table of ``capacity`` slots on ``device``. It holds about a third of ``keys``,
+    and at most half of its slots are used.
     """
     table = torch.full((capacity,), -1), torch.full((capacity,), -1, dtype=torch.int32)
     some = keys[torch.randperm(len(keys), generator=rng)[: min(len(keys) // 3, capacity // 2)]]
@@ -28,8 +29,8 @@ def _hash_table(rng: Generator, capacity: int, keys: Tensor, device: Any) -> tup
 
 
 def _distinct_keys(rng: Generator, capacity: int) -> Tensor:
-    """Return ``capacity // 2`` random int64 keys, which fill half of a hash table of ``capacity`` places, with some
-    beyond 2^62 and negative ones.
+    """Return ``capacity // 2`` random int64 keys from the whole range, which is enough to fill half of a hash table of
+    ``capacity`` slots.
     """
     return torch.randint(-(2**63), 2**63 - 1, (capacity // 2,), generator=rng)
 
@@ -41,14 +42,14 @@ def _with_repeats(rng: Generator, keys: Tensor, count: int) -> Tensor:
 
 
 def _draw_values(rng: Generator, count: int, device: Any) -> Tensor:
-    """Return ``count`` random int32 values of hash table entries, from 0 on."""
+    """Return ``count`` random int32 values for a hash table, none of them negative."""
     return torch.randint(0, 2**31 - 1, (count,), generator=rng, dtype=torch.int32).to(device)
 
 
 @hashing.hash_insert.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``hash_insert``: a partly filled table, keys with repeats and padding, and a value
-    for each.
+    """Return arguments of ``hash_insert``, a partly filled table, keys with repeats and padding, and a value for each
+    key.
     """
     keys = _distinct_keys(rng, sizes["t"])
     wanted = _with_repeats(rng, keys, sizes["m"]).to(device)
@@ -57,16 +58,16 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @hashing.hash_lookup.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``hash_lookup``: a partly filled table, and keys with repeats and padding, of which about a
-    third are in the table.
+    """Return arguments of ``hash_lookup``, a partly filled table, and keys with repeats and padding. About a third of
+    the keys are in the table.
     """
     keys = _distinct_keys(rng, sizes["t"])
     return *_hash_table(rng, sizes["t"], keys, device), _with_repeats(rng, keys, sizes["m"]).to(device)
 
 
 def _hash_3d(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """Return arguments for the ops of voxels in hash tables: a table, voxels of which about a third are in it, and the
-    grid.
+    """Return a hash table, voxels of which about a third are in it, and the grid. They are arguments for the ops of
+    voxels in hash tables.
     """
     grid = _choose_grid(sizes["t"])
     coords = _draw_voxels(rng, sizes["t"] // 2, grid, "cpu")
@@ -78,8 +79,8 @@ def _hash_3d(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor
 
 @hashing.hash_insert_3d.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``hash_insert_3d``: a partly filled table, voxels with repeats and padding, a value for each,
-    and the grid.
+    """Return arguments of ``hash_insert_3d``, a partly filled table, voxels with repeats and padding, a value for each
+    voxel, and the grid.
     """
     keys, values, coords, grid = _hash_3d(rng, sizes, device)
     return keys, values, coords, _draw_values(rng, sizes["m"], device), grid
@@ -87,7 +88,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @hashing.hash_insert_3d_index.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``hash_insert_3d_index``: a partly filled table, voxels with repeats and padding, and the
+    """Return arguments of ``hash_insert_3d_index``, a partly filled table, voxels with repeats and padding, and the
     grid.
     """
     return _hash_3d(rng, sizes, device)
@@ -95,7 +96,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @hashing.hash_lookup_3d.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``hash_lookup_3d``: a partly filled table, voxels with repeats and padding, and the grid."""
+    """Return arguments of ``hash_lookup_3d``, a partly filled table, voxels with repeats and padding, and the grid."""
     return _hash_3d(rng, sizes, device)
 
 
@@ -103,8 +104,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _draw_encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tensor:
-    """Return ``int32 [n, 4]`` random voxels (scene, x, y, z) that fit codes of a space-filling curve with
-    ``sizes["bits"]`` bits an axis, one in ten of them padding (-1).
+    """Return random voxels (scene, x, y, z), ``int32 [n, 4]``, that fit codes of a space-filling curve with
+    ``sizes["bits"]`` bits per axis. One in ten is padding (-1).
     """
     scenes = min(serialize.MAX_BATCH, 2 ** (sizes.get("width", 63) - 3 * sizes["bits"]))
     limits = [scenes, *3 * [2 ** sizes["bits"]]]
@@ -114,15 +115,15 @@ def _draw_encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tenso
 
 
 def _draw_coords(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of the op that encodes voxels along a space-filling curve (Z-order or Hilbert): voxels, bits of
-    an axis, order of the axes, and width of a code in bits.
+    """Return arguments of the op that encodes voxels along a space-filling curve (Z-order or Hilbert). They are voxels,
+    bits per axis, the order of the axes, and the width of a code in bits.
     """
     return _draw_encodable(rng, sizes, device), sizes["bits"], list(sizes["axes"]), sizes["width"]
 
 
 def _draw_codes(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of the op that decodes codes of a space-filling curve (Z-order or Hilbert): codes, bits of an
-    axis, and order of the axes.
+    """Return arguments of the op that decodes codes of a space-filling curve (Z-order or Hilbert). They are codes, bits
+    per axis, and the order of the axes.
     """
     codes = serialize.z_order_encode.reference(_draw_encodable(rng, sizes, "cpu"), sizes["bits"])
     return codes.to(device), sizes["bits"], list(sizes["axes"])
@@ -138,8 +139,8 @@ for _decode in (serialize.z_order_decode, serialize.hilbert_decode):
 
 
 def _draw_queries(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return voxels, points ``[b, l, 3]`` in their grid and a little outside of it, some on whole and half numbers and
-    one NaN, and the grid: arguments of ``nearest_map`` and ``trilinear_map``.
+    """Return arguments of ``nearest_map`` and ``trilinear_map``, which are voxels, points ``[b, l, 3]`` and the grid.
+    The points lie in the grid or a little outside. Some are whole or half numbers, and one is NaN.
     """
     grid = _choose_grid(sizes["n"])
     points = torch.rand(sizes["b"], sizes["l"], 3, generator=rng) * (torch.tensor(grid) + 4) - 2
@@ -163,13 +164,15 @@ def _draw_indices(rng: Generator, sizes: dict[str, Any], rows: int, device: Any)
 
 @grid_sample.indice_weighted_sum.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``indice_weighted_sum``: features, indices and weights."""
+    """Return arguments of ``indice_weighted_sum``, which are features, indices and weights."""
     return _draw_normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_draw_indices(rng, sizes, sizes["n"], device)
 
 
 @grid_sample.indice_weighted_sum_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``indice_weighted_sum_grad``: a gradient, indices, weights, and the number of rows."""
+    """Return arguments of ``indice_weighted_sum_grad``. They are a gradient, indices, weights, and the number of
+    rows.
+    """
     grad = _draw_normal(rng, (sizes["q"], sizes["c"]), dtype, device)
     return grad, *_draw_indices(rng, sizes, sizes["rows"], device), sizes["rows"]
 
@@ -179,14 +182,14 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @postprocess.masked_gemm_signals.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return the argument of ``masked_gemm_signals``: a neighbour table ``[n, v]``."""
+    """Return the argument of ``masked_gemm_signals``, a neighbour table ``[n, v]``."""
     return (_draw_table(rng, sizes["n"], sizes["n"], sizes["v"], device),)
 
 
 @postprocess.masked_gemm_kernels.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``masked_gemm_kernels``: random codes with few bits set, a random order of the rows, and the
-    size of a block.
+    """Return arguments of ``masked_gemm_kernels``, which are random codes with few bits set, a random order of the
+    rows, and the size of a block.
     """
     codes = torch.randint(-(2**31), 2**31 - 1, (sizes["n"],), generator=rng, dtype=torch.int32)
     sparse = codes & torch.randint(-(2**31), 2**31 - 1, (sizes["n"],), generator=rng, dtype=torch.int32)

@@ -8,8 +8,8 @@ import torch
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return the bytes that are free on ``device``, or None where that is not known: torch's unused reserve of a GPU
-    included, and on the CPU with swap and at most the limit of the container.
+    """Return the number of bytes that are free on ``device``, or None if it is not known. For a GPU it includes torch's
+    unused reserve. For the CPU it includes swap, and is at most the limit of the container.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

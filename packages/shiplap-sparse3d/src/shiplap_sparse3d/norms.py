@@ -21,8 +21,7 @@ def norm_relu(
     eps: float,
 ) -> Float[Tensor, "n c"]:
     """Return ``relu((feats - mean) / sqrt(var + eps) * weight + bias)``, computed in at least float32. NaN stays NaN.
-
-    There is no gradient: batch norm and ReLU of PyTorch have theirs.
+    The op has no gradient. If one is needed, batch norm and ReLU of PyTorch are used.
     """
     wide = torch.promote_types(feats.dtype, torch.float32)
     x, mean, var, weight, bias = (t.to(wide) for t in (feats, mean, var, weight, bias))

@@ -31,7 +31,7 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 def _tap_targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor:
-    """Return ``int64 [rows * taps, d]``: ``row * stride + offset`` for each of ``rows`` and each of ``offsets``, all
+    """Return ``row * stride + offset`` for each of ``rows`` and each of ``offsets``, as ``int64 [rows * taps, d]``, all
     taps of a row together. Padding (-1) stays -1.
     """
     moved = (rows.long() * torch.tensor(stride, device=rows.device))[:, None] + offsets.long()
@@ -40,8 +40,8 @@ def _tap_targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor
 
 
 def _refuse_repeats(op: str, find: RowLookup, rows: int) -> None:
-    """Raise SL211 for a row of coordinates that occurs more than once. ``find`` is the lookup of all ``rows`` rows, and
-    ``op`` the op's name for the message.
+    """Raise ``SL211`` if a row of coordinates occurs more than once. ``find`` is the lookup of all ``rows`` rows.
+    ``op`` is the op's name in the message.
     """
     twins = torch.zeros(rows, dtype=torch.bool, device=find.rows.device)
     twins[find.repeats()] = True
@@ -52,10 +52,9 @@ def _refuse_repeats(op: str, find: RowLookup, rows: int) -> None:
 def offset_table(
     coords: Int32[Tensor, "n d"], outputs: Int32[Tensor, "m d"], offsets: Int32[Tensor, "k d"], stride: list[int]
 ) -> Int32[Tensor, "m k"]:
-    """Return ``int32 [m, k]``: the row of ``coords`` that equals ``outputs * stride + offsets`` for each output and
-    each offset, or -1. ``outputs`` may have equal rows.
-
-    Raises SL211 for duplicate rows of ``coords``.
+    """Return the number of the row of ``coords`` that equals ``outputs * stride + offsets``, for each output and each
+    offset, as ``int32 [m, k]``. It is -1 if there is none. ``outputs`` may have equal rows. Raise ``SL211`` for
+    duplicate rows of ``coords``.
     """
     table, repeated = _match_rows(coords, outputs, offsets, stride)
     refuse_rows("offset_table", repeated, "duplicate coordinates: row {row}")
@@ -63,8 +62,8 @@ def offset_table(
 
 
 def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the table ``int32 [m, k]`` of the rows of ``coords`` that equal ``outputs * stride + offsets``, or -1, and
-    the mask ``bool [n]`` of those rows of ``coords`` that another row repeats.
+    """Return the table ``int32 [m, k]`` of the rows of ``coords`` that equal ``outputs * stride + offsets``, with -1 if
+    there is none. Return also the mask ``bool [n]`` of those rows of ``coords`` that another row repeats.
     """
     # Whole rows are compared, so that no number of columns or range of values is too large.
     n, taps = coords.shape[0], outputs.shape[0] * offsets.shape[0]
@@ -79,9 +78,9 @@ def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[i
 
 
 def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
-    """Return ``int32 [m, k]``: the row of ``coords`` that equals ``outputs * stride + offsets``, or -1. The op
-    ``offset_table`` computes it or, in a program that is being exported, operators of torch. Raises SL211 for
-    duplicates.
+    """Return the number of the row of ``coords`` that equals ``outputs * stride + offsets``, as ``int32 [m, k]``, or
+    -1. The op ``offset_table`` computes it, or operators of torch in a program that is being exported. Raise ``SL211``
+    for duplicates.
     """
     if not runs_without_python(coords):
         return offset_table(coords, outputs, offsets, stride)
@@ -91,8 +90,8 @@ def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int])
 
 
 def _offset_table(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
-    """Return ``int32 [m, k]``: the row of ``coords`` at each tap of each output, or -1, by sorted keys: the kernel of
-    ``offset_table``. Raises SL211 for duplicates.
+    """Return the table of ``offset_table``, ``int32 [m, k]``, computed with sorted keys. This is the kernel of that op.
+    Raise ``SL211`` for duplicate rows of ``coords``.
     """
     find = RowLookup(coords)
     _refuse_repeats("offset_table", find, coords.shape[0])
@@ -113,10 +112,9 @@ def offset_cells(
     high: list[int],
     transposed: bool = False,
 ) -> Int32[Tensor, "m d"]:
-    """Return the distinct outputs that an input reaches, ascending: the integer rows with
-    ``coords = output * stride + offset`` for one of ``offsets``.
-
-    ``transposed``: ``output = coords * stride + offset``. Outputs lie in ``[low, high)``, column by column.
+    """Return the distinct outputs that an input reaches, ascending. They are the integer rows with ``coords = output *
+    stride + offset`` for one of ``offsets``. If ``transposed``, they are ``output = coords * stride + offset``. Outputs
+    lie in ``[low, high)`` in each column.
     """
     reached = [coords.long().new_empty(0, coords.shape[1])]
     step = torch.tensor(stride, device=coords.device)
@@ -135,7 +133,9 @@ def offset_cells(
 def _reached(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool
 ) -> Tensor:
-    """Return the outputs within the bounds that an input reaches, ``int [m, d]``, in the order of inputs and taps."""
+    """Return the outputs within the bounds that an input reaches, ``int32 [m, d]``, in the order of inputs and taps. An
+    output that several inputs reach is repeated.
+    """
     step, wide = torch.tensor(stride, device=coords.device), coords[coords[:, 0] != -1].long()[:, None]
     moved = wide * step + offsets.long() if transposed else wide - offsets.long()
     outputs = moved if transposed else torch.div(moved, step, rounding_mode="floor")
@@ -160,7 +160,7 @@ def reached_cells(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
 ) -> Tensor:
     """Return the distinct outputs in ``[low, high)`` that an input of ``coords`` reaches by ``offsets``, ascending. The
-    op ``offset_cells`` computes them or, in a program that is being exported, operators of torch.
+    op ``offset_cells`` computes them, or operators of torch in a program that is being exported.
     """
     if not runs_without_python(coords):
         return offset_cells(coords, offsets, stride, low, high, transposed)
@@ -181,14 +181,14 @@ def box_offsets(
     padding: Sequence[int] | None = None,
     region: Literal["cube", "cross"] = "cube",
 ) -> list[tuple[int, ...]]:
-    """Return the offsets of a kernel's taps around its output, one tuple a tap, in the order of the weight: the last
-    axis counts fastest. Raises SL208 for another ``region``.
+    """Return the offsets of a kernel's taps around its output, one tuple per tap, in the order of the weight. The last
+    axis counts fastest. Raise ``SL208`` for an unknown ``region``.
 
     Args:
         kernel: taps per axis.
         dilation: spacing of the taps per axis.
-        padding: the first tap of an axis lies that far below the output; default: ``(kernel - 1) // 2 * dilation``.
-        region: ``"cube"`` for all taps, ``"cross"`` for those on an axis through the middle.
+        padding: how far the first tap of an axis lies below the output, by default ``(kernel - 1) // 2 * dilation``.
+        region: ``"cube"`` for all taps, or ``"cross"`` for those on an axis through the middle.
     """
     if region not in ("cube", "cross"):
         raise error("SL208", where="box_offsets, argument 'region'", got=repr(region), expected="'cube' or 'cross'")
@@ -196,13 +196,14 @@ def box_offsets(
     shift = [m * d for m, d in zip(middle, dilation, strict=True)] if padding is None else [*padding]
     taps: Iterable[tuple[int, ...]] = product(*map(range, kernel))
     if region == "cross":
+        # On an axis through the middle, at most one coordinate differs from it.
         taps = (tap for tap in taps if sum(t != m for t, m in zip(tap, middle, strict=True)) <= 1)
     return [tuple(t * d - s for t, d, s in zip(tap, dilation, shift, strict=True)) for tap in taps]
 
 
 def unbounded(axes: int) -> tuple[list[int], list[int]]:
-    """Return the bounds (low, high) of ``offset_cells`` for the scene and ``axes`` axes that leave out nothing but
-    scenes below 0 and the largest int32.
+    """Return bounds (low, high) for ``offset_cells`` with a scene and ``axes`` axes. They leave out only scenes below 0
+    and the largest int32.
     """
     return [0, *[_INT32.min] * axes], [_INT32.max] * (axes + 1)
 
@@ -211,11 +212,11 @@ def unbounded(axes: int) -> tuple[list[int], list[int]]:
 def connect_by_offsets(
     coords: Tensor, outputs: Tensor, offsets: Tensor, stride: Sequence[int], *, transposed: bool = False
 ) -> Plan:
-    """Return the plan (neighbour tables) of convolutions from the voxels ``coords`` onto the voxels ``outputs``, with a
-    tap for each of ``offsets``.
+    """Return the plan (neighbour tables) of convolutions from the voxels ``coords`` onto the voxels ``outputs``, with
+    one tap for each of ``offsets``.
 
-    ``offsets`` is ``int32 [k, d]``, with a column for the scene like ``stride``. Inputs lie at ``output * stride +
-    offset``, or if ``transposed`` outputs at ``input * stride + offset``.
+    ``offsets`` is ``int32 [k, d]``, with a column for the scene as in ``stride``. Inputs lie at ``output * stride +
+    offset``. If ``transposed``, outputs lie at ``input * stride + offset``.
     """
     if not transposed:
         return Plan(rows_at(coords, outputs, offsets, list(stride)), coords.shape[0])
@@ -225,7 +226,7 @@ def connect_by_offsets(
 
 @built_outside_modes
 def distinct_cells(coords: Tensor) -> Tensor:
-    """Return the distinct rows of ``coords [n, d]`` that are voxels, and not padding (-1), in ascending order."""
+    """Return the distinct rows of ``coords [n, d]`` that are voxels and not padding (-1), in ascending order."""
     columns = coords.shape[1]
     nothing, ones = coords.new_zeros(1, columns), [1] * columns
     return reached_cells(coords, nothing, ones, *unbounded(columns - 1))
@@ -233,16 +234,18 @@ def distinct_cells(coords: Tensor) -> Tensor:
 
 @built_outside_modes
 def find_rows(coords: Tensor, wanted: Tensor) -> Tensor:
-    """Return ``int32 [m, 1]``: the number of the row of ``coords`` that equals each row of ``wanted``, or -1."""
+    """Return the number of the row of ``coords`` that equals each row of ``wanted``, as ``int32 [m, 1]``, or -1 if
+    there is none.
+    """
     columns = coords.shape[1]
     return rows_at(coords, wanted, coords.new_zeros(1, columns), [1] * columns)
 
 
 @built_outside_modes
 def join_cells(coords: Sequence[Tensor], by_offsets: bool) -> tuple[Tensor, list[Tensor]]:
-    """Return the distinct rows of all ``coords`` together, ascending, and for each of ``coords`` the place of its rows
-    among those, ``int32 [n, 1]``. With ``by_offsets``, rows may be padding (-1) or have more than four columns.
-    Without, the op ``unique_coords`` serves, which takes neither.
+    """Return the distinct rows of all ``coords`` together, ascending. For each of ``coords``, return the place of its
+    rows among those, ``int32 [n, 1]``. If ``by_offsets``, rows may be padding (-1) or have more than four columns.
+    Otherwise the op ``unique_coords`` is used, which accepts neither.
     """
     every = torch.cat([*coords])
     if by_offsets:

@@ -59,9 +59,9 @@ def unique_coords(
     coords: Int32[Tensor, "n 4"],
 ) -> tuple[Int32[Tensor, "m 4"], Int32[Tensor, "n"], Int32[Tensor, "m"]]:
     """Return the distinct rows of ``coords`` in ascending order, the number of the distinct row of each input row, and
-    how often each distinct row occurs.
+    the count of each distinct row.
 
-    Raises SL211 when the extents of the four columns multiply to 2^63 or more.
+    Raise ``SL211`` if the extents of the four columns multiply to 2^63 or more.
     """
     unique, inverse, counts = torch.unique(coords, dim=0, return_inverse=True, return_counts=True)
     return unique, inverse.int(), counts.int()
@@ -69,8 +69,9 @@ def unique_coords(
 
 def distinct_voxels(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the distinct rows of ``coords`` in ascending order, the number of the distinct row of each input row, and
-    how often each occurs. The op ``unique_coords`` computes them or, in a program that is being exported for a GPU, an
-    operator of torch.
+    the count of each distinct row.
+
+    The op ``unique_coords`` computes them. In a program that is being exported for a GPU, an operator of torch does.
     """
     if not runs_without_python(coords, ("cuda",)):
         return unique_coords(coords)
@@ -80,8 +81,8 @@ def distinct_voxels(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which values of ``dtype`` are summed, at least float32: a sum of halves can leave their range
-    although the average does not.
+    """Return the dtype in which values of ``dtype`` are summed, at least float32. A sum of 16-bit numbers can leave
+    their range although the average does not.
     """
     return torch.promote_types(dtype, torch.float32)
 
@@ -90,10 +91,8 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 def segment_mean(
     feats: Float[Tensor, "n c"], index: Int32[Tensor, "n"], counts: Int32[Tensor, "m"]
 ) -> Float[Tensor, "m c"]:
-    """Return the mean of the rows of ``feats`` that share an ``index``. ``counts`` has the number of rows of each
-    index, and 0 gives zeros.
-
-    Sums are kept in at least float32.
+    """Return the mean of the rows of ``feats`` that share an ``index``. ``counts`` holds the number of rows of each
+    index. A count of 0 gives zeros. Sums are kept in at least float32.
     """
     refuse_rows("segment_mean", (index < 0) | (index >= counts.shape[0]), "index[{row}] is not a row of counts")
     total = feats.new_zeros(counts.shape[0], feats.shape[1], dtype=sum_dtype(feats.dtype))
@@ -103,8 +102,8 @@ def segment_mean(
 
 @segment_mean.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``segment_mean`` for its features, by name: each row gets an equal share of its segment's
-    gradient.
+    """Return the gradient of ``segment_mean`` with respect to its features, by name. Each row gets an equal share of
+    its segment's gradient.
     """
     # Each row has an equal share of the mean.
     share = grad.to(sum_dtype(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
@@ -122,10 +121,10 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 def subm_table(
     coords: Int32[Tensor, "n 4"], spatial_shape: list[int], kernel: list[int], dilation: list[int]
 ) -> Int32[Tensor, "n k"]:
-    """Return the neighbour table of a submanifold convolution: the row of the voxel at ``x + (kx - Kx//2)*Dx``, and so
-    on per axis, for each tap of each voxel, or -1.
+    """Return the neighbour table of a submanifold convolution, ``int32 [n, k]``. For each tap of each voxel it holds
+    the row of the voxel at ``x + (kx - Kx//2)*Dx`` (likewise for y and z), or -1.
 
-    Raises SL211 for duplicate rows and for coordinates outside ``spatial_shape`` (cells per axis).
+    Raise ``SL211`` for duplicate rows and for coordinates outside ``spatial_shape`` (cells per axis).
     """
     check_coords("subm_table", coords, spatial_shape)
     offsets = [
@@ -144,10 +143,8 @@ def out_coords(
     padding: list[int],
     dilation: list[int],
 ) -> Int32[Tensor, "m 4"]:
-    """Return the output voxels of a strided convolution in ascending order: every cell of the output grid that an input
-    voxel reaches.
-
-    Raises SL211 as ``subm_table`` does.
+    """Return the output voxels of a strided convolution in ascending order. They are all cells of the output grid that
+    an input voxel reaches. Raise ``SL211`` as ``subm_table`` does.
     """
     check_coords("out_coords", coords, spatial_shape)
     grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
@@ -170,8 +167,9 @@ def conv_table(
     padding: list[int],
     dilation: list[int],
 ) -> Int32[Tensor, "m k"]:
-    """Return the neighbour table of a strided convolution: the input row at ``o*S - P + k*Dl`` for each tap ``k`` of
-    each output ``o``, or -1. Raises SL211 for duplicates and rows outside their grid.
+    """Return the neighbour table of a strided convolution, ``int32 [m, k]``. For each tap ``k`` of each output ``o`` it
+    holds the input row at ``o*S - P + k*Dl``, or -1. Raise ``SL211`` for duplicate rows and for rows outside their
+    grid.
     """
     check_coords("conv_table", coords, spatial_shape)
     grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
@@ -183,10 +181,9 @@ def conv_table(
 
 @sl.op("sparse3d::transpose_table", requires=("rows >= 0",))
 def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "rows k"]:
-    """Return the transpose of a neighbour table, ``t[table[j, v], v] = j`` and -1 elsewhere: from each input row to the
-    output rows that read it.
-
-    Raises SL211 for an entry outside ``[-1, rows)``, and when two rows reach one input by the same tap.
+    """Return the transpose of a neighbour table, which holds the output row that reads each input row by each tap. It
+    has ``t[table[j, v], v] = j`` and -1 elsewhere. Raise ``SL211`` for a number outside ``[-1, rows)``, and if two
+    outputs read one input by the same tap.
     """
     refuse_rows("transpose_table", ((table < -1) | (table >= rows)).any(1), "row {row} has an entry outside [-1, rows)")
     hit = table >= 0
@@ -205,13 +202,14 @@ def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "ro
 # ``cdiv(k, parts)``, and ``order[p, r]`` is the output row whose hits under the taps of part ``p`` are ``table[r]``.
 # ``masks[p, b]`` has a bit for each tap of the part that any of the rows ``64 * b`` to ``64 * b + 63`` hits.
 
+# So many rows of a sorted table share a mask of the taps that they hit.
 ROWS_PER_MASK = 64
 MAX_PART = 31  # taps of a part: one bit each in an int32 that stays positive
 
 
 def part_size(taps: int, parts: int) -> int:
-    """Return the number of taps of each part of a neighbour table, where its ``taps`` columns are cut into ``parts``
-    groups that are sorted on their own. The last part may have fewer.
+    """Return the number of taps of each part of a neighbour table. The ``taps`` columns of the table are cut into
+    ``parts`` groups that are sorted separately. The last part may have fewer taps.
     """
     return -(-taps // parts) if parts else 0
 
@@ -225,12 +223,13 @@ def part_size(taps: int, parts: int) -> int:
 def sort_table(
     table: Int32[Tensor, "m k"], parts: int, run: int = 1 << 18
 ) -> tuple[Int32[Tensor, "k m"], Int32[Tensor, "parts m"], Int32[Tensor, "parts b"]]:
-    """Return the sorted form of ``table``: ``columns`` by tap (``columns.t()`` is a table), ``order`` (the row at each
-    place of each part) and ``masks`` (the taps that each block of 64 rows hits).
+    """Return the sorted form of ``table`` as ``columns``, ``order`` and ``masks``. ``columns`` holds the table by tap
+    (``columns.t()`` is a table). ``order`` is the output row at each place of each part (group of taps). ``masks`` has
+    a bit for each tap that a block of 64 rows hits.
 
-    Every ``run`` rows of a part are ordered by the Gray code rank of their hits, descending, equal ones as before: a
-    block of them has few taps that only some of its rows hit, and rows without a hit come last. Runs as long as what
-    fits the cache of a GPU keep neighbours near each other.
+    Every ``run`` rows of a part are sorted by the Gray code rank of their hits, descending, and stably. A block then
+    has few taps that only some of its rows hit, and rows without a hit come last. A run that fits the cache of a GPU
+    keeps neighbours close in memory.
     """
     m, k = table.shape
     size, columns, orders, masks = part_size(k, parts), [], [], []
@@ -259,8 +258,8 @@ _TAPS = ("taps >= 0", f"taps <= {MAX_PART} * parts")  # the bits of a mask that 
 
 @sl.op("sparse3d::tap_blocks", dims={"k": "taps"}, outputs=("blocks", "counts"), requires=_TAPS)
 def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor, "k b"], Int32[Tensor, "k"]]:
-    """Return for each tap the blocks of 64 rows of a sorted table that hit it, ``int32 [taps, b]``, ascending and then
-    zeros, and their number.
+    """Return the blocks of 64 rows of a sorted table that hit each tap, ``int32 [taps, b]``, and their numbers. The
+    blocks of a tap are ascending, followed by zeros.
     """
     size = part_size(taps, masks.shape[0])
     tap = torch.arange(taps, device=masks.device)
@@ -273,8 +272,8 @@ def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor
 
 
 def by_output(table: Tensor, order: Tensor | None) -> Tensor:
-    """Return the sorted neighbour ``table`` with its rows in the order of the outputs again. ``order`` has the output
-    of each row, for each part of the taps, and None means that the table is not sorted.
+    """Return the sorted neighbour ``table`` with its rows in the order of the outputs again. ``order`` holds the output
+    of each row for each part (group of taps). If it is None, the table is not sorted and is returned unchanged.
     """
     if order is None or table.shape[1] == 0:
         return table
@@ -283,15 +282,15 @@ def by_output(table: Tensor, order: Tensor | None) -> Tensor:
 
 
 def rows_under(feats: Tensor, index: Tensor) -> Tensor:
-    """Return ``feats[index]``, with a row of zeros for each index of -1. ``feats`` may have no rows, and ``index`` any
-    shape.
+    """Return ``feats[index]``, with a row of zeros for each index of -1. ``feats`` may have no rows, and ``index`` may
+    have any shape.
     """
     padded = torch.cat([feats, feats.new_zeros(1, *feats.shape[1:])])
     return padded[torch.where(index >= 0, index, feats.shape[0]).long()]
 
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
-    """Raise SL211 for a row of ``table`` with an entry outside of ``[-1, rows)``. ``op`` is the op's name for the
+    """Raise ``SL211`` if a row of ``table`` has a number outside ``[-1, rows)``. ``op`` is the op's name in the
     message.
     """
     refuse_rows(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
@@ -316,15 +315,17 @@ def conv(
     symmetric: bool = False,
     tf32: bool = False,
 ) -> Float[Tensor, "m co"]:
-    """Return the convolution over a neighbour table: ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``, where
-    entries of -1 add nothing.
+    """Return the convolution over a neighbour table, ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``. Where
+    the table has -1, nothing is added.
 
-    ``order`` and ``masks`` come with a sorted table. Channels are convolved in ``groups``, as in ``torch.nn.Conv3d``.
-    With ``reflect`` tap ``v`` takes ``weight[:, k - 1 - v]``. The rest is read by the backward only: the transposed
-    table (``transpose_table(table, n)``) and its sorted form, or ``symmetric``: the table is its own transpose read
-    backwards, as submanifold tables of odd kernels are. With neither, the backward builds the transposed table.
-    ``tf32`` lets a GPU round float32 factors to 10 bits of fraction; sums are float32 (float64 for float64) always.
-    Raises SL211 for a table entry outside ``[-1, n)``.
+    ``order`` and ``masks`` belong to a sorted table. Channels are convolved in ``groups``, as in ``torch.nn.Conv3d``.
+    With ``reflect``, tap ``v`` takes ``weight[:, k - 1 - v]``. ``tf32`` lets a GPU round float32 factors to 10 bits of
+    fraction. Sums are always float32, or float64 for float64. Raise ``SL211`` for a number in the table outside ``[-1,
+    n)``.
+
+    Only the backward reads the other arguments. ``table_t``, ``order_t`` and ``masks_t`` are the transposed table and
+    its sorted form. ``symmetric`` means that the table is its own transpose when read backwards, as submanifold tables
+    of odd kernels are. If neither is given, the backward builds the transposed table.
     """
     _check_table("conv", table, feats.shape[0])
     table, weight = by_output(table, order), weight.flip(1) if reflect else weight
@@ -352,10 +353,9 @@ def conv_weight_grad(
     reflect: bool = False,
     tf32: bool = False,
 ) -> Float[Tensor, "co k cg"]:
-    """Return the gradient of the weight of ``conv``, ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``, from
-    ``grad``, the gradient of its output. Raises SL211 for a table entry outside ``[-1, n)``.
-
-    A sorted table comes with its ``order`` and its ``tap_blocks``.
+    """Return the gradient of the weight of ``conv``, ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. ``grad`` is
+    the gradient of the output of ``conv``. ``order``, ``blocks`` and ``counts`` belong to a sorted table, as the ops
+    ``sort_table`` and ``tap_blocks`` return them. Raise ``SL211`` for a number in the table outside ``[-1, n)``.
     """
     _check_table("conv_weight_grad", table, feats.shape[0])
     table = by_output(table, order)
@@ -368,7 +368,7 @@ def conv_weight_grad(
 
 def _swap_channels(weight: Tensor, groups: int) -> Tensor:
     """Return the weight ``[co, k, ci / groups]`` as ``[ci, k, co / groups]``, the weight of the transposed convolution.
-    It is a view for one group.
+    For one group the result is a view.
     """
     if groups == 1:
         return weight.permute(2, 1, 0)
@@ -378,8 +378,8 @@ def _swap_channels(weight: Tensor, groups: int) -> Tensor:
 
 @conv.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return those gradients of ``conv`` (bias, weight and features) that ``needs`` asks for, by name, from ``grad``,
-    the gradient of its output.
+    """Return the gradients of ``conv`` with respect to those of bias, weight and features that autograd ``needs``, by
+    name. ``grad`` is the gradient of its output.
     """
     gradients, here = {}, (saved.table, saved.order, saved.masks)
     groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
@@ -405,7 +405,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 @conv_weight_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of ``conv_weight_grad`` for its arguments ``grad`` and ``feats``, by name: the second
+    """Return the gradients of ``conv_weight_grad`` with respect to ``grad`` and ``feats``, by name. They are second
     derivatives of a convolution.
     """
     table, gradients = by_output(saved.table, saved.order), {}

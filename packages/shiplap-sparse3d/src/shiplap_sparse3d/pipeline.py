@@ -32,19 +32,21 @@ AS_FLOATS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 
 
 
 class _ReceivedCoords(torch.autograd.Function):
-    """Coordinates that arrived as float64 with the features: returned as integers, with zeros as their gradient."""
+    """Coordinates that arrived as float64 together with features. The forward makes integers of them, and their
+    gradient is zeros.
+    """
 
     @staticmethod
     def forward(ctx: Any, feats: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a view of ``feats`` and ``coords`` as int32, from coordinates that were sent as floats, since
-        pipelines send gradients for all tensors.
+        """Return a view of ``feats``, and ``coords`` as int32. Coordinates may be sent as floats, since older pipelines
+        send gradients for all tensors.
         """
         ctx.like = coords.new_zeros(()), coords.shape
         return feats.view_as(feats), coords.int()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the features as it is, and zeros for the coordinates."""
+        """Return the gradient of the features unchanged, and zeros for the coordinates."""
         zero, shape = ctx.like
         return grad, zero.expand(shape).contiguous()
 
@@ -54,11 +56,11 @@ class Voxels:
     """The shape of a micro-batch's sparse tensor before the tensor exists.
 
     Args:
-        rows: the capacity; a micro-batch with more voxels is refused by :func:`split`.
-        channels: of the features.
-        spatial_shape: cells per axis.
-        batch_size: scenes of a micro-batch.
-        dtype: of the features.
+        rows: the capacity. :func:`split` raises ``SL208`` for a micro-batch with more voxels.
+        channels: the number of channels of the features.
+        spatial_shape: the number of cells per axis.
+        batch_size: the number of scenes of a micro-batch.
+        dtype: the dtype of the features.
     """
 
     rows: int
@@ -68,16 +70,17 @@ class Voxels:
     dtype: torch.dtype = torch.float32
 
     def empty(self, device: torch.device, received: bool) -> tuple[Tensor, Tensor]:
-        """Return features ``[rows, channels]`` and coordinates of -1 (padding) as an example input of a stage: with
-        gradients and, where needed, coordinates as floats if the stage has ``received`` them from another one.
+        """Return features ``[rows, channels]`` and coordinates of -1 (padding) as an example input of a stage. If the
+        stage has ``received`` them from another stage, the features require gradients, and the coordinates are floats
+        where torch needs it.
         """
         feats = torch.zeros(self.rows, self.channels, dtype=self.dtype, device=device)
         coords = torch.full((self.rows, 1 + len(self.spatial_shape)), -1, dtype=torch.int32, device=device)
         return feats.requires_grad_(received), coords.double() if AS_FLOATS and received else coords
 
     def tensor(self, feats: Tensor, coords: Tensor) -> SparseTensor:
-        """Return the sparse tensor, padded to a fixed number of rows, of features and coordinates that the stage before
-        has sent.
+        """Return the sparse tensor of the features and coordinates that the stage before has sent. It is padded to a
+        fixed number of rows.
         """
         if coords.is_floating_point():
             feats, coords = _ReceivedCoords.apply(feats, coords)
@@ -85,18 +88,18 @@ class Voxels:
 
 
 class _StageModule(nn.Module):
-    """The user's ``module`` with tensors instead of sparse tensors on both sides."""
+    """The user's ``module``, with tensors in place of sparse tensors on both sides."""
 
     def __init__(self, module: nn.Module, takes: Sequence[Voxels], last: bool) -> None:
-        """Keep the module of a stage, the shapes of the sparse tensors that it takes, and whether it is the
-        last stage.
+        """Store the module of a stage, the shapes of the sparse tensors that it takes, and whether the stage is the
+        last one.
         """
         super().__init__()
         self.module, self.takes, self.last = module, takes, last
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return the outputs of the module as plain tensors. ``tensors`` are features and coordinates of each sparse
-        tensor in turn, and so is each sparse output.
+        """Return the outputs of the module as plain tensors. ``tensors`` are the features and coordinates of each
+        sparse tensor in turn. Each sparse output is returned in the same way.
         """
         pairs = zip(self.takes, tensors[::2], tensors[1::2], strict=True)
         out = self.module(*(voxels.tensor(feats, coords) for voxels, feats, coords in pairs))
@@ -105,8 +108,8 @@ class _StageModule(nn.Module):
 
 
 def _output_tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
-    """Return the outputs of a stage as tensors that another rank can receive: features and coordinates of sparse
-    tensors, and plain tensors as they are. Raises SL209 for other outputs.
+    """Return the outputs of a stage as tensors that another rank can receive. A sparse tensor becomes features and
+    coordinates, and a plain tensor is unchanged. Raise ``SL209`` for any other output.
     """
     made: list[Tensor] = []
     for out in outputs:
@@ -120,7 +123,9 @@ def _output_tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
 
 
 def _stage_error(got: str, expected: str) -> Exception:
-    """Return the error SL209 of a stage whose outputs the next stage cannot take."""
+    """Return the error ``SL209`` of a stage whose outputs the next stage cannot take. ``got`` and ``expected`` are its
+    texts.
+    """
     fix = "let the module of each stage but the last return a sparse tensor, or a tuple of them"
     return error("SL209", where="a stage of a pipeline", got=got, expected=expected, fix=fix)
 
@@ -128,24 +133,26 @@ def _stage_error(got: str, expected: str) -> Exception:
 def stage(
     module: nn.Module, index: int, stages: int, device: torch.device, takes: Voxels, group: Any = None
 ) -> PipelineStage:
-    """Return the stage ``index`` of ``stages`` of a pipeline for the schedules of ``torch.distributed.pipelining``
+    """Return the stage ``index`` of ``stages`` of a pipeline, for the schedules of ``torch.distributed.pipelining``
     (``ScheduleGPipe``, ``Schedule1F1B`` and others).
 
-    The module takes the result of the module of the stage before: a sparse tensor or a tuple of them. In the last stage
-    it may return tensors, and a sparse tensor becomes ``(feats, coords)`` for ``loss_fn``. Rows whose coordinates are
-    -1 are padding and mean nothing. Hand :func:`split` of the batch to ``schedule.step`` on the first rank.
+    The module takes the result of the module of the stage before, which is a sparse tensor or a tuple of them. In the
+    last stage it may return tensors, and a sparse tensor becomes ``(feats, coords)`` for ``loss_fn``. Rows whose
+    coordinates are -1 are padding without a meaning. On the first rank, pass :func:`split` of the batch to
+    ``schedule.step``.
 
-    Every rank has to call this, in the order of its stages: each learns from the one before what it will receive.
+    Every rank has to call this function, in the order of its stages, since each stage receives the shapes of its inputs
+    from the one before.
 
     Args:
         module: what this rank computes.
-        index, stages: the number of the stage, and of all. Stage ``i`` is that of rank ``i % ranks``.
-        device: of this rank.
+        index, stages: the number of this stage, and the count of all. Rank ``i % ranks`` has stage ``i``.
+        device: the device of this rank.
         takes: the input of the first stage.
         group: the ranks of the pipeline, by default all.
 
     Raises:
-        ShiplapError: SL209 for outputs that another stage cannot take, and for several stages on a single rank.
+        ShiplapError: ``SL209`` for outputs that another stage cannot take, and for several stages on a single rank.
     """
     from torch.distributed.pipelining import PipelineStage
 
@@ -167,8 +174,8 @@ def stage(
 
 
 def _send_shapes(outputs: Sequence[Any], rank: int, device: torch.device, group: Any) -> None:
-    """Send the shapes of ``outputs``, as numbers in a tensor of a fixed size, to the rank of the next stage. Raises
-    SL209 for anything but sparse tensors.
+    """Send the shapes of ``outputs``, as numbers in a tensor of a fixed size, to the rank of the next stage. Raise
+    ``SL209`` if one is not a sparse tensor or there are more than ``MOST``.
     """
     if len(outputs) > MOST or not all(isinstance(out, SparseTensor) for out in outputs):
         kinds = ", ".join(type(out).__name__ for out in outputs)
@@ -184,7 +191,7 @@ def _send_shapes(outputs: Sequence[Any], rank: int, device: torch.device, group:
 
 
 def _receive_shapes(rank: int, device: torch.device, group: Any) -> tuple[Voxels, ...]:
-    """Return the shapes of this stage's inputs, received from ``rank``, which has the stage before."""
+    """Return the shapes of this stage's inputs, received from ``rank``, whose stage comes before this one."""
     told = torch.zeros(MOST, 7, dtype=torch.int64, device=device)
     dist.recv(told, group=group, group_src=rank)
     # Unused lines of the fixed-size message are zeros.
@@ -196,13 +203,13 @@ def _receive_shapes(rank: int, device: torch.device, group: Any) -> tuple[Voxels
 
 
 def split(x: SparseTensor, parts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Return ``(feats, coords)`` of the scenes of ``x`` as ``parts`` micro-batches, one after the other, each with as
-    many scenes and padded to ``rows`` rows.
-
-    ``torch.chunk(t, parts)`` of each are the micro-batches, which is how torch's schedules cut.
+    """Return ``(feats, coords)`` of the scenes of ``x`` as ``parts`` micro-batches, one after the other. Each has as
+    many scenes and is padded to ``rows`` rows. ``torch.chunk(t, parts)`` of each tensor gives the micro-batches, as
+    torch's schedules cut them.
 
     Raises:
-        ShiplapError: SL208 for a number of scenes that is no multiple of ``parts``, and for more than ``rows`` voxels.
+        ShiplapError: ``SL208`` for a number of scenes that is not a multiple of ``parts``, and for more than ``rows``
+            voxels.
     """
     if parts < 1 or x.batch_size % parts:
         raise error(

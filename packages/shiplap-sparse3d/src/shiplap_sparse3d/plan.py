@@ -17,12 +17,12 @@ __all__ = ["Plan", "parts_for", "parts_that_fill", "set_most_parts", "wants_sort
 
 
 def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
-    """Return into how many parts (groups of taps that are sorted on their own) a neighbour table of ``rows`` outputs
-    and ``taps`` taps is cut, the number that was measured as fastest for so many rows.
+    """Return the number of parts into which a neighbour table of ``rows`` outputs and ``taps`` taps is cut. A part is a
+    group of taps that is sorted separately.
 
-    ``strided``: a table of outputs that a larger stride reaches, whose rows have fewer neighbours in common.
-    Measured on an H200: docs/design/0008-sparse3d-cuda.md. A graph compiled for any number of rows has as many as suits
-    many of them, or it would be compiled anew for each of these limits.
+    The number is the one that was fastest for so many rows on an H200 (``docs/design/0008-sparse3d-cuda.md``). Set
+    ``strided`` for outputs that a larger stride reaches, whose rows have fewer neighbours in common. A graph compiled
+    for any number of rows gets the number for many rows, since each limit would otherwise need a graph.
     """
     least = -(-taps // ops.MAX_PART)
     # ``bool`` of a symbolic size would add a guard, and with it a graph for each limit.
@@ -34,8 +34,8 @@ def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
 
 
 def _filled_parts(taps: int, parts: int) -> int:
-    """Return how many of ``parts`` equal parts of ``taps`` taps have any: eight taps in five parts of two leave one
-    part empty.
+    """Return how many of ``parts`` equal parts of ``taps`` taps have any taps. For example, eight taps in five parts of
+    two leave one part empty.
     """
     return -(-taps // -(-taps // parts)) if taps > 0 else parts
 
@@ -46,12 +46,12 @@ _most_parts = 1 << 31
 
 
 def set_most_parts(most: int | None) -> int | None:
-    """Limit the number of parts into which tables that are built from now on are sorted (None: no limit, as many as are
-    fastest), and return the previous limit. Raises SL208 below 1.
+    """Limit the number of parts into which tables that are built from now on are sorted, and return the previous limit.
+    None stands for no limit. Raise ``SL208`` for a limit below 1.
 
-    A convolution over ``p`` parts keeps ``p`` partial sums of its result in float32 before it adds them: most of its
-    peak of memory below 128,000 voxels. Fewer parts take less memory and, where blocks of rows share few taps, more
-    time.
+    A convolution over ``p`` parts holds ``p`` partial sums of its result in float32 before it adds them. Below 128,000
+    voxels they are most of its peak of memory. Fewer parts take less memory. They take more time if blocks of rows
+    share few taps.
     """
     global _most_parts
     before = None if _most_parts == 1 << 31 else _most_parts
@@ -62,10 +62,11 @@ def set_most_parts(most: int | None) -> int | None:
 
 
 def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int = 132) -> int:
-    """Return the fewest parts (groups of taps that a program handles on its own) of a table of ``rows`` rows and
-    ``taps`` taps that give each multiprocessor two tiles of 64 rows x 128 channels, at most nine.
+    """Return the smallest number of parts of a table that gives each multiprocessor two tiles of 64 rows x 128
+    channels. It is at most nine. A part is a group of taps that one GPU program handles, and the table has ``rows``
+    rows and ``taps`` taps.
 
-    More parts do not keep the device busier; they let blocks skip more taps.
+    More parts do not keep the device busier, but let blocks skip more taps.
     """
     tiles = max(1, -(-rows // 64) * -(-channels // 128))
     least = max(1, -(-taps // ops.MAX_PART))
@@ -73,14 +74,14 @@ def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int
 
 
 def wants_sorted(tensor: Tensor) -> bool:
-    """Return whether convolutions on the tensor's device run best over sorted neighbour tables (rows that hit the same
-    taps next to each other), as those of GPUs do.
+    """Return whether convolutions on the tensor's device run best over sorted neighbour tables, which is true for GPUs.
+    In a sorted table, rows that hit the same taps lie next to each other.
     """
     return tensor.device.type == "cuda"
 
 
 def _known_to_hold(condition: Any) -> bool:
-    """Return whether ``condition`` on sizes of a graph is true for all sizes that are possible, without a guard."""
+    """Return whether ``condition``, on sizes of a graph, is true for all possible sizes. No guard is added."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
@@ -88,16 +89,16 @@ def _known_to_hold(condition: Any) -> bool:
 
 @dataclass(frozen=True)
 class Plan:
-    """A table, sorted or not, and its transpose for the gradient and the way back.
+    """A neighbour table, sorted or not, and its transpose for the gradient and the inverse convolution.
 
     Attributes:
         table: ``int32 [m, k]``, the input row under each tap of each output row, or -1. May be a view.
         rows: ``n``, the number of input rows.
-        order, masks: the parts of a sorted table (``sort_table``); None on the CPU.
-        reflect: tap ``v`` takes the weight of tap ``k - 1 - v``.
-        symmetric: the table read backwards is its own transpose (submanifold, odd kernel).
-        back: tables of the transpose ``(table, order, masks)``, or None: a symmetric plan needs none, and the gradient
-            of others builds them when it runs.
+        order, masks: the parts of a sorted table (``sort_table``), or None on the CPU.
+        reflect: whether tap ``v`` takes the weight of tap ``k - 1 - v``.
+        symmetric: whether the table read backwards is its own transpose (submanifold, odd kernel).
+        back: tables of the transpose ``(table, order, masks)``, or None. A symmetric plan needs none, and the gradient
+            of other plans builds them when it runs.
     """
 
     table: Tensor
@@ -112,7 +113,7 @@ class Plan:
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
         """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, k, ci / groups]`` over the plan's
-        table. ``tf32`` None is torch's setting for products of matrices.
+        table. If ``tf32`` is None, torch's setting for matrix products applies.
         """
         back, order, masks = self.back or (None, None, None)
         tf32 = allows_tf32() if tf32 is None else tf32
@@ -134,15 +135,15 @@ class Plan:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Return all tensors of the plan (neighbour table, order of its rows and masks of taps, of both directions), to
-        move, record or mark as dynamic.
+        """The tensors of the plan, to move, record or mark as dynamic. They are the neighbour table, the order of its
+        rows and the masks of taps, in both directions.
         """
         return [t for t in (self.table, self.order, self.masks, *(self.back or ())) if t is not None]
 
     @property
     def t(self) -> Plan:
-        """Return the plan (neighbour tables) of the transposed convolution, from outputs to inputs by the same taps.
-        The transposed table is built if this plan does not hold it.
+        """The plan (neighbour tables) of the transposed convolution, from outputs to inputs by the same taps. The
+        transposed table is built if this plan does not hold it.
         """
         if self.symmetric:
             # A symmetric table read backwards is its own transpose.
@@ -154,8 +155,8 @@ class Plan:
 
     @built_outside_modes
     def transposed(self) -> Plan:
-        """Return the plan (neighbour tables) from outputs to inputs, built now, which holds this plan's table as its
-        own transpose. It is sorted if this one is.
+        """Return the plan (neighbour tables) from outputs to inputs, built now. It holds this plan's table as its own
+        transpose. It is sorted if this plan is.
         """
         plain = ops.transpose_table(self.unsorted().table, self.rows)
         table, order, masks = (plain, None, None) if self.order is None else _sort_tables(plain, None)
@@ -163,14 +164,14 @@ class Plan:
 
     @property
     def whole(self) -> bool:
-        """Return whether the plan holds all that a gradient reads: the transposed table, from outputs to inputs, or a
+        """Whether the plan holds all that a gradient reads. This is the transposed table, from outputs to inputs, or a
         table that is its own transpose.
         """
         return self.symmetric or self.back is not None
 
     def complete(self) -> Plan:
         """Return the plan (neighbour tables) with the transposed table, from outputs to inputs, which a gradient reads.
-        It is built if it is missing.
+        That table is built if it is missing.
         """
         if self.whole:
             return self
@@ -179,9 +180,9 @@ class Plan:
 
     @built_outside_modes
     def sorted(self, parts: int | None = None) -> Plan:
-        """Return the plan over tables whose rows are sorted by the taps that they hit, in ``parts`` groups of taps
-        (default: :func:`parts_for`), so that GPU kernels can skip taps that no row of a block hits. A sorted plan is
-        returned unchanged.
+        """Return the plan over tables whose rows are sorted by the taps that they hit, so that GPU kernels can skip
+        taps. ``parts`` is the number of groups of taps that are sorted separately, by default that of
+        :func:`parts_for`. A sorted plan is returned unchanged.
         """
         if self.order is not None:
             return self
@@ -191,8 +192,8 @@ class Plan:
 
     @built_outside_modes
     def unsorted(self) -> Plan:
-        """Return the plan over neighbour tables whose rows are in the order of the outputs, as pooling and exports read
-        them. An unsorted plan is returned unchanged.
+        """Return the plan over neighbour tables whose rows are in the order of the outputs, for pooling and exports. An
+        unsorted plan is returned unchanged.
         """
         if self.order is None:
             return self
@@ -201,8 +202,9 @@ class Plan:
 
 
 def _sort_tables(table: Tensor, parts: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the neighbour ``table`` with rows sorted by the taps that they hit, in ``parts`` groups of taps (None:
-    :func:`parts_for`), as (table, order, masks): the output of each row, and the taps that each block of 64 rows hits.
+    """Return the neighbour ``table`` sorted by the taps that its rows hit, as (table, order, masks). ``parts`` is the
+    number of groups of taps that are sorted separately (None: :func:`parts_for`). ``order`` holds the output of each
+    row, and ``masks`` the taps that each block of 64 rows hits.
     """
     columns, order, masks = ops.sort_table(table, parts or parts_for(table.shape[0], table.shape[1]))
     return columns.t(), order, masks

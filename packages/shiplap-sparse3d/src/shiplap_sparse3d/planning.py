@@ -37,10 +37,13 @@ def subm_plan(
     scenes: int = 0,
 ) -> tuple[Int32[Tensor, "k n"], Int32[Tensor, "parts n"], Int32[Tensor, "parts b"]]:
     """Return the sorted neighbour table of a submanifold convolution, as the ops ``subm_table`` and ``sort_table`` make
-    it one after the other: its columns by tap, the output of each row in each of ``parts`` groups of taps, and the taps
-    that each block of 64 rows hits. Raises SL211 as those ops do.
+    it one after the other.
 
-    ``scenes`` is the number of scenes, beyond which a row is outside, or 0 if it is not known.
+    The result is its columns by tap, the output of each row in each of ``parts`` groups of taps, and the taps that each
+    block of 64 rows hits.
+
+    ``scenes`` is the number of scenes, or 0 if it is not known. Raise ``SL211`` as those ops do, and for a row of a
+    scene that does not exist.
     """
     if scenes:
         check_scenes("subm_plan", coords, scenes)
@@ -89,11 +92,11 @@ def conv_plan(
     Int32[Tensor, "parts_t n"],
     Int32[Tensor, "parts_t b_t"],
 ]:
-    """Return the sorted neighbour table of a strided convolution, as the ops ``conv_table`` and ``sort_table`` make it,
-    in ``parts`` groups of taps, and that of its transpose in ``parts_t`` groups (0: no transpose): columns by tap,
-    order and masks of each.
+    """Return the sorted neighbour tables of a strided convolution and of its transpose, as the ops ``conv_table`` and
+    ``sort_table`` make them. For each table the result is its columns by tap, its order and its masks.
 
-    Raises SL211 as those ops do.
+    ``parts`` and ``parts_t`` are the numbers of groups of taps of the two tables. If ``parts_t`` is 0 there is no
+    transpose. Raise ``SL211`` as those ops do.
     """
     table = ops.conv_table.reference(coords, out_coords, spatial_shape, kernel, stride, padding, dilation)
     sorted_table: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(table, parts, run)

@@ -32,7 +32,7 @@ __all__ = [
 
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
-    """Raise SL211 for a row of ``table`` with an entry outside of ``[-1, rows)``. ``op`` is the op's name for the
+    """Raise ``SL211`` if a row of ``table`` has a number outside ``[-1, rows)``. ``op`` is the op's name in the
     message.
     """
     refuse_rows(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
@@ -42,19 +42,19 @@ def _check_table(op: str, table: Tensor, rows: int) -> None:
 
 
 def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Return the largest of the rows under the taps, channel by channel: ``feats [n, c]``, ``table [m, k]`` →
-    ``[m, c]``, zeros without a row.
+    """Return the largest of the rows of ``feats [n, c]`` under the taps of each output, channel by channel, ``[m, c]``.
+    An output without a row under its taps gets zeros.
 
-    See :func:`max_pool_with_taps`; ``table_t`` is ``transpose_table(table, n)``, built by the gradient if None.
+    ``table`` is ``[m, k]``. ``table_t`` is ``transpose_table(table, n)``, which the gradient builds if it is None.
+    :func:`max_pool_with_taps` has the details.
     """
     return max_pool_with_taps(feats, table, table_t)[0]
 
 
 def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Return the mean of the input rows that exist under the taps of each output, zeros without one: ``feats [n, c]``,
-    ``table [m, k]`` → ``[m, c]``.
-
-    ``torch.nn.AvgPool3d`` divides by the volume of the kernel instead; see :func:`sum_pool`.
+    """Return the mean of the rows of ``feats [n, c]`` that exist under the taps of each output, ``[m, c]``. An output
+    without a row under its taps gets zeros. ``table`` is ``[m, k]``. ``torch.nn.AvgPool3d`` divides by the volume of
+    the kernel instead, for which :func:`sum_pool` can be used.
     """
     return sum_pool(feats, table, table_t, average=True)
 
@@ -63,13 +63,13 @@ def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Ten
 def max_pool_with_taps(
     feats: Float[Tensor, "n c"], table: Int32[Tensor, "m k"], table_t: Int32[Tensor, "n k"] | None = None
 ) -> tuple[Float[Tensor, "m c"], Int16[Tensor, "m c"]]:
-    """Return the largest value under the taps of each output, channel by channel (0 without a hit), and its tap: of
-    equal values the first, -1 where there is no hit.
+    """Return the largest value under the taps of each output, channel by channel, and its tap. Of equal values the
+    first tap is taken. Without a hit the value is 0 and the tap is -1.
 
-    The maximum starts from the first hit and not from zero, so negative values survive; NaN beats every number, as in
-    ``torch.nn.MaxPool3d``. The gradient goes to that tap alone (spconv gives it in full to every input that equals the
-    output). ``table_t`` is read by the backward only, which builds it if it is None.
-    Raises SL211 for a table entry outside ``[-1, n)``.
+    The maximum starts from the first hit and not from zero, so it may be negative. NaN is larger than every number, as
+    in ``torch.nn.MaxPool3d``. The gradient goes to that tap only, while spconv gives it in full to every input that
+    equals the output. Only the backward reads ``table_t``, and builds it if it is None. Raise ``SL211`` for a number in
+    the table outside ``[-1, n)``.
     """
     _check_table("max_pool_with_taps", table, feats.shape[0])
     hit = torch.nn.functional.pad(table >= 0, (0, 1))[..., None]  # a last tap without a hit, if there is no other
@@ -85,11 +85,9 @@ def max_pool_with_taps(
 def max_pool_grad(
     grad: Float[Tensor, "m c"], taps: Int16[Tensor, "m c"], table_t: Int32[Tensor, "n k"]
 ) -> Float[Tensor, "n c"]:
-    """Return the gradient of ``max_pool_with_taps`` for its features, ``out[i] = sum_v grad[t[i, v]]`` over the
-    channels whose tap is ``v``. ``t`` is ``table_t``, the transposed table.
-
-    The sum runs in tap order, so it is the same in each run. Raises SL211 for an entry outside
-    ``[-1, m)``.
+    """Return the gradient of ``max_pool_with_taps`` with respect to its features, ``out[i] = sum_v grad[t[i, v]]`` over
+    the channels whose tap is ``v``. ``t`` is ``table_t``, the transposed table. The sum runs in the order of taps, so
+    it is the same in each run. Raise ``SL211`` for a number in ``table_t`` outside ``[-1, m)``.
     """
     _check_table("max_pool_grad", table_t, grad.shape[0])
     tap = torch.arange(table_t.shape[1], device=grad.device)[:, None]
@@ -99,8 +97,8 @@ def max_pool_grad(
 
 @max_pool_with_taps.backward
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``max_pool_with_taps`` for its features, by name: each output's gradient is added to the
-    input row that won.
+    """Return the gradient of ``max_pool_with_taps`` with respect to its features, by name. The gradient of each output
+    is added to the input row that had the largest value.
     """
     if not needs.feats:
         return {}
@@ -110,8 +108,8 @@ def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespa
 
 @max_pool_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``max_pool_grad`` for its argument ``grad``, by name: for each output, the value at the
-    input row that won.
+    """Return the gradient of ``max_pool_grad`` with respect to ``grad``, by name. For each output it is the value at
+    the input row that had the largest value.
     """
     if not needs.grad:
         return {}
@@ -131,11 +129,9 @@ def sum_pool(
     table_t: Int32[Tensor, "n k"] | None = None,
     average: bool = False,
 ) -> Float[Tensor, "m c"]:
-    """Return the sum of the rows under the taps of each output or, if ``average``, their mean over the hits. Outputs
-    without a hit are zeros.
-
-    Sums are kept in at least float32. ``table_t`` is read by the backward only, which builds it if it is None.
-    Raises SL211 for a table entry outside ``[-1, n)``.
+    """Return the sum of the rows under the taps of each output, or with ``average`` their mean over the hits. Outputs
+    without a hit are zeros. Sums are kept in at least float32. Only the backward reads ``table_t``, and builds it if it
+    is None. Raise ``SL211`` for a number in the table outside ``[-1, n)``.
     """
     _check_table("sum_pool", table, feats.shape[0])
     out = rows_under(feats, table).to(sum_dtype(feats.dtype)).sum(1)
@@ -143,16 +139,16 @@ def sum_pool(
 
 
 def _hits_per_row(table: Tensor, like: Tensor) -> Tensor:
-    """Return ``[m, 1]`` in the dtype of ``like``: the number of entries of each row of ``table`` that are not -1, at
-    least 1.
+    """Return the number of hits of each row of ``table`` (numbers that are not -1), and at least 1, as ``[m, 1]`` in
+    the dtype of ``like``.
     """
     return (table >= 0).sum(1, keepdim=True).clamp_min(1).to(like.dtype)
 
 
 @sum_pool.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``sum_pool`` for its features, by name: the gradient of its output, added up by the
-    transposed table.
+    """Return the gradient of ``sum_pool`` with respect to its features, by name. It is the gradient of the output,
+    added up by the transposed table.
     """
     if not needs.feats:
         return {}
@@ -169,11 +165,11 @@ for _op in (max_pool_with_taps, max_pool_grad, sum_pool):
 
 
 def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["max", "avg", "sum"] = "avg") -> Tensor:
-    """Return the maximum, mean or sum of the rows of each scene: ``feats [n, c]``, ``coords [n, 1 + axes]`` →
-    ``[batch_size, c]``, zeros for empty scenes.
+    """Return the maximum, mean or sum of the rows of each scene, ``[batch_size, c]``, with zeros for empty scenes.
+    ``feats`` is ``[n, c]`` and ``coords`` is ``[n, 1 + axes]``.
 
     Raises:
-        ArgumentError: SL208 for another ``mode``, SL211 for a batch index outside ``[-1, batch_size)``.
+        ArgumentError: ``SL208`` for another ``mode``, ``SL211`` for a batch index outside ``[-1, batch_size)``.
     """
     if coords.shape[1] != 4:  # the ops read the batch index alone
         coords = coords[:, :1].expand(-1, 4)
@@ -185,7 +181,9 @@ def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["m
 
 
 def _scene_of_rows(op: str, coords: Tensor, batch_size: int) -> Tensor:
-    """Return ``int64 [n]``: the scene of each row, ``batch_size`` for padding. Raises SL211 for other scenes."""
+    """Return the scene of each row, ``int64 [n]``, which is ``batch_size`` for padding. Raise ``SL211`` for other
+    scenes.
+    """
     check_scenes(op, coords, batch_size)
     scene = coords[:, 0].long()
     return torch.where(scene < 0, batch_size, scene)
@@ -195,11 +193,11 @@ def _scene_of_rows(op: str, coords: Tensor, batch_size: int) -> Tensor:
 def global_max_pool(
     feats: Float[Tensor, "n c"], coords: Int32[Tensor, "n 4"], batch_size: int
 ) -> tuple[Float[Tensor, "batch_size c"], Int32[Tensor, "batch_size c"]]:
-    """Return the largest value of each scene, channel by channel (0 without voxels), and its row: of equal values the
-    first, -1 without voxels.
+    """Return the largest value of each scene, channel by channel, and its row. Of equal values the first row is taken.
+    A scene without voxels has the value 0 and the row -1.
 
-    NaN beats every number. The gradient goes to that row alone. Raises SL211 for a batch index outside
-    ``[-1, batch_size)``; -1 marks padding.
+    NaN is larger than every number. The gradient goes to that row only. A batch index of -1 is padding. Raise ``SL211``
+    for a batch index outside ``[-1, batch_size)``.
     """
     scene = _scene_of_rows("global_max_pool", coords, batch_size)
     least, out, rows = feats.new_full((1, feats.shape[1]), -torch.inf), [], []
@@ -218,8 +216,8 @@ def global_max_pool(
 
 @global_max_pool.backward
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``global_max_pool`` for its features, by name: each scene's gradient, placed at the row
-    that won.
+    """Return the gradient of ``global_max_pool`` with respect to its features, by name. The gradient of each scene goes
+    to the row that had the largest value.
     """
     if not needs.feats:
         return {}
@@ -233,10 +231,9 @@ def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespa
 def global_sum_pool(
     feats: Float[Tensor, "n c"], coords: Int32[Tensor, "n 4"], batch_size: int, average: bool = False
 ) -> Float[Tensor, "batch_size c"]:
-    """Return the sum of each scene's rows or, if ``average``, their mean. Scenes without voxels are zeros. Sums are
-    kept in at least float32.
-
-    Raises SL211 for a batch index outside ``[-1, batch_size)``; -1 marks padding.
+    """Return the sum of each scene's rows, or with ``average`` their mean. Scenes without voxels are zeros. Sums are
+    kept in at least float32. A batch index of -1 is padding. Raise ``SL211`` for a batch index outside ``[-1,
+    batch_size)``.
     """
     scene = _scene_of_rows("global_sum_pool", coords, batch_size)
     # Padding adds to a row of its own, which is dropped.
@@ -246,8 +243,8 @@ def global_sum_pool(
 
 
 def _rows_per_scene(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
-    """Return ``[batch_size, 1]`` in the dtype of ``like``: the number of rows of each scene, at least 1, counted in
-    integers.
+    """Return the number of rows of each scene, and at least 1, as ``[batch_size, 1]`` in the dtype of ``like``. It is
+    counted in integers.
     """
     counts = torch.zeros(batch_size + 1, dtype=torch.int64, device=scene.device)
     counts = counts.scatter_add(0, scene, torch.ones_like(scene))[:batch_size, None]
@@ -256,8 +253,8 @@ def _rows_per_scene(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
 
 @global_sum_pool.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``global_sum_pool`` for its features, by name: that of the scene for each of its rows,
-    zeros for padding.
+    """Return the gradient of ``global_sum_pool`` with respect to its features, by name. Each row has the gradient of
+    its scene, and padding has zeros.
     """
     if not needs.feats:
         return {}

@@ -21,7 +21,7 @@ MAX_TAPS = 32  # bits of a code
 
 
 def _bits_of_codes(codes: Tensor) -> Tensor:
-    """Return ``bool [..., 32]``: the bits of int32 ``codes``, lowest first."""
+    """Return the bits of int32 ``codes`` as ``bool [..., 32]``, lowest bit first."""
     return (codes[..., None] >> torch.arange(MAX_TAPS, device=codes.device) & 1).bool()
 
 
@@ -33,13 +33,12 @@ def _bits_of_codes(codes: Tensor) -> Tensor:
 def masked_gemm_signals(
     table: Int32[Tensor, "n v"],
 ) -> tuple[Int32[Tensor, "n"], Int64[Tensor, "n"], Int32[Tensor, "n*v"], Int32[Tensor, "n*v"], Int64[Tensor, "v+1"]]:
-    """Return five tensors of a neighbour table: the taps that each row hits as bits, the order of the rows by them, and
-    the input rows, output rows and ends of the pairs of each tap.
+    """Return five tensors of a neighbour table for FlexGEMM's masked product.
 
-    ``gray_code`` has bit ``v`` where the row hits tap ``v``; ``sorted_index`` sorts rows by its rank as a Gray code,
-    equal ones by row. ``valid_signal_i`` and ``valid_signal_o`` are input and output rows of all pairs, by tap and then
-    by output row; those of tap ``v`` are ``valid_signal_seg[v]`` to ``valid_signal_seg[v + 1]``. Any negative entry of
-    the table is a miss.
+    Bit ``v`` of ``gray_code`` is set if the row hits tap ``v``. ``sorted_index`` sorts the rows by the rank of these
+    bits as a Gray code, and equal rows by their number. ``valid_signal_i`` and ``valid_signal_o`` hold the input and
+    output rows of all pairs, by tap and then by output row. Those of tap ``v`` are ``valid_signal_seg[v]`` to
+    ``valid_signal_seg[v + 1]``. A negative number in the table is no hit.
     """
     n, v = table.shape
     hits = table >= 0
@@ -63,15 +62,17 @@ def masked_gemm_signals(
 def masked_gemm_kernels(
     gray_code: Int32[Tensor, "n"], sorted_index: Int64[Tensor, "n"], block: int
 ) -> tuple[Int32[Tensor, "32*b"], Int32[Tensor, "b+1"]]:
-    """Return, for each block of ``block`` rows in the order ``sorted_index``, the taps that any of its rows hits
-    (ascending, one list for all blocks, then -1), and where each block's taps begin.
+    """Return the taps that any row of each block of ``block`` rows hits, and where the taps of each block begin. Rows
+    are taken in the order ``sorted_index``.
 
-    Those of block ``i`` are ``valid_kernel[valid_kernel_seg[i] : valid_kernel_seg[i + 1]]``. Raises SL211 for a
-    ``sorted_index`` outside ``[0, n)``.
+    ``valid_kernel`` is one list for all blocks, ascending in each block, with -1 at its end. The taps of block ``i``
+    are ``valid_kernel[valid_kernel_seg[i] : valid_kernel_seg[i + 1]]``. Raise ``SL211`` for a ``sorted_index`` outside
+    ``[0, n)``.
     """
     n = gray_code.shape[0]
     refuse_rows("masked_gemm_kernels", (sorted_index < 0) | (sorted_index >= n), "sorted_index[{row}] is no row")
     blocks = -(-n // block)
+    # The last block is filled up with rows that hit no tap.
     bits = torch.nn.functional.pad(_bits_of_codes(gray_code[sorted_index]), (0, 0, 0, blocks * block - n))
     any_row = bits.view(blocks, block, MAX_TAPS).any(1)
     taps = any_row.nonzero()[:, 1].int()

@@ -20,11 +20,11 @@ class QuantizedPoints(NamedTuple):
     """Voxels of points.
 
     Attributes:
-        coords: ``int32 [m, d]``, distinct cells in ascending order; negative ones for negative points.
+        coords: ``int32 [m, d]``, distinct cells in ascending order. Negative points have negative cells.
         first: ``int64 [m]``, the first point of each voxel.
         inverse: ``int64 [p]``, the voxel of each point.
         feats: ``[m, c]``, the features of the first point, or None.
-        labels: ``[m]``, one label a voxel, or None.
+        labels: ``[m]``, one label for each voxel, or None.
     """
 
     coords: Tensor
@@ -43,20 +43,21 @@ def sparse_quantize(
     ignore_label: int = -100,
     conflict: Literal["vote", "ignore"] = "vote",
 ) -> QuantizedPoints:
-    """Return the distinct cells of ``points`` (``floor(points / size)``), with the first point and one label for each.
-    :func:`voxelize` takes means of features instead.
+    """Return the distinct cells ``floor(points / size)`` of ``points``, with the first point and one label for each
+    cell. :func:`voxelize` returns means of features instead.
 
     Args:
         points: ``[p, d]``, any numbers. Put the scene in front of the cells afterwards, as :func:`collate` does.
-        feats: ``[p, c]``.
+        feats: the features of the points, ``[p, c]``.
         labels: integers ``[p]``.
-        size: edge of a voxel, one number or one for each axis.
-        ignore_label: of points that do not vote, and of voxels that have no label.
-        conflict: where the points of a voxel have several labels, it gets the one of most points, and of equally many
-            the smallest (``"vote"``), or ``ignore_label`` (``"ignore"``).
+        size: the edge of a voxel, one number or one for each axis.
+        ignore_label: the label of points that do not count, and of voxels that have no label.
+        conflict: the label of a voxel whose points have several labels. With ``"vote"`` it is that of most points, and
+            of equally frequent labels the smallest. With ``"ignore"`` it is ``ignore_label``.
 
     Raises:
-        ArgumentError: SL201 to SL208 for arguments that do not fit each other, SL211 for points that are not finite.
+        ArgumentError: ``SL201`` to ``SL208`` for arguments that do not fit each other, ``SL211`` for points that are
+            not finite.
     """
     where = "sparse3d.sparse_quantize"
     if points.dim() != 2:
@@ -83,14 +84,15 @@ def sparse_quantize(
 
 
 def _first_of(inverse: Tensor, voxels: int) -> Tensor:
-    """Return ``int64 [voxels]``: the first row of each voxel. ``inverse`` has the voxel of each row."""
+    """Return the first row of each voxel, ``int64 [voxels]``. ``inverse`` holds the voxel of each row."""
     rows = torch.arange(inverse.shape[0], device=inverse.device)
     return torch.full((voxels,), inverse.shape[0], device=inverse.device).scatter_reduce(0, inverse, rows, "amin")
 
 
 def _label_voxels(labels: Tensor, inverse: Tensor, voxels: int, ignore: int, conflict: str) -> Tensor:
-    """Return the label of each voxel, ``[voxels]``, from the labels of its points. ``inverse`` has the voxel of each
-    point. Raises SL204 and SL208 for labels and ``ignore`` values of a wrong kind.
+    """Return the label of each voxel, ``[voxels]``, from the labels of its points. ``inverse`` holds the voxel of each
+    point. Raise ``SL204`` if the labels are not integers ``[p]``, and ``SL208`` if their dtype does not hold the value
+    ``ignore``.
     """
     if labels.dim() != 1 or labels.is_floating_point():
         got = f"{labels.dtype} {tuple(labels.shape)}"
@@ -114,7 +116,7 @@ def _label_voxels(labels: Tensor, inverse: Tensor, voxels: int, ignore: int, con
 
 @dataclass(eq=False)
 class PointTensor:
-    """Points with features, which give voxels and take features of voxels.
+    """Points with features, from which voxels can be made and which can take the features of voxels.
 
     Attributes:
         feats: ``[p, c]``.
@@ -127,15 +129,15 @@ class PointTensor:
     batch: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Raise SL201 unless the points are ``[p, 3]``, and SL202 for another number of features."""
+        """Raise ``SL201`` unless the points are ``[p, 3]``, and ``SL202`` if there are not as many rows of features."""
         if self.points.dim() != 2 or self.points.shape[1] != 3:
             got = f"shape {tuple(self.points.shape)}"
             raise error("SL201", where="PointTensor, argument 'points'", got=got, expected="[p, 3]")
         check_rows("PointTensor", self.feats, self.points.shape[0])
 
     def voxelize(self, spatial_shape: Axes | None = None, batch_size: int | None = None) -> SparseTensor:
-        """Return the sparse tensor of the voxels that hold points, with the mean of their features. Cells are counted
-        from coordinate 0.
+        """Return the sparse tensor of the voxels that contain points, with the mean of their features. Cells are
+        counted from coordinate 0.
         """
         return voxelize(
             self.points,
@@ -148,8 +150,8 @@ class PointTensor:
         )[0]
 
     def sample(self, x: SparseTensor, mode: Literal["trilinear", "nearest"] = "trilinear") -> PointTensor:
-        """Return these points with the features of ``x`` at their positions, as :func:`grid_sample_3d` reads them.
-        Raises SL211 for points of scenes that ``x`` does not have.
+        """Return these points with the features of ``x`` at their positions. :func:`grid_sample_3d` computes them
+        according to ``mode``. Raise ``SL211`` for points of scenes that ``x`` does not have.
         """
         shape = (x.batch_size, x.feats.shape[1], *x.spatial_shape)
         if self.batch is None:

@@ -22,8 +22,8 @@ _FORWARD = CheckpointFunction.forward.__code__
 
 
 def _checkpoint_arguments() -> tuple[Any, ...] | None:
-    """Return the arguments of the reentrant checkpoint whose forward pass is running, or None outside of one. Dynamo
-    must not trace this.
+    """Return the arguments of the reentrant checkpoint whose forward pass is running, or None if there is none. Dynamo
+    must not trace this function.
     """
     # The reentrant forward pass runs without gradients, so the stack need not be walked otherwise.
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
@@ -39,8 +39,8 @@ def _checkpoint_arguments() -> tuple[Any, ...] | None:
 
 
 def made_inside() -> bool:
-    """Return whether the forward pass of a reentrant checkpoint is running, so that a tensor that is made now is made
-    inside of it. In a graph it is False.
+    """Return whether the forward pass of a reentrant checkpoint is running, so that a tensor made now is made inside
+    it. In a graph it is False.
     """
     return not torch.compiler.is_compiling() and _checkpoint_arguments() is not None
 
@@ -51,17 +51,15 @@ def inside_checkpoint() -> bool:
 
 
 def refuse_checkpoint(where: str, x: Any) -> bool:
-    """Raise SL215 if the sparse tensor ``x`` crosses the border of a reentrant checkpoint, as an argument or as a
-    result: its gradient would be lost.
-
-    Returns whether a reentrant checkpoint is running.
+    """Raise ``SL215`` if the sparse tensor ``x`` is an argument or a result of a reentrant checkpoint, since its
+    gradient would be lost. Return whether a reentrant checkpoint is running. In a graph nothing is checked.
     """
     return not torch.compiler.is_compiling() and refuse_checkpoint_in_eager(where, x)
 
 
 def refuse_checkpoint_in_eager(where: str, x: Any) -> bool:
-    """Raise SL215 if the sparse tensor ``x`` crosses the border of a reentrant checkpoint, and return whether one is
-    running: ``refuse_checkpoint`` for callers outside of compilation.
+    """Raise ``SL215`` if the sparse tensor ``x`` is an argument or a result of a reentrant checkpoint. Return whether
+    one is running. This is :func:`refuse_checkpoint` for callers outside of compilation.
     """
     given = _checkpoint_arguments()
     if given is None:
@@ -76,7 +74,9 @@ def refuse_checkpoint_in_eager(where: str, x: Any) -> bool:
 
 
 def _is_in_arguments(kind: type, value: Any) -> bool:
-    """Return whether an object of the class ``kind`` is ``value`` or, at any depth, in its tuples, lists and dicts."""
+    """Return whether ``value`` is an object of the class ``kind``, or contains one at any depth of tuples, lists and
+    dicts.
+    """
     if isinstance(value, (tuple, list, dict)):
         return any(_is_in_arguments(kind, v) for v in (value.values() if isinstance(value, dict) else value))
     return isinstance(value, kind)

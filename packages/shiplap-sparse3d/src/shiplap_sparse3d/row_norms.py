@@ -22,11 +22,11 @@ def batch_norm(
     eps: float,
     total: Total = lambda part: part,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ``feats [n, c]`` normalised by the statistics of the rows to ``keep`` (``bool [n, 1]``), with zeros for
-    the other rows, and these statistics.
+    """Return ``feats [n, c]`` normalised by the statistics of the rows to ``keep`` (``bool [n, 1]``), and these
+    statistics. The other rows become zeros.
 
-    The statistics are the number of rows, their mean and their biased variance. ``total`` sums over all processes that
-    share them. Deviations are taken from the mean of all, so a process with few rows loses no digits.
+    The statistics are the number of rows, their mean and their biased variance. ``total`` sums a tensor over all
+    processes that share them. Deviations are taken from the common mean, so a process with few rows loses no digits.
     """
     wide = feats.to(torch.promote_types(feats.dtype, torch.float32))
     # One tensor, so that processes exchange one message for both.
@@ -45,8 +45,8 @@ def batch_norm(
 def update_running_stats(
     running_mean: Tensor, running_var: Tensor, step: Tensor | float, voxels: Tensor, mean: Tensor, var: Tensor
 ) -> None:
-    """Move the running statistics in place by the share ``step`` towards those of :func:`batch_norm` (with the unbiased
-    variance), unless there was no row.
+    """Move the running statistics in place by the fraction ``step`` towards those of :func:`batch_norm`, with the
+    unbiased variance. Without rows they stay as they are.
     """
     # As in torch, running variances are unbiased, and those of the batch are not.
     unbiased = var * voxels.clamp_min(1) / (voxels - 1).clamp_min(1)
@@ -59,15 +59,15 @@ def update_running_stats(
 def running_norm(
     feats: Tensor, mean: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float
 ) -> Tensor:
-    """Return ``feats [n, c]`` normalised by the statistics ``mean`` and ``var``, scaled and shifted. The rewrite
-    ``conv_norm_sparse3d`` matches this computation.
+    """Return ``feats [n, c]`` normalised by the statistics ``mean`` and ``var``, then multiplied by ``scale`` and
+    shifted by ``shift``. The rewrite ``conv_norm_sparse3d`` matches this computation.
     """
     wide = feats.to(torch.promote_types(feats.dtype, mean.dtype))
     return scale_and_shift(wide - mean, var, scale, shift, eps).to(feats.dtype)
 
 
 def scale_and_shift(centred: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
-    """Return ``centred / sqrt(var + eps) * scale + shift``, without the factor or the summand that is None."""
+    """Return ``centred / sqrt(var + eps) * scale + shift``. A factor or summand that is None is left out."""
     out = centred * torch.rsqrt(var + eps)
     out = out if scale is None else out * scale
     return out if shift is None else out + shift
@@ -85,7 +85,7 @@ def functional_batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Return ``torch.nn.functional.batch_norm`` of the rows to ``keep`` (``bool [n, 1]``), without a branch on the
-    number of rows, and update the running statistics in training.
+    number of rows. In training, update the running statistics.
     """
     if not training and running_mean is not None and running_var is not None:
         return running_norm(feats, running_mean, running_var, weight, bias, eps)

@@ -16,15 +16,15 @@ __all__ = ["cells_in_use", "chosen_rows", "rows_where"]
 
 @sl.op("sparse3d::chosen_rows", bounds={"m": "n"})
 def chosen_rows(mask: Bool[Tensor, "n"]) -> Int64[Tensor, "m"]:
-    """Return the numbers of the rows where ``mask`` is true, ascending. An op, so that a graph knows that there are at
-    most ``n``. A GPU has to be waited for.
+    """Return the numbers of the rows where ``mask`` is true, ascending. This is an op, so that a graph has the bound
+    ``n`` for their number. The host waits for a GPU.
     """
     return mask.nonzero()[:, 0]
 
 
 def rows_where(mask: Tensor) -> Tensor:
-    """Return the numbers of the rows where ``mask`` is true, ascending. The op ``chosen_rows`` computes them or, in a
-    program that is being exported, an operator of torch.
+    """Return the numbers of the rows where ``mask`` is true, ascending. The op ``chosen_rows`` computes them, or an
+    operator of torch in a program that is being exported.
     """
     if not runs_without_python(mask):
         return chosen_rows(mask)
@@ -35,19 +35,19 @@ def rows_where(mask: Tensor) -> Tensor:
 
 @chosen_rows.kernel("cpu", name="torch")
 def _(mask: Tensor) -> Tensor:
-    """Return the numbers of the rows where ``mask`` is true, ascending: the CPU kernel of ``chosen_rows``."""
+    """Return the numbers of the rows where ``mask`` is true, ascending. This is the CPU kernel of ``chosen_rows``."""
     return mask.nonzero()[:, 0]
 
 
 @chosen_rows.kernel("cuda", name="torch")
 def _(mask: Tensor) -> Tensor:
-    """Return the numbers of the rows where ``mask`` is true, ascending: the CUDA kernel of ``chosen_rows``."""
+    """Return the numbers of the rows where ``mask`` is true, ascending. This is the CUDA kernel of ``chosen_rows``."""
     return mask.nonzero()[:, 0]
 
 
 def cells_in_use(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cells of the dense tensor ``rows [b, *spatial, c]`` in which any channel is not zero:
-    ``int32 [n, 1 + axes]`` ascending, and their features ``[n, c]``.
+    """Return the cells of the dense tensor ``rows [b, *spatial, c]`` in which any channel is not zero, and their
+    features ``[n, c]``. The cells are ``int32 [n, 1 + axes]``, ascending.
     """
     flat = rows.flatten(0, -2)
     chosen = rows_where((flat != 0).any(1))
@@ -55,7 +55,7 @@ def cells_in_use(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unravel_numbers(numbers: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Return the index along each axis of the flat ``numbers`` of an array with these ``sizes``, the last axis
+    """Return the index along each axis for the flat ``numbers`` of an array with these ``sizes``. The last axis counts
     fastest.
     """
     columns = []

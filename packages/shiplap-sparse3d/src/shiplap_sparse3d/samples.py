@@ -12,17 +12,18 @@ from torch import Generator, Tensor
 from shiplap_sparse3d import bounded, norms, offsets, ops, planning, pooling
 from shiplap_sparse3d.coords import output_shape
 
+# The number of scenes of a sample.
 SCENES = 2
 
 
 def _choose_grid(rows: int) -> list[int]:
-    """Return three grid sizes such that ``rows`` voxels in ``SCENES`` scenes fill about a third of the cells."""
+    """Return three grid sizes for which ``rows`` voxels in ``SCENES`` scenes fill about a third of the cells."""
     edge = max(3, math.ceil((3 * rows / SCENES) ** (1 / 3)))
     return [edge + 1, edge, edge + 2]
 
 
 def _draw_voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
-    """Return ``int32 [rows, 4]``: random distinct voxels of ``SCENES`` scenes of ``grid``, unsorted."""
+    """Return random distinct voxels of ``SCENES`` scenes of ``grid``, unsorted, as ``int32 [rows, 4]``."""
     # A permutation of cell numbers gives distinct voxels.
     cells = torch.randperm(SCENES * math.prod(grid), generator=rng)[:rows]
     z, rest = cells % grid[2], cells // grid[2]
@@ -34,9 +35,9 @@ MANY = 4096  # rows from which a table is drawn on its device, and looks like th
 
 
 def _draw_table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
-    """Return a random neighbour table ``int32 [outputs, taps]``: the input row, below ``inputs``, that each output
-    reads by each tap, or -1 for about half of the entries. No input occurs twice under one tap. Large square tables are
-    those of voxels on a surface.
+    """Return a random neighbour table ``int32 [outputs, taps]``. It holds the input row, below ``inputs``, that each
+    output reads by each tap, or -1 for about half of its elements. No input occurs twice under one tap. Large square
+    tables are those of voxels on a surface.
     """
     if outputs and max(outputs, inputs, taps) >= MANY:
         edge = round(taps ** (1 / 3))
@@ -53,7 +54,7 @@ def _draw_table(rng: Generator, outputs: int, inputs: int, taps: int, device: An
 
 def _draw_sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
     """Return the neighbour table ``int32 [rows, edge**3]`` of a convolution from voxels on a wavy surface, two voxels
-    thick, onto themselves. Only on such tables does the tuner see the time that kernels save which skip taps without a
+    thick, onto themselves. The tuner needs such tables to measure the time that kernels save by skipping taps without a
     neighbour.
     """
     at = torch.arange(rows, device=device)
@@ -66,8 +67,8 @@ def _draw_sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
 
 
 def _draw_spread_table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
-    """Return a neighbour table ``int32 [outputs, taps]`` of rows below ``inputs`` or -1, from a cheap permutation for
-    each tap: an odd multiple modulo a power of two.
+    """Return a neighbour table ``int32 [outputs, taps]`` of rows below ``inputs`` or -1. Each tap has a cheap
+    permutation, which is an odd multiple modulo a power of two.
     """
     span = 1 << (2 * max(outputs, inputs) - 1).bit_length()
     odd, shift = (torch.randint(0, span // 2, (taps,), generator=rng).to(device) for _ in range(2))
@@ -76,14 +77,16 @@ def _draw_spread_table(rng: Generator, outputs: int, inputs: int, taps: int, dev
 
 
 def _triple_of(sizes: dict[str, Any], name: str, default: list[int], least: int = 1) -> list[int]:
-    """Return the three numbers ``sizes[name]``, each at least ``least``, or ``default`` if there are no three."""
+    """Return the three numbers ``sizes[name]``, each raised to at least ``least``. Return ``default`` if there are not
+    three numbers.
+    """
     value = list(sizes.get(name) or ())
     return [max(least, v) for v in value] if len(value) == 3 else default
 
 
 def _draw_window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Return kernel (at most 5 cells), stride, padding and dilation from ``sizes``, by default 3, 2, 1 and 1 on each
-    axis.
+    """Return kernel (at most 5 cells), stride, padding and dilation from ``sizes``. On each axis the defaults are 3, 2,
+    1 and 1.
     """
     kernel = [min(5, k) for k in _triple_of(sizes, "kernel", [3, 3, 3])]
     # More padding than a kernel covers would give outputs that no input reaches.
@@ -92,7 +95,7 @@ def _draw_window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int]
 
 
 def _draw_normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
-    """Return normal random values of ``shape``. Large tensors are drawn on their device."""
+    """Return normally distributed random values of ``shape``. Large tensors are drawn on their device."""
     if math.prod(shape) < 2**20:
         return torch.randn(shape, generator=rng, dtype=torch.float64).to(device=device, dtype=dtype)
     # Large tensors are drawn on the device, from a seed of the given generator.
@@ -101,21 +104,23 @@ def _draw_normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, dev
 
 
 def _round_if_tf32(tf32: bool, *values: Tensor) -> list[Tensor]:
-    """Return ``values``, rounded to bfloat16 if ``tf32``: products of such values are exact in TF32, so results can be
-    compared.
+    """Return ``values``, rounded to bfloat16 if ``tf32`` is true. Products of such values are exact in TF32, so results
+    can be compared.
     """
     return [v.bfloat16().to(v.dtype) for v in values] if tf32 else [*values]
 
 
 @ops.unique_coords.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return the argument of ``unique_coords``: rows of small numbers, many of them equal."""
+    """Return the argument of ``unique_coords``, rows of small numbers, many of which are equal."""
     return (torch.randint(-3, 4, (sizes["n"], 4), generator=rng, dtype=torch.int32).to(device),)
 
 
 @ops.segment_mean.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``segment_mean``: rows, the segment of each row, and the number of rows in each segment."""
+    """Return arguments of ``segment_mean``, which are rows, the segment of each row, and the number of rows in each
+    segment.
+    """
     segments = sizes["m"]
     # Without a segment no row can have an index.
     rows = sizes["n"] if segments else 0
@@ -126,7 +131,9 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.subm_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``subm_table``: voxels, their grid, and the kernel and dilation of a convolution."""
+    """Return arguments of ``subm_table``, which are voxels, their grid, and the kernel and dilation of a
+    convolution.
+    """
     grid = _choose_grid(sizes["n"])
     kernel, _, _, dilation = _draw_window(sizes)
     return _draw_voxels(rng, sizes["n"], grid, device), grid, kernel, dilation
@@ -134,16 +141,16 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.out_coords.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``out_coords``: voxels, their grid, and the kernel, stride, padding and dilation of a
-    convolution.
+    """Return arguments of ``out_coords``, which are voxels, their grid, and the kernel, stride, padding and dilation of
+    a convolution.
     """
     grid = _choose_grid(sizes["n"])
     return _draw_voxels(rng, sizes["n"], grid, device), grid, *_draw_window(sizes)
 
 
 def _conv_table_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv_table``: input voxels, output voxels in the output grid, the input grid, and the
-    kernel, stride, padding and dilation of the convolution.
+    """Return arguments of ``conv_table``. They are input voxels, output voxels, the input grid, and the kernel, stride,
+    padding and dilation of the convolution. The output voxels lie in the output grid.
     """
     kernel, stride, padding, dilation = _draw_window(sizes)
     grid = _choose_grid(max(sizes["n"], sizes["m"] * math.prod(stride)))
@@ -155,43 +162,43 @@ def _conv_table_arguments(rng: Generator, sizes: dict[str, Any], device: Any) ->
 
 @ops.conv_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv_table``: input voxels, output voxels, the input grid, and the kernel, stride, padding
-    and dilation of the convolution.
+    """Return arguments of ``conv_table``, which are input voxels, output voxels, the input grid, and the kernel,
+    stride, padding and dilation of the convolution.
     """
     return _conv_table_arguments(rng, sizes, device)
 
 
 @ops.transpose_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``transpose_table``: a neighbour table, and the number of its inputs."""
+    """Return arguments of ``transpose_table``, which are a neighbour table and the number of its inputs."""
     return _draw_table(rng, sizes["m"], sizes["rows"], sizes["k"], device), sizes["rows"]
 
 
 def _sorted_form(table: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the neighbour ``table`` with its rows sorted by the taps that they hit, in ``parts`` groups of taps, as
-    kernels of GPUs read it: (table, order, masks).
+    """Return the neighbour ``table`` with its rows sorted by the taps that they hit, as (table, order, masks) for GPU
+    kernels. ``parts`` is the number of groups of taps that are sorted separately.
     """
     columns, order, masks = ops.sort_table.reference(table, parts)
     return columns.t(), order, masks
 
 
 def _choose_parts(sizes: dict[str, Any], name: str = "parts") -> int:
-    """Return a valid number of parts (groups of taps that are sorted on their own) for ``sizes["k"]`` taps:
-    ``sizes[name]``, but at most one for each tap, and so many that none has more than 31 taps.
+    """Return a valid number of parts (groups of taps that are sorted separately) for ``sizes["k"]`` taps. It is
+    ``sizes[name]``, limited so that each part has from 1 to 31 taps.
     """
     return max(1, -(-sizes["k"] // ops.MAX_PART), min(sizes[name], sizes["k"]))
 
 
 @ops.sort_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``sort_table``: a neighbour table, the number of parts, and the length of a run."""
+    """Return arguments of ``sort_table``, which are a neighbour table, the number of parts, and the length of a run."""
     return _draw_table(rng, sizes["m"], sizes["m"], sizes["k"], device), _choose_parts(sizes), sizes["run"]
 
 
 @planning.subm_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``subm_plan``: voxels and their grid, kernel and dilation, the number of parts (groups of
-    taps that are sorted on their own), the length of a run of rows, and the number of scenes.
+    """Return arguments of ``subm_plan``. They are voxels and their grid, kernel and dilation, the number of parts
+    (groups of taps), the length of a run of rows, and the number of scenes.
     """
     grid = _choose_grid(sizes["n"])
     kernel, _, _, dilation = _draw_window(sizes)
@@ -202,9 +209,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @planning.conv_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv_plan``: input voxels, output voxels, the input grid, kernel, stride, padding and
-    dilation, the numbers of parts (groups of taps that are sorted on their own) of both directions, and the length of a
-    run of rows.
+    """Return arguments of ``conv_plan``. They are input voxels, output voxels, the input grid, kernel, stride, padding
+    and dilation, the numbers of parts (groups of taps) of both directions, and the length of a run of rows.
     """
     sizes = {**sizes, "k": math.prod(_draw_window(sizes)[0])}
     back = _choose_parts(sizes, "parts_t") if sizes["parts_t"] else 0
@@ -212,8 +218,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _choose_channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
-    """Return ``(groups, ci, co, channels of a group)`` near the requested sizes, so that the groups divide both numbers
-    of channels.
+    """Return ``(groups, ci, co, channels of a group)`` near the requested sizes. The groups divide both numbers of
+    channels.
     """
     # Every group needs a channel on both sides.
     groups = max(1, min(sizes["groups"], sizes["ci"], sizes["co"]))
@@ -223,8 +229,8 @@ def _choose_channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
 
 @ops.conv.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv``: tensors and options. Each neighbour table is sorted unless ``sizes["absent"]``, the
-    names of optional arguments to leave out as None, contains one that a sorted table needs.
+    """Return arguments of ``conv``, tensors and then options. ``sizes["absent"]`` names optional arguments to leave out
+    as None. Each neighbour table is sorted unless an argument that a sorted table needs is absent.
     """
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
     groups, ci, co, cg = _choose_channels(sizes)
@@ -245,8 +251,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.conv_weight_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv_weight_grad``: a gradient, features and a neighbour table. It is sorted unless
-    ``sizes["absent"]``, the names of optional arguments to leave out as None, contains one that a sorted table needs.
+    """Return arguments of ``conv_weight_grad``, a gradient, features and a neighbour table. ``sizes["absent"]`` names
+    optional arguments to leave out as None. The table is sorted unless an argument that a sorted table needs is absent.
     """
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
     groups, ci, co, _ = _choose_channels(sizes)
@@ -262,8 +268,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.tap_blocks.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``tap_blocks``: random masks with bits for the taps of a part only, and the number of
-    taps.
+    """Return arguments of ``tap_blocks``, which are random masks and the number of taps. The masks have bits only for
+    the taps of a part.
     """
     taps = sizes["taps"]
     parts = max(1, sizes["parts"], -(-taps // ops.MAX_PART))
@@ -276,28 +282,30 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _draw_negative(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
-    """Return random values below zero, so that maxima that start from zero would be found out. Equal ones, which have
-    no derivative, are left to the tests.
+    """Return random values below zero, with which a maximum that starts from zero gives a wrong result. Equal values,
+    which have no derivative, are left to the tests.
     """
     return -_draw_normal(rng, shape, dtype, device).abs()
 
 
 def _pool_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor]:
-    """Return a random neighbour table ``int32 [m, k]`` for pooling, input rows or -1, and its transpose."""
+    """Return a random neighbour table ``int32 [m, k]`` for pooling, with input rows or -1, and its transpose."""
     table: Tensor = _draw_table(rng, sizes["m"], sizes["n"], sizes["k"], device)
     return table, ops.transpose_table.reference(table, sizes["n"])
 
 
 @pooling.max_pool_with_taps.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``max_pool_with_taps``: features below zero, a neighbour table and its transpose."""
+    """Return arguments of ``max_pool_with_taps``, which are features below zero, a neighbour table and its
+    transpose.
+    """
     return _draw_negative(rng, (sizes["n"], sizes["c"]), dtype, device), *_pool_arguments(rng, sizes, device)
 
 
 @pooling.max_pool_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``max_pool_grad``: a gradient, the taps that won in a max pooling, and the transposed
-    table.
+    """Return arguments of ``max_pool_grad``, which are a gradient, the taps with the largest values in a max pooling,
+    and the transposed table.
     """
     table, back = _pool_arguments(rng, sizes, device)
     feats = _draw_negative(rng, (sizes["n"], sizes["c"]), dtype, device)
@@ -307,7 +315,9 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @pooling.sum_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``sum_pool``: features, a neighbour table and its transpose, and whether to average."""
+    """Return arguments of ``sum_pool``, which are features, a neighbour table and its transpose, and whether to
+    average.
+    """
     return (
         _draw_normal(rng, (sizes["n"], sizes["c"]), dtype, device),
         *_pool_arguments(rng, sizes, device),
@@ -316,8 +326,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _draw_scenes(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, int]:
-    """Return rows ``int32 [n, 4]`` of random scenes in any order, some of them padding (-1), and the number of
-    scenes.
+    """Return rows ``int32 [n, 4]`` of random scenes in any order, and the number of scenes. Some rows are padding
+    (-1).
     """
     count = max(1, sizes["batch_size"])
     batch = torch.randint(-1, count, (sizes["n"], 1), generator=rng)
@@ -327,16 +337,16 @@ def _draw_scenes(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Te
 
 @pooling.global_max_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``global_max_pool``: features below zero, the scenes of their rows, and the number of
-    scenes.
+    """Return arguments of ``global_max_pool``, which are features below zero, the scenes of their rows, and the number
+    of scenes.
     """
     return _draw_negative(rng, (sizes["n"], sizes["c"]), dtype, device), *_draw_scenes(rng, sizes, device)
 
 
 @pooling.global_sum_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``global_sum_pool``: features, the scenes of their rows, their number, and whether to
-    average.
+    """Return arguments of ``global_sum_pool``, which are features, the scenes of their rows, the number of scenes, and
+    whether to average.
     """
     return (
         _draw_normal(rng, (sizes["n"], sizes["c"]), dtype, device),
@@ -347,8 +357,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @norms.norm_relu.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``norm_relu``: features and statistics with variances from 0.5 to 1.5, and a small
-    ``eps``.
+    """Return arguments of ``norm_relu``, which are features, mean and variance, weight and bias, and a small ``eps``.
+    The variances are from 0.5 to 1.5.
     """
     c = sizes["c"]
     mean, weight, bias = (_draw_normal(rng, (c,), dtype, device) for _ in range(3))
@@ -361,23 +371,24 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @bounded.out_coords_bounded.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``out_coords_bounded``: voxels, their grid, kernel, stride, padding and dilation, and a
-    capacity, the number of output rows.
+    """Return arguments of ``out_coords_bounded``, which are voxels, their grid, kernel, stride, padding and dilation,
+    and a capacity, the number of output rows.
     """
     return _bounded_arguments(rng, sizes, device)
 
 
 def _bounded_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``out_coords_bounded``: voxels between padding, as many as reach no more outputs than the
-    capacity, their grid, the kernel, stride, padding and dilation of a convolution, and the capacity.
+    """Return arguments of ``out_coords_bounded``. They are voxels mixed with padding, their grid, the kernel, stride,
+    padding and dilation of a convolution, and the capacity. There are as many voxels as reach no more outputs than the
+    capacity.
     """
     grid, window = _choose_grid(sizes["n"]), _draw_window(sizes)
     coords = _draw_voxels(rng, sizes["n"], grid, device)
     coords[torch.rand(sizes["n"], generator=rng).to(device) < 0.2] = -1
 
     def reached(rows: int) -> int:
-        """Return the number of output voxels that the first ``rows`` of the drawn voxels reach by the drawn window. A
-        binary search calls this, since the number grows with ``rows``.
+        """Return the number of output voxels that the first ``rows`` of the drawn voxels reach. It grows with ``rows``,
+        so a binary search can call this function.
         """
         return ops.out_coords.reference(coords[:rows], grid, *window).shape[0]
 
@@ -389,24 +400,24 @@ def _bounded_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tu
 
 @bounded.reached_keys.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``reached_keys``: voxels, their grid, kernel, stride, padding and dilation, and a capacity,
-    the number of keys.
+    """Return arguments of ``reached_keys``, which are voxels, their grid, kernel, stride, padding and dilation, and a
+    capacity, the number of keys.
     """
     return _bounded_arguments(rng, sizes, device)
 
 
 @bounded.first_voxels.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``first_voxels``: voxels, their grid, kernel, stride, padding and dilation, a capacity, and a
-    number of scenes that may be too small.
+    """Return arguments of ``first_voxels``. They are voxels, their grid, kernel, stride, padding and dilation, a
+    capacity, and a number of scenes that may be too small.
     """
     return *_bounded_arguments(rng, sizes, device), sizes["scenes"]
 
 
 @bounded.voxels_of_keys.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``voxels_of_keys``: keys of distinct voxels in any order, an eighth of them padding behind
-    the others, and the grid.
+    """Return arguments of ``voxels_of_keys``, which are keys of distinct voxels in any order, and the grid. The last
+    eighth of the keys is padding.
     """
     grid = _choose_grid(sizes["m"])
     keys = torch.randperm(SCENES * math.prod(grid), generator=rng)[: sizes["m"]]
@@ -418,7 +429,10 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _draw_rows(rng: Generator, rows: int, columns: int, device: Any, *, distinct: bool) -> Tensor:
-    """Return ``int32 [rows, columns]`` of random scenes and coordinates around zero, ``distinct`` or with repeats."""
+    """Return ``int32 [rows, columns]`` of random scenes and coordinates around zero. If ``distinct``, no row occurs
+    twice.
+    """
+    # About a third of the cells has a voxel, so that some neighbours exist and others do not.
     edge = max(2, math.ceil((3 * rows / SCENES) ** (1 / max(1, columns - 1))))
     cells = SCENES * edge ** (columns - 1) if columns > 1 else max(rows, 1)
     at = torch.randperm(cells, generator=rng)[:rows] if distinct else torch.randint(cells, (rows,), generator=rng)
@@ -430,7 +444,7 @@ def _draw_rows(rng: Generator, rows: int, columns: int, device: Any, *, distinct
 
 
 def _draw_step(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, list[int]]:
-    """Return random offsets ``int32 [k, d]``, 0 in the scene's column, and a stride for each column."""
+    """Return random offsets ``int32 [k, d]``, with 0 in the scene's column, and a stride for each column."""
     taps = torch.randint(-2, 3, (sizes["k"], sizes["d"]), generator=rng)
     taps[:, 0] = 0
     # Scalars follow from the sizes, so that two samples of one size differ in their tensors only.
@@ -439,8 +453,8 @@ def _draw_step(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tens
 
 @offsets.offset_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``offset_table``: distinct voxels with padding, outputs with repeats, offsets, and a
-    stride.
+    """Return arguments of ``offset_table``, which are distinct voxels with padding, outputs with repeats, offsets, and
+    a stride.
     """
     coords = _draw_rows(rng, sizes["n"], sizes["d"], device, distinct=True)
     coords[: sizes["n"] // 8] = -1
@@ -449,8 +463,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @offsets.offset_cells.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``offset_cells``: voxels with repeats, offsets, a stride, the bounds of outputs, and the
-    direction.
+    """Return arguments of ``offset_cells``, which are voxels with repeats, offsets, a stride, the bounds of outputs,
+    and the direction.
     """
     coords, axes = _draw_rows(rng, sizes["n"], sizes["d"], device, distinct=False), sizes["d"] - 1
     bounds = [0, *[-5] * axes], [SCENES, *[9] * axes]

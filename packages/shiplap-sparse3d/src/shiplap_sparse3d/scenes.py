@@ -15,15 +15,15 @@ from shiplap_sparse3d.tensor import SparseTensor, cat
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Return the batch of ``samples``, each of which becomes a scene: the ``collate_fn`` of a ``DataLoader``.
+    """Return the batch of ``samples``, each of which becomes a scene. This is a ``collate_fn`` for ``DataLoader``.
 
-    Sparse tensors become one with as many scenes. Cells, ``int32 [n_i, d]``, get the number of their scene as the first
-    column and are joined, as the coordinates of a ``SparseTensor``. Other tensors of at least one dim are joined along
-    it: features, labels. Tuples, lists and dicts are taken element by element, and anything else as torch's
-    ``default_collate`` does.
+    Sparse tensors become one tensor with as many scenes. Cells, ``int32 [n_i, d]``, get the number of their scene as
+    the first column and are joined, as the coordinates of a ``SparseTensor``. Other tensors of at least one dimension,
+    such as features and labels, are joined along the first one. Tuples, lists and dicts are collated element by
+    element. Anything else is passed to torch's ``default_collate``.
 
     Raises:
-        ArgumentError: SL208 for no samples; SL202 for samples of different structure, channels or grids.
+        ArgumentError: ``SL208`` for no samples, ``SL202`` for samples of different structure, channels or grids.
     """
     if not len(samples):
         raise error("SL208", where="sparse3d.collate", got="no samples", expected="1 or more")
@@ -41,6 +41,7 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, (tuple, list)):
         _check_structure([len(sample) for sample in samples])
         parts = [collate(part) for part in zip(*samples, strict=True)]
+        # A named tuple takes its members one by one.
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     try:
         return default_collate([*samples])
@@ -49,8 +50,8 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def _check_structure(found: Sequence[Any]) -> None:
-    """Raise SL202 unless all elements of ``found``, which describe the structure of each sample to collate, are
-    equal.
+    """Raise ``SL202`` unless all elements of ``found`` are equal. Each element describes the structure of a sample to
+    collate.
     """
     if any(other != found[0] for other in found):
         got = ", ".join(map(str, dict.fromkeys(map(str, found))))
@@ -59,7 +60,7 @@ def _check_structure(found: Sequence[Any]) -> None:
 
 def _join_rows(samples: Sequence[Tensor]) -> Tensor:
     """Return the rows of all samples as one tensor. Coordinates (``int32`` matrices) get the number of their sample as
-    a first column. Raises SL202 for samples that differ in more than their rows.
+    a first column. Raise ``SL202`` if the samples differ in more than their numbers of rows.
     """
     first = samples[0]
     if any(sample.dim() != first.dim() or sample.shape[1:] != first.shape[1:] for sample in samples):
@@ -71,14 +72,14 @@ def _join_rows(samples: Sequence[Tensor]) -> Tensor:
 
 
 def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
-    """Return the sum of sparse tensors on any voxels of one grid, on the union of their voxels. Zeros are added where a
-    voxel is missing.
+    """Return the sum of sparse tensors on any voxels of one grid, on the union of their voxels. Where a tensor has no
+    voxel, it counts as zero.
 
-    Voxels are in ascending (batch, x, y, z) order, unless all tensors are on the same ones. How many there are is up to
-    the data, so a GPU has to be waited for.
+    Voxels are in ascending (batch, x, y, z) order, unless all tensors are on the same voxels. Their number depends on
+    the data, so the host waits for a GPU.
 
     Raises:
-        ArgumentError: SL202 for other grids, batches or channels; SL208 for padded tensors and for none.
+        ArgumentError: ``SL202`` for other grids, batches or channels, ``SL208`` for padded tensors and for none.
     """
     where = "sparse3d.union"
     if not len(tensors):
@@ -91,6 +92,7 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
             raise error(
                 "SL202", where=where, got=f"{first} and {other}", expected="one grid, batch and number of channels"
             )
+    # Tensors on the same voxels need no union, and the sum keeps the tables.
     if all(first.geometry.same(other.geometry) for other in tensors[1:]):
         for other in tensors[1:]:
             total = total + other.feats
@@ -99,15 +101,15 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
         raise error("SL208", where=where, got="padded tensors on other voxels", expected="tensors without padding")
     feats, here = torch.cat([x.feats for x in tensors]), first.geometry
     there, plans = here.union(*(x.geometry for x in tensors[1:]))
+    # The row in the union for each row of the tensors.
     rows = torch.cat([plan.t.table[:, 0] for plan in plans])
     total = feats.new_zeros(there.coords.shape[0], feats.shape[1]).index_add(0, rows.long(), feats)
     return SparseTensor(total, geometry=there)
 
 
 def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
-    """Return the voxels of ``x`` in the box of cells from ``low`` up to, and without, ``high``, on the same grid.
-
-    ``low`` and ``high`` are an int, or one for each axis. A padded tensor keeps its rows.
+    """Return the voxels of ``x`` in the box of cells from ``low`` up to, and without, ``high``, on the same grid. Each
+    bound is one int, or one for each axis. A padded tensor keeps its rows.
     """
     ndim = x.geometry.ndim
     bounds = [torch.tensor(per_axis(value, name, ndim)) for value, name in ((low, "low"), (high, "high"))]
@@ -117,10 +119,9 @@ def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
 
 
 def neighbor_indexes(x: SparseTensor, kernel_size: Axes = 3, dilation: Axes = 1) -> Tensor:
-    """Return ``int32 [n, k]``: the row of the voxel under each tap of a kernel centred on each voxel, or -1 where there
-    is none.
-
-    Taps are in the order of the weights, the last axis fastest: ``feats[indexes]`` are the neighbours of each voxel.
+    """Return the row of the voxel under each tap of a kernel centred on each voxel, as ``int32 [n, k]``, or -1 if there
+    is none. Taps are in the order of the weights, the last axis fastest. ``feats[indexes]`` are the neighbours of each
+    voxel.
     """
     # Row numbers have no gradient, so the tables of the way back are not needed.
     table: Tensor = x.geometry.subm(kernel_size, dilation, back=False).unsorted().table

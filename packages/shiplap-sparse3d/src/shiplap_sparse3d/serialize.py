@@ -20,6 +20,7 @@ from shiplap_sparse3d.cpu import LIBRARY
 
 __all__ = ["decode_seq", "encode_seq", "hilbert_decode", "hilbert_encode", "z_order_decode", "z_order_encode"]
 
+# The number of a scene is an int32.
 MAX_BATCH = 2**31
 XYZ = [0, 1, 2]
 _CURVE = (
@@ -39,8 +40,9 @@ _DECODE = ("bits <= 21", *(condition for condition in _CURVE if "width" not in c
 
 
 def _curve_columns(op: str, coords: Tensor, bits: int, axes: list[int], width: int) -> tuple[Tensor, list[Tensor]]:
-    """Return the scene of each voxel, and its coordinates in the order ``axes``, the most significant first, with zeros
-    for padding. Raises SL211 for rows that do not fit a code of ``width`` bits.
+    """Return the scene of each voxel, and its coordinates as columns in the order ``axes``, the most significant first.
+    Padding becomes zeros. Raise ``SL211`` for rows that do not fit a code of ``width`` bits. ``op`` is the op's name in
+    the message.
     """
     coords = coords.long()
     padding, scenes = coords[:, 0] == -1, min(MAX_BATCH, 2 ** (width - 3 * bits))
@@ -53,8 +55,8 @@ def _curve_columns(op: str, coords: Tensor, bits: int, axes: list[int], width: i
 
 
 def _interleave_bits(columns: list[Tensor], bits: int) -> Tensor:
-    """Return codes ``int64 [n]`` that hold one bit of each of three columns in turn, ``bits`` bits of each. The first
-    column is the most significant.
+    """Return codes ``int64 [n]`` that hold one bit of each of the three ``columns`` in turn, ``bits`` bits of each. The
+    first column is the most significant.
     """
     code = torch.zeros_like(columns[0])
     for bit in range(bits):
@@ -65,7 +67,7 @@ def _interleave_bits(columns: list[Tensor], bits: int) -> Tensor:
 
 
 def _deinterleave_bits(code: Tensor, bits: int) -> list[Tensor]:
-    """Return the three columns, of ``bits`` bits each, whose bits the codes hold in turn: the inverse of
+    """Return the three columns, of ``bits`` bits each, whose bits ``code`` holds in turn. This is the inverse of
     ``_interleave_bits``.
     """
     columns = [torch.zeros_like(code) for _ in range(3)]
@@ -76,13 +78,15 @@ def _deinterleave_bits(code: Tensor, bits: int) -> list[Tensor]:
 
 
 def _encode_columns(coords: Tensor, batch: Tensor, columns: list[Tensor], bits: int) -> Tensor:
-    """Return the codes ``int64 [n]``: the scene above the interleaved bits of three columns, or -1 for padding."""
+    """Return codes ``int64 [n]`` that hold the scene ``batch`` above the interleaved bits of three columns. Padding
+    gets -1.
+    """
     return torch.where(coords[:, 0] == -1, -1, batch << 3 * bits | _interleave_bits(columns, bits))
 
 
 def _decode_columns(codes: Tensor, columns: list[Tensor], bits: int, axes: list[int]) -> Tensor:
-    """Return the voxels ``int32 [n, 4]`` of codes: the scene in the upper bits, and the coordinates ``columns``, which
-    come in the order ``axes``. Codes of -1 give rows of -1.
+    """Return the voxels ``int32 [n, 4]`` of ``codes``. The upper bits of a code are the scene. ``columns`` are the
+    coordinates, in the order ``axes``. Codes of -1 give rows of -1.
     """
     xyz = [columns[axes.index(axis)] for axis in range(3)]
     rows = torch.stack([codes >> 3 * bits, *xyz], 1)
@@ -90,15 +94,18 @@ def _decode_columns(codes: Tensor, columns: list[Tensor], bits: int, axes: list[
 
 
 def _check_codes(op: str, codes: Tensor, bits: int) -> None:
-    """Raise SL211 for a code below -1, or one whose scene is beyond int32. ``op`` is the op's name for the message."""
+    """Raise ``SL211`` for a code below -1 and for one whose scene is beyond int32. ``op`` is the op's name in the
+    message.
+    """
     refuse_rows(
         op, (codes < -1) | (codes >> 3 * bits >= MAX_BATCH), "codes[{row}] is no code of " + f"{bits} bits an axis"
     )
 
 
 def _exchange_bits(x: list[Tensor], axis: int, bit: int) -> None:
-    """Apply one step of Skilling's algorithm to the columns ``x`` in place: where ``bit`` of the column ``axis`` is
-    set, invert the lower bits of the first column, and otherwise exchange those of the two.
+    """Apply one step of Skilling's algorithm to the columns ``x`` in place. Where ``bit`` of the column ``axis`` is
+    set, the lower bits of the first column are inverted. Elsewhere the lower bits of the first column and of ``axis``
+    are exchanged.
     """
     low = (1 << bit) - 1
     flip = (x[axis] >> bit & 1).bool()
@@ -108,8 +115,8 @@ def _exchange_bits(x: list[Tensor], axis: int, bit: int) -> None:
 
 
 def _to_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
-    """Return the columns ``x`` of coordinates as a transposed Hilbert index (J. Skilling, "Programming the Hilbert
-    curve", 2004), whose interleaved bits are the index.
+    """Return the columns ``x`` of coordinates as a transposed Hilbert index, whose interleaved bits are the index. The
+    algorithm is J. Skilling's ("Programming the Hilbert curve", 2004).
     """
     x = list(x)
     for bit in range(bits - 1, 0, -1):
@@ -124,7 +131,7 @@ def _to_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
 
 
 def _from_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
-    """Return the columns of coordinates of a transposed Hilbert index ``x``: the inverse of ``_to_hilbert``."""
+    """Return the columns of coordinates of a transposed Hilbert index ``x``. This is the inverse of ``_to_hilbert``."""
     x = list(x)
     last = x[2] >> 1
     x[2] = x[2] ^ x[1]
@@ -143,8 +150,8 @@ def _from_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
 def z_order_encode(
     coords: Int32[Tensor, "n 4"], bits: int, axes: list[int] = XYZ, width: int = 63
 ) -> Int64[Tensor, "n"]:
-    """Return the Z-order codes of voxels, the scene above ``bits`` interleaved bits an axis, of at most ``width`` bits,
-    and -1 for padding. Raises SL211 for rows that do not fit.
+    """Return the Z-order codes of voxels, with -1 for padding. A code of at most ``width`` bits holds the scene above
+    ``bits`` interleaved bits per axis. Raise ``SL211`` for rows that do not fit.
     """
     batch, columns = _curve_columns("z_order_encode", coords, bits, axes, width)
     return _encode_columns(coords, batch, columns, bits)
@@ -152,8 +159,8 @@ def z_order_encode(
 
 @sl.op("sparse3d::z_order_decode", outputs=("coords",), requires=_DECODE)
 def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
-    """Return the voxels of Z-order codes with ``bits`` bits an axis, rows of -1 for a code of -1. Raises SL211 for
-    codes whose scene is no int32.
+    """Return the voxels of Z-order codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211``
+    for codes whose scene is not an int32.
     """
     _check_codes("z_order_decode", codes, bits)
     return _decode_columns(codes, _deinterleave_bits(codes, bits), bits, axes)
@@ -163,8 +170,8 @@ def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) 
 def hilbert_encode(
     coords: Int32[Tensor, "n 4"], bits: int, axes: list[int] = XYZ, width: int = 63
 ) -> Int64[Tensor, "n"]:
-    """Return the Hilbert codes of voxels, the scene above ``bits`` bits an axis, of at most ``width`` bits, and -1 for
-    padding. Raises SL211 for rows that do not fit.
+    """Return the Hilbert codes of voxels, with -1 for padding. A code of at most ``width`` bits holds the scene above
+    ``bits`` bits per axis. Raise ``SL211`` for rows that do not fit.
     """
     batch, columns = _curve_columns("hilbert_encode", coords, bits, axes, width)
     return _encode_columns(coords, batch, _to_hilbert(columns, bits), bits)
@@ -172,8 +179,8 @@ def hilbert_encode(
 
 @sl.op("sparse3d::hilbert_decode", outputs=("coords",), requires=_DECODE)
 def hilbert_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
-    """Return the voxels of Hilbert codes with ``bits`` bits an axis, rows of -1 for a code of -1. Raises SL211 for
-    codes whose scene is no int32.
+    """Return the voxels of Hilbert codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211``
+    for codes whose scene is not an int32.
     """
     _check_codes("hilbert_decode", codes, bits)
     return _decode_columns(codes, _from_hilbert(_deinterleave_bits(codes, bits), bits), bits, axes)
@@ -189,17 +196,17 @@ _MODES = {"z_order": (z_order_encode, z_order_decode), "hilbert": (hilbert_encod
 
 
 def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
-    """Return the codes of voxels along a space-filling curve, which sort near voxels near each other, ``int32 [n]`` if
-    31 bits hold all codes of ``shape``, and otherwise ``int64 [n]``.
+    """Return the codes of voxels along a space-filling curve, by which near voxels sort near each other. They are
+    ``int32 [n]`` if 31 bits hold all codes of ``shape``, and otherwise ``int64 [n]``.
 
     Args:
         coords: ``int32 [n, 4]`` rows (batch, x, y, z).
-        shape: ``(batches, channels, X, Y, Z)``; the channels are not looked at.
+        shape: ``(batches, channels, X, Y, Z)``. The channels are not used.
         mode: ``"z_order"`` or ``"hilbert"``.
-        axes: which axis counts most, one of the six orders of "xyz".
+        axes: the axes from the most to the least significant, one of the six orders of "xyz".
 
     Raises:
-        ArgumentError: SL208 when 63 bits do not hold a code of this shape, SL211 for voxels that do not fit it.
+        ArgumentError: ``SL208`` if 63 bits do not hold a code of this shape, ``SL211`` for voxels that do not fit it.
     """
     encode, _, order = _check_curve(mode, axes)
     bits, width = _code_layout(shape)
@@ -208,7 +215,7 @@ def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes
 
 
 def decode_seq(codes: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
-    """Return the voxels ``int32 [n, 4]`` (scene, x, y, z) of the ``codes`` (int32 or int64) that :func:`encode_seq`
+    """Return the voxels ``int32 [n, 4]`` (scene, x, y, z) of ``codes`` (int32 or int64), which :func:`encode_seq`
     returned for the same shape, mode and axes.
     """
     _, decode, order = _check_curve(mode, axes)
@@ -217,8 +224,8 @@ def decode_seq(codes: Tensor, shape: Sequence[int], mode: str = "z_order", axes:
 
 
 def _check_curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
-    """Return the encoding and the decoding op of the curve ``mode``, and the order of its axes as numbers. Raises SL208
-    for an unknown curve or order.
+    """Return the encoding and the decoding op of the curve ``mode``, and the order of its axes as numbers. Raise
+    ``SL208`` for an unknown curve or order.
     """
     if mode not in _MODES:
         raise error("SL208", where="sparse3d serialization", got=f"mode {mode!r}", expected=" or ".join(_MODES))
@@ -228,8 +235,8 @@ def _check_curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
 
 
 def _code_layout(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the bits of an axis and of a whole code (31 or 63) that hold all voxels of ``shape`` (batches, channels,
-    X, Y, Z). Raises SL208 for other forms and for more bits.
+    """Return the number of bits per axis, and that of a whole code (31 or 63), that hold all voxels of ``shape``
+    (batches, channels, X, Y, Z). Raise ``SL208`` for other forms of ``shape`` and for more bits.
     """
     if len(shape) != 5 or min(shape[0], *shape[2:]) < 1:
         raise error(

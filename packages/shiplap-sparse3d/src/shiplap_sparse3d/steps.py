@@ -27,11 +27,11 @@ __all__ = ["StepWindow", "connect_voxels", "output_cells", "submanifold_plan"]
 
 
 class StepWindow(NamedTuple):
-    """The parameters of a step.
+    """The parameters of a step, a convolution's move from input to output voxels.
 
     Attributes:
-        output_padding: of a transposed step; None for a strided one.
-        capacity: rows of the result if that is fixed (the last ones are padding), or None.
+        output_padding: the output padding of a transposed step, or None for a strided step.
+        capacity: the number of rows of the result if that is fixed (the last ones are padding), or None.
     """
 
     kernel: Triple
@@ -42,9 +42,7 @@ class StepWindow(NamedTuple):
     capacity: int | None = None
 
     def shape(self, grid: Triple) -> Triple:
-        """Return the output grid of the step, a convolution's move from input to output voxels, from the input
-        ``grid``: at least 0 cells an axis.
-        """
+        """Return the output grid of the step from the input ``grid``, with at least 0 cells per axis."""
         if self.output_padding is None:
             return cast("Triple", output_shape(grid, *self[:4]))
         axes = zip(grid, *self[:4], self.output_padding, strict=True)
@@ -79,8 +77,8 @@ class StepWindow(NamedTuple):
 
 @built_outside_modes
 def output_cells(window: StepWindow, coords: Tensor, grid: Triple) -> Tensor:
-    """Return the voxels that those at ``coords`` in ``grid`` reach by ``window`` (kernel, stride, padding, dilation),
-    ``int32 [m, 4]``, ascending. If the window has a capacity, ``m`` is that, with padding (-1) at the end.
+    """Return the voxels that those at ``coords`` in ``grid`` reach by ``window``, ``int32 [m, 4]``, ascending. If the
+    window has a capacity, ``m`` is equal to it, with padding (-1) at the end.
     """
     kernel, stride, padding, dilation, extra, capacity = window
     if extra is None:
@@ -111,9 +109,9 @@ def _out_coords(
     dilation: Sequence[int],
     capacity: int | None,
 ) -> Tensor:
-    """Return the voxels that a convolution with this kernel, stride, padding and dilation reaches, padded to
-    ``capacity`` where that is given. A program that is exported for a GPU reserves rows for the largest number that is
-    possible, and not for the usual one first.
+    """Return the voxels that a convolution with this kernel, stride, padding and dilation reaches. With ``capacity``,
+    they are padded to so many rows. A program that is exported for a GPU reserves rows for the largest possible number,
+    not for the usual one first.
     """
     window = list(kernel), list(stride), list(padding), list(dilation)
     if capacity is not None:
@@ -123,22 +121,22 @@ def _out_coords(
     most = most_outputs(coords.shape[0], window)
     keys, count = bounded.reached_keys(coords, list(grid), *window, most)
     rows = count.item()
+    # An exported graph needs bounds of a size that depends on data.
     torch._check(rows >= 0)
     torch._check(rows <= most)
     return bounded.voxels_of_keys(keys[:rows], [max(1, size) for size in output_shape(grid, *window)])
 
 
 def _cut_to_grid(coords: Tensor, limits: Sequence[int]) -> Tensor:
-    """Return ``coords`` with padding (-1) in place of the rows outside of ``[0, limits)``."""
+    """Return ``coords`` with padding (-1) in place of the rows outside ``[0, limits)``."""
     inside = [(c >= 0) & (c < limit) for c, limit in zip(coords.unbind(1)[1:], limits, strict=True)]
     return torch.where((inside[0] & inside[1] & inside[2])[:, None], coords, -1)
 
 
 @built_outside_modes
 def submanifold_plan(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, scenes: int = 0) -> Plan:
-    """Return the plan (neighbour table) of submanifold convolutions from ``coords`` onto themselves. The rows of the
-    table are sorted by the taps that they hit only on a GPU with an odd kernel, where one op makes the sorted table.
-
+    """Return the plan (neighbour table) of submanifold convolutions from ``coords`` onto themselves. On a GPU with an
+    odd kernel, one op makes a table whose rows are sorted by the taps that they hit. Otherwise the table is unsorted.
     ``scenes`` is the number of scenes, or 0 if it is not known.
     """
     arguments, (x, y, z) = (coords, list(grid), list(kernel), list(dilation)), kernel
@@ -156,10 +154,11 @@ def connect_voxels(
     window: StepWindow, coords: Tensor, grid: Triple, reached: Tensor, *, ordered: bool = False, back: bool = False
 ) -> Plan:
     """Return the plan (neighbour tables) of convolutions by ``window`` from ``coords`` in ``grid`` onto the voxels
-    ``reached``. The transposed table, which gradients read, is in it where it comes for free.
+    ``reached``.
 
-    ``back`` asks for the transposed table. With ``ordered`` the rows are sorted by the taps that they hit, for a
-    transposed window only if ``back`` is set, too.
+    ``back`` requests the transposed table, which gradients read. It may be in the plan even without a request, where it
+    costs nothing. With ``ordered`` the rows are sorted by the taps that they hit. A transposed window gives sorted
+    tables only if ``back`` is true, too.
     """
     kernel, stride, padding, dilation, extra, _ = window
     lists = list(kernel), list(stride), list(padding), list(dilation)
@@ -181,7 +180,9 @@ def connect_voxels(
 
 
 def vanished_grid_error(window: StepWindow, grid: tuple[int, ...], shape: tuple[int, ...]) -> ShiplapError:
-    """Return the error SL208 of a convolution from ``grid`` to the output grid ``shape``, which has no cells."""
+    """Return the error ``SL208`` of a convolution by ``window`` from ``grid`` to the output grid ``shape``, which has
+    no cells.
+    """
     kernel, padding, dilation = (each[-len(grid) :] for each in (window.kernel, window.padding, window.dilation))
     return error(
         "SL208",

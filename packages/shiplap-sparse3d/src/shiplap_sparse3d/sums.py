@@ -26,8 +26,8 @@ _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd_
 
 
 class SummableTensor:
-    """Base of sparse tensors that take part in sums and checkpoints. Any other function of torch raises SL209 with
-    a call that works.
+    """The base of sparse tensors that can be used in sums and checkpoints. Any other function of torch raises ``SL209``
+    with a call that works.
     """
 
     spelled: ClassVar[tuple[str, str, str]]  # a call that replaces the features, they, and the container of modules
@@ -37,19 +37,21 @@ class SummableTensor:
 
     @classmethod
     def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return ``func(*args, **kwargs)``, where ``func`` works on each row alone, with the features in place of
-        sparse tensors, as a sparse tensor on the same voxels.
+        """Return ``func(*args, **kwargs)`` with the features in place of sparse tensors, as a sparse tensor on the same
+        voxels. ``func`` works on each row alone.
         """
         raise NotImplementedError
 
     def plus(self, other: Any) -> Any:
-        """Return this tensor plus ``other``, added row by row, or NotImplemented for an operand of another type."""
+        """Return this tensor plus ``other``, added row by row, or ``NotImplemented`` if ``other`` has an unsupported
+        type.
+        """
         raise NotImplementedError
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return ``func`` of arguments with sparse tensors, for torch: functions of rows and sums are computed on the
-        features. Raises SL209 for other functions, or returns NotImplemented where another type may handle the call.
+        """Return ``func`` of arguments with sparse tensors, for torch. Functions of rows and sums are computed on the
+        features. Return ``NotImplemented`` if another type may handle the call. Otherwise raise ``SL209``.
         """
         if func is checkpoint:  # only Dynamo asks
             return _checkpoint_function(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented
@@ -66,15 +68,17 @@ class SummableTensor:
 
 
 def _is_only_handler(func: Callable[..., Any], types: Sequence[type]) -> bool:
-    """Return whether no other type may handle the call of ``func``: Python tries the other operand of an operator, and
-    torch the other types.
+    """Return whether no other type may handle the call of ``func``. For an operator, Python tries the other operand.
+    For other functions, torch tries the other types.
     """
     operator = getattr(torch.Tensor, getattr(func, "__name__", ""), None) is func
     return not operator and all(issubclass(t, SummableTensor) for t in types)
 
 
 def _refused_function_error(func: Callable[..., Any], kind: type[SummableTensor], args: Sequence[Any]) -> ShiplapError:
-    """Return the error SL209 of ``func``, a function of torch that takes no sparse tensor of the class ``kind``."""
+    """Return the error ``SL209`` of ``func``, a function of torch that does not accept sparse tensors of the class
+    ``kind``.
+    """
     name, (replace, features, container) = resolve_name(func) or func.__name__, kind.spelled
     given = features if args and isinstance(args[0], SummableTensor) else f"[{features}, ...]"
     more = ", ..." if len(args) > 1 else ""
@@ -88,8 +92,8 @@ def _refused_function_error(func: Callable[..., Any], kind: type[SummableTensor]
 
 
 def _checkpoint_function(checkpoint: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return ``checkpoint(*args, **kwargs)``, where sparse tensors among the keyword arguments are bound to the
-    function, since Dynamo does not take them as arguments.
+    """Return ``checkpoint(*args, **kwargs)``. Sparse tensors among the keyword arguments are bound to the function
+    first, since Dynamo does not accept them as arguments.
     """
     function, *given = args
     sparse = {name: value for name, value in kwargs.items() if isinstance(value, SummableTensor)}

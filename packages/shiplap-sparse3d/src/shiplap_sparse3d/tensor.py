@@ -34,18 +34,18 @@ class SparseTensor(Arithmetic):
     """Features on active voxels.
 
     Args:
-        feats: ``[n, c]``.
-        coords: ``int32 [n, 1 + d]`` rows of a batch index and ``d`` of (x, y, z), 1 to 4 axes; distinct and inside the
-            grid (checked when a table is built).
-        spatial_shape: cells per axis, ``d`` of them. Default: as many as the coordinates need, which waits for a GPU; a
-            graph needs the number. Of negative coordinates there is no grid, see :class:`Geometry`.
-        batch_size: number of scenes; every batch index is below it. Default: 1, and without ``spatial_shape`` as many
-            as the coordinates name.
-        padded: rows may be padding (batch index -1), see :meth:`pad`.
-        geometry: used instead of the four above when the voxels are those of another tensor.
+        feats: the features, ``[n, c]``.
+        coords: ``int32 [n, 1 + d]``, rows of a batch index and ``d`` coordinates (1 to 4 axes). They must be distinct
+            and inside the grid, which is checked when a table is built.
+        spatial_shape: cells per axis, ``d`` of them. By default there are as many as the coordinates need, for which
+            the host waits for a GPU. A graph needs the numbers. With negative coordinates there is no grid.
+        batch_size: the number of scenes. Every batch index is below it. The default is 1, or without ``spatial_shape``
+            the number of scenes in the coordinates.
+        padded: whether rows may be padding (batch index -1), see :meth:`pad`.
+        geometry: the voxels of another tensor, used in place of the four arguments above.
 
     Raises:
-        ArgumentError: SL202 when ``feats`` and the voxels are not as many.
+        ArgumentError: ``SL202`` if ``feats`` has another number of rows than the voxels.
     """
 
     spelled = "x.replace", "x.feats", "sparse3d.Sequential"
@@ -61,7 +61,8 @@ class SparseTensor(Arithmetic):
         geometry: Geometry | None = None,
     ) -> None:
         """Create the tensor on new voxels (``coords`` with their grid and number of scenes), or on those of
-        ``geometry``. Raises SL201, SL202, SL204, SL208 or SL209 for arguments that do not fit each other.
+        ``geometry``. Raise ``SL201``, ``SL202``, ``SL204``, ``SL208`` or ``SL209`` for arguments that do not fit each
+        other.
         """
         if geometry is None:
             if coords is None:
@@ -79,33 +80,31 @@ class SparseTensor(Arithmetic):
 
     @classmethod
     def from_dense(cls, dense: Tensor) -> SparseTensor:
-        """Return the sparse tensor of those cells of ``dense [b, c, *spatial]`` that have a channel other than zero, in
-        ascending order.
-
-        How many there are is up to the data, so a GPU has to be waited for.
+        """Return the sparse tensor of those cells of ``dense [b, c, *spatial]`` that have a channel other than zero,
+        ascending. Their number depends on the data, so the host waits for a GPU.
         """
         coords, feats = cells_in_use(dense.movedim(1, -1))
         return cls(feats, coords, dense.shape[2:], dense.shape[0])
 
     @property
     def coords(self) -> Tensor:
-        """Return the coordinates of the voxels, ``int32 [n, 1 + d]``: scene and cells, -1 for padding."""
+        """The coordinates of the voxels, ``int32 [n, 1 + d]``, scene and cells. Rows of padding are -1."""
         lead = 3 - self.geometry.ndim
         coords = self.geometry.coords
         return torch.cat([coords[:, :1], coords[:, 1 + lead :]], 1) if lead > 0 else coords
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
-        """Return the number of cells along each axis."""
+        """The number of cells along each axis."""
         return self.geometry.spatial_shape[-self.geometry.ndim :]
 
     @property
     def batch_size(self) -> int:
-        """Return the number of scenes, the samples of the batch."""
+        """The number of scenes, the samples of the batch."""
         return self.geometry.batch_size
 
     def replace(self, feats: Tensor) -> SparseTensor:
-        """Return a sparse tensor with the features ``feats [n, c]`` on the same voxels, whose tables are shared."""
+        """Return a sparse tensor with the features ``feats [n, c]`` on these voxels, whose tables are shared."""
         return SparseTensor(feats, geometry=self.geometry)
 
     def to(self, *args: Any, **options: Any) -> SparseTensor:
@@ -119,8 +118,8 @@ class SparseTensor(Arithmetic):
 
     @property
     def tensor_stride(self) -> tuple[int | Fraction, ...]:
-        """Return, for each axis, how many cells of the first grid a cell of this one spans: the product of the strides
-        that led here.
+        """The number of cells of the first grid that a cell of this grid spans, for each axis. It is the product of the
+        strides that led here, and a fraction after transposed steps.
         """
         spans, geometry = [Fraction(1)] * len(self.geometry.spatial_shape), self.geometry
         while (origin := geometry.parent) is not None:
@@ -131,7 +130,7 @@ class SparseTensor(Arithmetic):
 
     @property
     def decomposed_features(self) -> list[Tensor]:
-        """Return the features of each scene, a list of ``[n_i, c]``."""
+        """The features of each scene, a list of ``[n_i, c]``."""
         scene = self.geometry.coords[:, 0]
         return [self.feats.index_select(0, rows_where(scene == b)) for b in range(self.batch_size)]
 
@@ -139,8 +138,8 @@ class SparseTensor(Arithmetic):
         """Return the dense tensor ``[batch_size, c, *spatial_shape]``, with zeros where there is no voxel.
 
         Raises:
-            ArgumentError: SL208 for more cells than an int64 counts or memory holds. SL211 on the CPU for voxels
-                outside of grid or batch and, outside of a graph, for duplicates.
+            ArgumentError: ``SL208`` for more cells than an int64 counts or memory holds. On the CPU, ``SL211`` for
+                voxels outside the grid or the batch, and, except in a graph, for duplicates.
         """
         coords, grid = self.geometry.coords, self.geometry.spatial_shape
         cells = self.batch_size
@@ -158,7 +157,7 @@ class SparseTensor(Arithmetic):
         return out.view(self.batch_size, *self.spatial_shape, self.feats.shape[1]).movedim(-1, 1)
 
     def _zeros(self, cells: int) -> Tensor:
-        """Return zeros ``[cells, c]`` for a dense grid. Raises SL208 if the device does not have the memory."""
+        """Return zeros ``[cells, c]`` for a dense grid. Raise ``SL208`` if the device lacks the memory."""
         channels = self.feats.shape[1]
         if torch.compiler.is_compiling():
             return self.feats.new_zeros(cells, channels)
@@ -178,14 +177,13 @@ class SparseTensor(Arithmetic):
     # --- capacity form ------------------------------------------------------------------------------------------------
 
     def pad(self, capacity: int) -> SparseTensor:
-        """Return the same voxels in ``capacity`` rows. The rows left over are padding (-1), and they stay padding in
-        every layer.
+        """Return the voxels in ``capacity`` rows. The other rows are padding (-1), and stay padding in every layer.
 
-        All sizes are fixed then, whatever the data: one graph to export or to capture serves all scenes. Features of
-        padding rows mean nothing; ``dense``, pooling, batch norm, indexing and every table leave them out.
+        All sizes are then fixed, whatever the data, so one graph to export or to capture serves all scenes. Features of
+        padding rows mean nothing. ``dense``, pooling, batch norm, indexing and every table leave them out.
 
         Raises:
-            ArgumentError: SL208 when there are more rows than that.
+            ArgumentError: ``SL208`` if there are more rows than ``capacity``.
         """
         n = self.feats.shape[0]
         (capacity,) = per_axis(capacity, "SparseTensor.pad, argument 'capacity'", 1, 0)
@@ -202,14 +200,14 @@ class SparseTensor(Arithmetic):
 
     @property
     def is_voxel(self) -> Tensor:
-        """Return ``bool [n, 1]``: whether each row is a voxel, and not padding."""
+        """The mask ``bool [n, 1]`` that is True for voxels and False for rows of padding."""
         return self.geometry.is_voxel
 
     # --- arithmetic and selection -------------------------------------------------------------------------------------
 
     def check_same(self, other: Arithmetic, where: str) -> None:
-        """Raise SL202 if ``other`` is on other voxels, since rows of the two mean different places. ``where`` is the
-        operation.
+        """Raise ``SL202`` if ``other`` is on other voxels, since equal rows would then mean different places. ``where``
+        is the operation.
         """
         if not (isinstance(other, SparseTensor) and self.geometry.same(other.geometry)):
             raise error(
@@ -222,7 +220,7 @@ class SparseTensor(Arithmetic):
             )
 
     def check_statistics(self) -> None:
-        """Raise SL208 if the voxels are padded: a batch norm of torch would learn from rows of padding."""
+        """Raise ``SL208`` if there is padding, since a batch norm of torch would learn from its rows."""
         if self.geometry.padded:
             raise error(
                 "SL208",
@@ -233,12 +231,12 @@ class SparseTensor(Arithmetic):
             )
 
     def __getitem__(self, chosen: int | slice | Tensor | SparseTensor) -> SparseTensor:
-        """Return scenes or voxels: ``x[b]`` and ``x[start:stop]`` are those scenes, counted from 0 again, and
-        ``x[mask]`` has the voxels of a bool mask. Raises SL209, SL204, SL202 or SL208 for anything else.
+        """Return scenes or voxels. ``x[b]`` and ``x[start:stop]`` are those scenes, counted from 0 again. ``x[mask]``
+        has the voxels of a bool mask. Raise ``SL209``, ``SL204``, ``SL202`` or ``SL208`` for anything else.
 
-        A mask is ``bool [n]`` or ``[n, 1]``, a tensor or a ``SparseTensor`` on the same voxels, as ``x[x > 0]`` of one
-        channel. How many rows stay is up to the data, so a GPU has to be waited for. A padded tensor keeps all of its
-        rows, and what is not chosen becomes padding.
+        A mask is ``bool [n]`` or ``[n, 1]``, a tensor or a ``SparseTensor`` on these voxels, such as ``x > 0`` of one
+        channel. The number of rows depends on the data, so the host waits for a GPU. A padded tensor keeps all of its
+        rows, and rows that are not chosen become padding.
         """
         if isinstance(chosen, SparseTensor):
             self.check_same(chosen, "[...] of a")
@@ -249,8 +247,8 @@ class SparseTensor(Arithmetic):
         return self._select_by_mask(chosen) if isinstance(chosen, Tensor) else self._select_scenes(chosen)
 
     def _select_by_mask(self, mask: Tensor) -> SparseTensor:
-        """Return the voxels where ``mask`` is true. Raises SL204 unless it is ``bool``, and SL202 unless ``[n]`` or
-        ``[n, 1]``.
+        """Return the voxels where ``mask`` is true. Raise ``SL204`` unless it is ``bool``, and ``SL202`` unless it is
+        ``[n]`` or ``[n, 1]``.
         """
         n, where = self.feats.shape[0], "SparseTensor[mask]"
         if mask.dtype != torch.bool:
@@ -261,7 +259,7 @@ class SparseTensor(Arithmetic):
         return self._keep_rows(mask.flatten(), self.coords, self.batch_size)
 
     def _keep_rows(self, inside: Tensor, coords: Tensor, batch_size: int) -> SparseTensor:
-        """Return the rows where ``inside`` is true, with ``coords [n, 1 + d]`` in place of the old coordinates."""
+        """Return the rows where ``inside`` is true, with ``coords [n, 1 + d]`` as their coordinates."""
         feats, padded = self.feats, self.geometry.padded
         if padded:
             coords = torch.where(inside[:, None], coords, -1)
@@ -277,7 +275,7 @@ class SparseTensor(Arithmetic):
         return SparseTensor(feats, geometry=Geometry(coords, shape, batch_size, padded=padded))
 
     def _select_scenes(self, scenes: int | slice) -> SparseTensor:
-        """Return the voxels of the chosen scenes, counted from 0 again. Raises SL208 for a scene that does not
+        """Return the voxels of the chosen scenes, counted from 0 again. Raise ``SL208`` for a scene that does not
         exist.
         """
         if isinstance(scenes, int) and not -self.batch_size <= scenes < self.batch_size:
@@ -303,59 +301,59 @@ class SparseTensor(Arithmetic):
 
     @property
     def shape(self) -> torch.Size:
-        """Return the shape of the features, ``[n, c]``."""
+        """The shape of the features, ``[n, c]``."""
         return self.feats.shape
 
     @property
     def ndim(self) -> int:
-        """Return 2, the number of dims of the features. The voxels have ``geometry.ndim`` axes."""
+        """The number of dimensions of the features, 2. The voxels have ``geometry.ndim`` axes."""
         return 2
 
     def dim(self) -> int:
-        """Return 2, the number of dims of the features."""
+        """Return 2, the number of dimensions of the features."""
         return 2
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """Return the shape of the features ``[n, c]``, or its entry ``dim``."""
+        """Return the shape of the features ``[n, c]``, or its element ``dim``."""
         return self.feats.shape if dim is None else self.feats.size(dim)
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the features."""
+        """The device of the features."""
         return self.feats.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the features."""
+        """The dtype of the features."""
         return self.feats.dtype
 
     @property
     def requires_grad(self) -> bool:
-        """Return whether gradients of the features are recorded."""
+        """Whether gradients of the features are recorded."""
         return self.feats.requires_grad
 
     @property
     def is_cuda(self) -> bool:
-        """Return whether the features are on a GPU."""
+        """Whether the features are on a GPU."""
         return self.feats.is_cuda
 
     @property
     def is_leaf(self) -> bool:
-        """Return whether the features are a leaf of autograd."""
+        """Whether the features are a leaf of autograd."""
         return self.feats.is_leaf
 
     @property
     def grad(self) -> Tensor | None:
-        """Return the gradient of the features, ``[n, c]``, or None."""
+        """The gradient of the features, ``[n, c]``, or None."""
         return self.feats.grad
 
     @property
     def grad_fn(self) -> Any:
-        """Return the autograd node that made the features, or None."""
+        """The autograd node that made the features, or None."""
         return self.feats.grad_fn
 
     def retain_grad(self) -> None:
-        """Keep the gradient of the features after a backward pass, also if they are no leaf."""
+        """Keep the gradient of the features after a backward pass, even if they are not a leaf."""
         self.feats.retain_grad()
 
     def is_floating_point(self) -> bool:
@@ -371,7 +369,7 @@ class SparseTensor(Arithmetic):
         return self.replace(self.feats.contiguous())
 
     def pin_memory(self) -> SparseTensor:
-        """Return a copy in pinned memory, without tables, as data loaders call it."""
+        """Return a copy in pinned memory, without tables. Data loaders call this method."""
         feats, coords = self.feats.pin_memory(), self.coords.pin_memory()
         return self._with_voxels(feats, coords, self.batch_size, padded=self.geometry.padded)
 
@@ -381,7 +379,7 @@ class SparseTensor(Arithmetic):
         return self
 
     def detach(self) -> SparseTensor:
-        """Return the same features without their autograd history, on the same voxels."""
+        """Return the features without their autograd history, on the same voxels."""
         return self.replace(self.feats.detach())
 
     def clone(self) -> SparseTensor:
@@ -409,11 +407,11 @@ class SparseTensor(Arithmetic):
         return self.to(other.dtype)
 
     def cpu(self) -> SparseTensor:
-        """Return the tensor on the CPU, without tables if it was elsewhere."""
+        """Return the tensor on the CPU. If it was elsewhere, it has no tables."""
         return self.to("cpu")
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> SparseTensor:
-        """Return the tensor on a GPU, by default the current one, without tables if it was elsewhere."""
+        """Return the tensor on a GPU, by default the current one. If it was elsewhere, it has no tables."""
         return self.to(
             "cuda" if device is None else torch.device("cuda", device) if type(device) is int else device,
             non_blocking=non_blocking,
@@ -430,8 +428,8 @@ _LARGE = 1 << 28
 
 
 def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...] | None, int]:
-    """Return the smallest grid that holds ``coords`` (None for negative cells), and the number of scenes. Raises SL208
-    in a graph.
+    """Return the smallest grid that contains ``coords`` (None for negative cells), and the number of scenes. Raise
+    ``SL208`` in a graph.
     """
     where = "SparseTensor, argument 'spatial_shape'"
     if torch.compiler.is_compiling():
@@ -450,8 +448,8 @@ def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...] | 
 
 
 def _check_columns(coords: Tensor, spatial_shape: Any) -> None:
-    """Raise SL208 unless ``coords`` has a column for the scene, which other libraries leave out, and one for
-    each axis.
+    """Raise ``SL208`` unless ``coords`` has a column for the scene and one for each axis. Other libraries leave out the
+    scene.
     """
     axes = len(spatial_shape) if hasattr(spatial_shape, "__len__") else None
     if axes is not None and coords.dim() == 2 and coords.shape[1] != axes + 1:
@@ -465,11 +463,11 @@ def _check_columns(coords: Tensor, spatial_shape: Any) -> None:
 
 
 def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
-    """Return the concatenation of channels (``dim`` 1) or of scenes (``dim`` 0), as of dense tensors
-    ``[b, c, *spatial]``.
+    """Return the concatenation of channels (``dim`` 1) or of scenes (``dim`` 0), as for ``[b, c, *spatial]``.
 
     Raises:
-        ArgumentError: SL202 for channels on different voxels, or scenes of different grids; SL208 for another ``dim``.
+        ArgumentError: ``SL202`` for channels on different voxels or scenes of different grids, ``SL208`` for another
+            ``dim``.
     """
     first, where = tensors[0], f"sparse3d.cat, dim {dim}"
     for other in tensors[1:]:
@@ -503,23 +501,23 @@ def voxelize(
     spatial_shape: Axes | None = None,
     batch_size: int | None = None,
 ) -> tuple[SparseTensor, Tensor]:
-    """Return the voxels that hold ``points``, with the mean of their features, and the voxel of each point.
+    """Return the voxels that contain ``points``, with the mean of their features, and the voxel of each point.
 
     Args:
-        points: ``[p, 3]`` positions, in the unit of ``size``; integers and halves are worked on in a wider dtype.
-        feats: ``[p, c]``.
-        size: edge of a voxel, one number or one per axis.
-        batch: integers ``[p]``, the scene of each point (default: one scene).
-        origin: corner of the grid (default: the minimum of the points).
-        spatial_shape, batch_size: default: as large as the points need, which costs a host synchronisation. A graph
-            needs them.
+        points: ``[p, 3]``, positions in the unit of ``size``. Integers and 16-bit numbers are first widened.
+        feats: the features of the points, ``[p, c]``.
+        size: the edge of a voxel, one number or one per axis.
+        batch: integers ``[p]``, the scene of each point. By default there is one scene.
+        origin: the corner of the grid. The default is the minimum of the points.
+        spatial_shape, batch_size: by default as large as the points need, for which the host waits for the device. A
+            graph needs them.
 
     Returns:
-        ``(voxels, inverse)`` with ``inverse int32 [p]``; voxels are in ascending (batch, x, y, z) order.
+        ``(voxels, inverse)`` with ``inverse int32 [p]``. Voxels are in ascending (batch, x, y, z) order.
 
     Raises:
-        ArgumentError: SL211 for points below ``origin``, beyond ``spatial_shape`` or not finite, and for scenes that
-            are not in ``[0, batch_size)``; SL201 to SL208 for arguments that do not fit each other.
+        ArgumentError: ``SL211`` for points that are below ``origin``, beyond ``spatial_shape`` or not finite, and for
+            scenes outside ``[0, batch_size)``. ``SL201`` to ``SL208`` for arguments that do not fit each other.
     """
     if points.dim() != 2 or points.shape[1] != 3:
         raise error(
@@ -547,7 +545,7 @@ def voxelize(
 
 
 def _vector_of_axes(name: str, value: float | Sequence[float] | Tensor, like: Tensor) -> Tensor:
-    """Return ``[3]`` in the dtype of ``like``: one number for each axis. Raises SL208 for another number of them."""
+    """Return one number for each axis, ``[3]`` in the dtype of ``like``. Raise ``SL208`` for any other count."""
     vector = torch.as_tensor(value, dtype=like.dtype, device=like.device)
     if vector.shape not in ((), (1,), (3,)):
         raise error(
@@ -557,7 +555,7 @@ def _vector_of_axes(name: str, value: float | Sequence[float] | Tensor, like: Te
 
 
 def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tensor) -> Tensor:
-    """Return ``int32 [p]``, the scene of each point. Raises SL211 for other scenes: -1 would count as padding."""
+    """Return the scene of each point, ``int32 [p]``. Raise ``SL211`` for scenes outside ``[0, batch_size)``."""
     if batch is None:
         return torch.zeros(points.shape[0], dtype=torch.int32, device=points.device)
     where, limit = "sparse3d.voxelize, argument 'batch'", 2**31 if batch_size is None else batch_size
@@ -568,7 +566,7 @@ def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tenso
     outside = (batch < 0) | (batch >= limit)
 
     def refuse() -> Exception:
-        """Return the error SL211 for the first point in a scene that does not exist."""
+        """Return the error ``SL211`` for the first point in a scene that does not exist."""
         row = int(outside.nonzero()[0, 0])
         return error("SL211", where=where, got=f"point {row} in scene {int(batch[row])}", expected=f"0 to {limit - 1}")
 
@@ -577,14 +575,14 @@ def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tenso
 
 
 def _check_cells(points: Tensor, cells: Tensor, shape: Sequence[int] | None) -> None:
-    """Raise SL211 for the first of ``points`` whose cell, in ``cells``, is outside of the grid ``shape`` (None: at
-    least 0 and below 2^31).
+    """Raise ``SL211`` for the first of ``points`` whose cell, in ``cells``, is outside the grid ``shape``. If ``shape``
+    is None, the cells must be from 0 to 2^31 - 1.
     """
     limit = cells.new_tensor(shape) if shape is not None else cells.new_full((3,), 2.0**31)
     outside = ~((cells >= 0) & (cells < limit)).all(1)  # a NaN compares false, so it is outside
 
     def refuse() -> Exception:
-        """Return the error SL211 for the first point outside of the grid."""
+        """Return the error ``SL211`` for the first point outside the grid."""
         row = int(outside.nonzero()[0, 0])
         return error(
             "SL211",

@@ -231,7 +231,7 @@ def test_what_python_runs_is_refused_by_a_package(call, device, refused):
   where    {refused}
   got      {"triton, launched" if device == "cuda" else "the reference, run"} by Python on {device}
   expected a template or a C ABI kernel
-  fix      declare one C ABI kernel or a template for the device, or pass the op's result to the program as an input"""
+  fix      bind one C kernel (sl.cabi) or a template, or pass the op's result to the program as an input"""
     )
 
 

@@ -20,6 +20,7 @@ from shiplap_sparse3d import export, spconv
 from shiplap_sparse3d.cli import export_network
 from shiplap_sparse3d.drop_in import drop_in
 
+pytestmark = pytest.mark.usefixtures("onnx_operators")
 NETWORKS = """
 import spconv.pytorch as spconv
 from torch import nn

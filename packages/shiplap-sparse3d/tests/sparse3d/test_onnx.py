@@ -22,6 +22,7 @@ from tests.sparse3d.consumers.detectors import DETECTORS
 from tests.sparse3d.consumers.specimens import SPECIMENS
 from tests.sparse3d.nets import exported_specimen, scenes_of, use_other_statistics
 
+pytestmark = pytest.mark.usefixtures("onnx_operators")
 GRID = (12, 10, 8)
 ROWS = (0, 1, 2, 60, 700)
 ALL = SPECIMENS | DETECTORS

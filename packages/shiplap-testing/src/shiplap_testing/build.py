@@ -21,11 +21,12 @@ def compile_c(
     compiler: str = "cc",
     configs: Mapping[str, Sequence[str]] | None = None,
 ) -> Path:
-    """Compile ``body`` to ``lib<name>.so`` in ``folder`` and return its path. The C header generated for ``ops``, a
-    dict from symbols of functions to the ops that they compute, is included first, with ``configs`` as in
-    ``header_text``. Raises ``CompileError`` on an error or a warning.
+    """Compile ``body`` to ``lib<name>.so`` in ``folder`` and return the path of the library. Raise ``CompileError`` on
+    an error or a warning.
 
-    ``compiler`` is a C compiler, a C++ compiler, or ``nvcc``, which compiles for the GPU that is there.
+    The source includes the C header that shiplap generates for ``ops``, a dict from names of C functions to the ops
+    that they compute. ``configs`` is passed to ``header_text``. ``compiler`` is a C compiler, a C++ compiler, or
+    ``nvcc``, which compiles for the GPU of this machine.
     """
     text = header_text({symbol: op.spec for symbol, op in ops.items()}, name, configs)
     (folder / f"{name}.h").write_text(text)
@@ -45,4 +46,4 @@ def compile_c(
 
 
 class CompileError(Exception):
-    """A failed compilation, with the output of the compiler."""
+    """An error whose text is the output of a compiler that failed."""

@@ -31,8 +31,10 @@ MARK = "mark.capability("
 
 
 def marked_files(packages: str = "*") -> list[Path]:
-    """Return the test files below ``packages/<packages>/tests``, where ``packages`` is a pattern, with tests of
-    capabilities, that is of uses of private torch. Files that load a device into the process come last.
+    """Return the test files below ``packages/<packages>/tests`` with tests of capabilities, which are uses of private
+    parts of torch. ``packages`` is a pattern such as ``shiplap-*``.
+
+    Files that load a device into the process come last.
     """
     tests = sorted(REPOSITORY.glob(f"packages/{packages}/tests/**/test_*.py"))
     files = [file for file in tests if MARK in file.read_text("utf-8")]
@@ -44,20 +46,23 @@ class Outcomes:
     """A plugin of pytest that counts how the tests of each capability ended."""
 
     def __init__(self) -> None:
-        """Begin without any outcome. ``counts`` will hold the numbers of outcomes by capability (a use of private
-        torch).
+        """Create the plugin without any outcome. ``counts`` will map each capability (a use of private parts of torch)
+        to its numbers of passed, failed and skipped tests.
         """
         self.counts: dict[str, Counter[str]] = {}
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Add the capabilities (uses of private torch) that ``item`` is marked with to its user properties, which its
-        reports have too.
+        """Add the names of the capabilities that ``item`` is marked with to its user properties, from which its reports
+        copy them. A capability is a use of private parts of torch.
         """
         item.user_properties += [("capability", mark.args[0]) for mark in item.iter_markers("capability")]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count the outcome of a test for each capability (a use of private torch) that it is marked with: that of its
-        call, and of a setup or teardown that did not pass.
+        """Count the outcome in ``report`` for each capability that the test is marked with. A capability is a use of
+        private parts of torch.
+
+        The outcome of the call of a test is always counted. The outcome of a setup or a teardown is counted only if it
+        did not pass.
         """
         # A setup and a teardown count only where they do not pass.
         if report.when == "call" or report.outcome != "passed":
@@ -65,14 +70,16 @@ class Outcomes:
                 self.counts.setdefault(str(name), Counter())[report.outcome] += 1
 
     def verified(self, name: str) -> bool:
-        """Whether a test of the capability ``name``, a use of private torch, passed and none failed."""
+        """Return whether a test of the capability ``name``, a use of private parts of torch, passed and none failed."""
         counts = self.counts.get(name, Counter())
         return bool(counts["passed"]) and not counts["failed"]
 
 
 def row_of(outcomes: Outcomes) -> dict[str, Any]:
-    """Return the row of the installed torch for the table of capabilities: versions, date, GPU, numbers of outcomes,
-    and the names of verified capabilities.
+    """Return the row of the installed torch for the table of capabilities.
+
+    It has the versions of torch and Python, the date, the GPU, the numbers of ``outcomes``, and the names of verified
+    capabilities.
     """
     return {
         "torch": str(torch.__version__),
@@ -85,8 +92,8 @@ def row_of(outcomes: Outcomes) -> dict[str, Any]:
 
 
 def write_row(path: Path, row: dict[str, Any]) -> None:
-    """Write ``row`` into the JSON table ``path`` under the minor version of its torch, in place of an earlier row of
-    this version. Other rows stay.
+    """Write ``row`` into the JSON table ``path`` under the minor version of its torch. An earlier row of this version
+    is replaced, and other rows stay.
     """
     # Patch releases share a row.
     table = {**json.loads(path.read_text(encoding="utf-8")), minor_version(row["torch"]): row}
@@ -95,9 +102,11 @@ def write_row(path: Path, row: dict[str, Any]) -> None:
 
 
 def main(packages: str = "*") -> int:
-    """Run the tests of capabilities (uses of private torch, which a torch version may break) below the packages that
-    match ``packages``, with all of these uses switched on. Write the row of the installed torch, print which
-    capabilities no passing test verifies, and return the exit status 0.
+    """Run the tests of capabilities below the packages that match ``packages``, with all capabilities switched on. A
+    capability is a use of private parts of torch, which a version of torch may break.
+
+    Write the row of the installed torch into the table, print the capabilities that no passing test verifies, and
+    return the exit status 0.
     """
     before, outcomes = TABLE.read_text(encoding="utf-8"), Outcomes()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # the table is put back

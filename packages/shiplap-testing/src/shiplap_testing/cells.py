@@ -33,8 +33,10 @@ KINDS = ("passed", "failed", "skipped")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return what identifies a cell of ``tests/matrix.json``, the table of test outcomes by installed versions: the
-    versions of torch, Python, NumPy, Triton and the C++ compiler, the rights of the user, and the device.
+    """Return the versions that identify one entry of ``tests/matrix.json``, the table of test outcomes by installed
+    versions, as texts by name.
+
+    They are the versions of torch, Python, NumPy, Triton and the C++ compiler, the rights of the user, and the device.
     """
     compiler = shutil.which(os.environ.get("CXX") or "c++")
     said = (
@@ -57,18 +59,24 @@ def installed_versions() -> dict[str, str]:
 
 
 class Cell:
-    """A plugin of pytest that counts outcomes by file, and writes them when the file is done."""
+    """A plugin of pytest that counts outcomes by test file, and writes them into the table before the first test of the
+    next file.
+    """
 
     def __init__(self) -> None:
-        """Begin without any outcome, and read the installed versions, since tests may pretend to have others later."""
+        """Create the plugin without any outcome, and read the installed versions now, since tests may pretend to have
+        others later.
+        """
         self.files: dict[str, Counter[str]] = {}
         self.failed: dict[str, list[str]] = {}
         self.versions = installed_versions()  # now: tests pretend to have others
         self.stopped = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count the outcome of a test by its file, and note it if it failed. Before the first test of another file, the
-        files so far are written.
+        """Count the outcome in ``report`` for the file of its test, and note the test if it failed. End the run if
+        :meth:`stop` was called.
+
+        Before the first outcome of a new file, the outcomes of the earlier files are written into the table.
         """
         if self.stopped:  # a test has caught the exception of `stop`
             pytest.exit("ended from outside")
@@ -83,8 +91,8 @@ class Cell:
                 self.failed.setdefault(file, []).append(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        """Write the outcomes of all files whose tests have ended. After ``stop``, the file that was running is left
-        out.
+        """Write the outcomes of all files whose tests have ended. After :meth:`stop`, the file whose tests were still
+        running is left out.
         """
         if self.stopped and self.files:
             # The last file, whose tests have not all ended.
@@ -92,15 +100,15 @@ class Cell:
         self.write()
 
     def stop(self, *_: Any) -> None:
-        """End the run of the tests, as the handler of a signal. The file whose tests have not all ended is not
-        written.
+        """End the run of the tests. This is the handler of a signal, whose arguments are ignored. The outcomes of the
+        file that is running are not written.
         """
         self.stopped = True
         pytest.exit("ended from outside")
 
     def write(self) -> None:
-        """Write the outcomes and failures of the test files so far into ``tests/matrix.json``, the table of test
-        outcomes by installed versions, under the versions that are installed here.
+        """Write the outcomes and failures of the test files so far into ``tests/matrix.json``, under the versions that
+        are installed here. That file is the table of test outcomes by installed versions.
         """
         if not self.files:
             return
@@ -119,8 +127,8 @@ class Cell:
 
 
 def main(arguments: list[str]) -> int:
-    """Run pytest with ``arguments`` and the plugin ``Cell``, which writes the outcomes into ``tests/matrix.json``, the
-    table by installed versions, and return the exit status of pytest.
+    """Run pytest with ``arguments`` and the plugin ``Cell``, and return the exit status of pytest. The plugin writes
+    the outcomes into ``tests/matrix.json``, the table of test outcomes by installed versions.
     """
     cell = Cell()
     signal.signal(signal.SIGTERM, cell.stop)

@@ -26,12 +26,13 @@ from shiplap_testing.paths import REPOSITORY
 
 SELECTED = "SHIPLAP_TEST_CHANGED"  # a file with the selected test files: a run computes them once for all its workers
 DOTTED = re.compile(r"\b[a-z]\w*(?:\.\w+)+")
+PLUGIN = "shiplap_testing.plugin"
 FILE = re.compile(r"[\w./-]*\w\.(?:py|cpp|cc|c|h|cmake|jinja|json|yaml|toml|md|txt|laz|cu|inc)\b")
 
 
 def changed_files(base: str, root: Path = REPOSITORY) -> list[str]:
-    """Return the sorted files of the repository ``root`` that differ between the merge base with ``base`` and the
-    working tree, with untracked ones.
+    """Return, sorted, the files of the repository ``root`` that differ between the working tree and its merge base with
+    the branch ``base``. Untracked files are among them.
     """
     merged = _git(root, "merge-base", base, "HEAD").strip()
     tracked = _git(root, "diff", "--name-only", "--no-renames", merged).splitlines()
@@ -39,7 +40,7 @@ def changed_files(base: str, root: Path = REPOSITORY) -> list[str]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """Return the output of ``git`` with ``arguments`` in ``root``. Raises ``pytest.UsageError`` if it fails."""
+    """Return the output of ``git`` with ``arguments`` in ``root``. Raise ``pytest.UsageError`` if git fails."""
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise pytest.UsageError(f"--changed: git {' '.join(arguments)}: {done.stderr.strip()}")
@@ -47,16 +48,19 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 class Graph:
-    """Which file of a repository names which.
+    """The graph of a repository's files.
+
+    A file points to the files that use it by an import, a path or a fixture.
 
     Attributes:
         files: the files that git tracks or would track, below ``root``.
         users: for each file, those that name it.
+        uses: for each Python file, the number of files that it names.
     """
 
     def __init__(self, root: Path = REPOSITORY) -> None:
-        """Read all files of the repository ``root`` that git tracks or would track, and fill ``users``: for each file,
-        those that name it.
+        """Read all files of the repository ``root`` that git tracks or would track, and fill ``users``, for each file
+        those that name it, and ``uses``, how many it names.
         """
         self.root = root
         listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate").splitlines()
@@ -67,16 +71,21 @@ class Graph:
             self._named[file.rpartition("/")[2]].append(file)
         initial = [(m, f) for m, f in self._modules.items() if f.endswith("__init__.py")]
         self._exports = {module: self._exports_of(module, file) for module, file in initial}
+        self._shared = self._shared_fixtures()
         self.users: dict[str, set[str]] = defaultdict(set)
+        self.uses: dict[str, int] = {}
         for file in self.files:
-            for used in self._used(file, self._tree(file)) if file.endswith(".py") else ():
-                if used != file and (_is_of_tests(file) or not _is_test(used)):
-                    self.users[used].add(file)
+            if not file.endswith(".py"):
+                continue
+            named = {used for used in self._used(file, self._tree(file)) if _is_of_tests(file) or not _is_test(used)}
+            self.uses[file] = len(named)
+            for used in named - {file}:
+                self.users[used].add(file)
         self._add_unnamed_files()
 
     def _tree(self, file: str) -> ast.Module:
-        """Return the syntax tree of a Python file, or an empty one if the file cannot be parsed. Its own tests report
-        the error.
+        """Return the syntax tree of the Python file ``file``, or an empty tree if the file cannot be parsed. Tests of
+        that file report the error.
         """
         try:
             return ast.parse((self.root / file).read_text(encoding="utf-8"))
@@ -84,11 +93,12 @@ class Graph:
             return ast.Module([], [])
 
     def distances(self, changed: Iterable[str]) -> dict[str, int]:
-        """Return, for each file that names one of ``changed`` (by an import, a path or a fixture), directly or through
-        others, the least number of steps to it. The changed files themselves have 0.
+        """Return the least number of steps from each file to one of ``changed``. A step leads from a file to one that
+        it uses by an import, a path or a fixture. Files that reach no changed file are left out.
         """
         steps = dict.fromkeys(changed, 0)
         queue = deque(steps)
+        # A breadth-first search reaches each file by the fewest steps first.
         while queue:
             file = queue.popleft()
             for user in self.users.get(file, ()):
@@ -100,31 +110,33 @@ class Graph:
     def tests(self, changed: Iterable[str]) -> list[str]:
         """Return the test files that name one of the files ``changed`` (by an import, a path or a fixture), directly or
         through others, the nearest first. A test in the same first folder of its distribution as a change counts as two
-        steps nearer. Among equally near ones, those of the same distribution come first. Files that need an accelerator
-        come last.
+        steps nearer, and so does one whose name has a word of the changed file's (``test_merge.py`` for
+        ``merge_tables.py``). Among equally near ones, those of the same distribution come first, and then those that
+        name the fewest files. Files that need an accelerator come last.
         """
         changed = list(changed)
         steps = self.distances(changed)
         names, rooms = {_stem(file) for file in changed}, {_room(file) for file in changed}
-        distributions = {_distribution(file) for file in changed}
+        distributions, words = {_distribution(file) for file in changed}, set[str]().union(*map(_words, changed))
         reached = [f for f in steps if _is_test(f) and f in self.files]
         reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
 
-        def place(file: str) -> tuple[bool, bool, int, bool, str]:
+        def place(file: str) -> tuple[bool, bool, int, bool, int, str]:
             """Return the key by which the test file ``file`` is sorted: files for accelerators last, then tests of the
-            changed modules first, then by distance, distribution and name.
+            changed modules first, then by distance, distribution, how much it names, and name.
             """
             other = _stem(file) not in names and steps.get(file, 0) > 0
-            away = steps.get(file, 1) - 2 * (_room(file) in rooms)
-            return other and "/gpu/" in file, other, away, _distribution(file) not in distributions, file
+            away = steps.get(file, 1) - 2 * (_room(file) in rooms) - 2 * bool(_words(file) & words)
+            distant = _distribution(file) not in distributions
+            return other and "/gpu/" in file, other, away, distant, self.uses.get(file, 0), file
 
         return sorted(reached, key=place)
 
     # ------------------------------------------------------------------------------------------------- what is named
 
     def _exports_of(self, package: str, file: str) -> dict[str, str]:
-        """Return the names that the package ``package`` takes from modules in its file ``file``, by imports or by a
-        table of strings, each with its module.
+        """Return the names that the package ``package`` offers from its modules, each with the name of its module. They
+        are read from the imports and from a table of strings in ``file``, the package's ``__init__.py``.
         """
         homes: dict[str, str] = {}
         for node in ast.walk(self._tree(file)):
@@ -142,8 +154,8 @@ class Graph:
         return homes
 
     def _used(self, file: str, tree: ast.Module) -> Iterator[str]:
-        """Yield the files that the Python file ``file``, with the syntax tree ``tree``, names by imports, attributes of
-        packages, strings and fixtures.
+        """Yield the files that the Python file ``file`` uses by imports, attributes of packages, strings and fixtures.
+        ``tree`` is its syntax tree.
         """
         module = _module_of(file)
         initial = file.endswith("__init__.py")
@@ -174,17 +186,21 @@ class Graph:
                 yield from self._name(bound[node.value.id], node.attr)
         if _is_test(file):
             yield from self._fixtures(file)
+            named = {n.arg for n in walked if isinstance(n, ast.arg)}
+            yield from (used for name in named & self._shared.keys() for used in self._shared[name])
 
     def _module(self, name: str) -> Iterator[str]:
-        """Yield the file of the module ``name``, and those of its packages, which are imported with it."""
+        """Yield the file of the module ``name`` and the files of its packages, since an import of the module runs them
+        too.
+        """
         while name:
             if name in self._modules:
                 yield self._modules[name]
             name = name.rpartition(".")[0]
 
     def _name(self, home: str, name: str, depth: int = 4) -> Iterator[str]:
-        """Yield the files behind ``from home import name``, through at most ``depth`` packages that have the name from
-        elsewhere.
+        """Yield the files that ``from home import name`` imports. If ``home`` takes the name from another package, that
+        package is followed too, at most ``depth`` times in a row.
         """
         if f"{home}.{name}" in self._modules and name not in self._exports.get(home, {}):
             yield from self._module(f"{home}.{name}")
@@ -194,9 +210,10 @@ class Graph:
             yield from self._name(self._exports[home][name], name, depth - 1)
 
     def _modules_of_f_string(self, text: ast.JoinedStr, package: str, initial: bool) -> Iterator[str]:
-        """Yield the files of all modules of the package that the f-string ``text`` begins with, as in ``f"P.{name}"``
-        or ``f"{__name__}.{name}"``. The file with the text belongs to ``package``, and is its ``__init__.py`` if
-        ``initial``.
+        """Yield the files of all modules of the package whose name begins the f-string ``text``.
+
+        Examples are ``f"P.{name}"`` and ``f"{__name__}.{name}"``. ``package`` is the package of the file that contains
+        the text. ``initial`` is true if that file is the ``__init__.py`` of the package.
         """
         first = text.values[0] if text.values else None
         home = ""
@@ -208,8 +225,8 @@ class Graph:
             yield from (f for m, f in self._modules.items() if m.rpartition(".")[0] == home)
 
     def _named_in_text(self, text: str, file: str, package: str) -> Iterator[str]:
-        """Yield the files of modules and the files that the string ``text`` in ``file`` names. Outside of tests, a
-        string with blanks is prose and names none.
+        """Yield the files that the string ``text`` in ``file`` names, as modules or by their paths. ``package`` is the
+        package of ``file``. Outside of tests, a string with blanks is prose and names no file.
         """
         if not _is_of_tests(file) and any(map(str.isspace, text)):
             return
@@ -238,9 +255,20 @@ class Graph:
             if f"{folder}/conftest.py" in self.files:
                 yield f"{folder}/conftest.py"
 
+    def _shared_fixtures(self) -> dict[str, set[str]]:
+        """Return the fixtures of the pytest plugin of all tests (``run`` calls the command line), each with the files
+        that it names.
+        """
+        file = self._modules.get(PLUGIN, "")
+        functions = [n for n in ast.walk(self._tree(file)) if isinstance(n, ast.FunctionDef)] if file else []
+        fixtures = [f for f in functions if any("fixture" in ast.unparse(d) for d in f.decorator_list)]
+        return {f.name: set(self._used(file, ast.Module([f], []))) for f in fixtures}
+
     def _add_unnamed_files(self) -> None:
-        """For each file that no other file names (by an import, a path or a fixture), record that the Python files of
-        the nearest folder that has some use it.
+        """Record users for each file of a package or of the tests that no other file names by an import, a path or a
+        fixture.
+
+        Its users are the Python files of the nearest folder above it that has any.
         """
         folders: dict[str, list[str]] = defaultdict(list)
         for file in self.files:
@@ -258,8 +286,10 @@ class Graph:
 
 
 def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the syntax nodes of a package's ``__init__.py`` that run at its import, without imports for type checkers.
-    Of its functions, only f-strings are yielded, since these load members by name.
+    """Yield the syntax nodes of a package's ``__init__.py`` that run when the package is imported.
+
+    ``tree`` is the syntax tree of the file. Imports for type checkers are left out. Of functions, only their f-strings
+    are yielded, since these load modules by name.
     """
     stack: list[ast.AST] = [*tree.body]
     while stack:
@@ -273,7 +303,9 @@ def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
-    """Return the full name of the module from which the import ``node``, in a file of ``package``, takes names."""
+    """Return the full name of the module from which the import ``node`` takes names. ``package`` is the package of the
+    file with the import.
+    """
     parts = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
     return ".".join([*parts, *([node.module] if node.module else [])])
 
@@ -293,19 +325,21 @@ def _module_of(file: str) -> str:
 
 
 def _is_test(file: str) -> bool:
-    """Whether ``file`` is a file of tests, ``test_*.py`` below a folder ``tests``."""
+    """Return whether ``file`` is a file of tests, ``test_*.py`` below a folder ``tests``."""
     name = file.rpartition("/")[2]
     return name.startswith("test_") and name.endswith(".py") and "tests" in file.split("/")
 
 
 def _is_of_tests(file: str) -> bool:
-    """Whether ``file`` lies below a folder ``tests``."""
+    """Return whether ``file`` lies below a folder ``tests``."""
     return "tests" in file.split("/")
 
 
 def _stem(file: str) -> str:
-    """Return a text that a module and its file of tests have in common: ``shiplap op/fake`` for ``op/fake.py`` and
-    ``op/test_fake.py`` of the distribution ``shiplap``, and ``shiplap-dense cpu`` without the folder in other ones.
+    """Return a text that the module ``file`` and its file of tests have in common.
+
+    It is ``shiplap op/fake`` for ``op/fake.py`` and ``op/test_fake.py`` of the distribution ``shiplap``. For other
+    distributions it leaves out the folder, as in ``shiplap-dense cpu``.
     """
     parts = file.removesuffix(".py").split("/")
     inside = parts[4:] if parts[2:3] == ["src"] else parts[3:]
@@ -314,16 +348,22 @@ def _stem(file: str) -> str:
 
 
 def _room(file: str) -> str:
-    """Return the distribution and the room (the first folder) of a module or of its tests, such as ``shiplap
-    dispatch``.
+    """Return the distribution of ``file`` and the first folder in it, as one text such as ``shiplap dispatch``.
+
+    The text is the same for a module and its tests.
     """
     parts = file.split("/")
     inside = parts[4:-1] if parts[2:3] == ["src"] else parts[3:-1]
     return f"{_distribution(file)} {inside[0] if inside else ''}"
 
 
+def _words(file: str) -> set[str]:
+    """Return the words of four letters and more in the name of ``file``, without a plural s."""
+    return {word.removesuffix("s") for word in _stem(file).rpartition("/")[2].split("_") if len(word) > 3}
+
+
 def _distribution(file: str) -> str:
-    """Return the name of the folder below ``packages`` that ``file`` lies in, or an empty text."""
+    """Return the name of the folder below ``packages`` that holds ``file``, or an empty text for files elsewhere."""
     parts = file.split("/")
     return parts[1] if parts[0] == "packages" and len(parts) > 1 else ""
 
@@ -344,8 +384,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With ``--changed``, let pytest collect the selected files only. The first process of a run selects them, and its
-    workers read the selection from a file.
+    """With the option ``--changed``, let pytest collect only the test files that reach a change. The first process of a
+    run selects them and writes them to a file, which its workers read.
     """
     if not (base := config.getoption("--changed")):
         return
@@ -365,10 +405,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _remove_selection() -> None:
-    """Remove the file with the test files selected for this run, and the environment variable that has its path."""
+    """Remove the file with the list of selected test files, and the environment variable with its path."""
     Path(os.environ.pop(SELECTED)).unlink(missing_ok=True)
 
 
 def is_used(config: pytest.Config) -> bool:
-    """Whether ``--changed`` selects the tests of this run, so that their order must be kept."""
+    """Return whether ``--changed`` selects the tests of this run, so that their order must be kept."""
     return bool(config.getoption("--changed", ""))

@@ -27,22 +27,27 @@ UNKNOWN = ("-S", "-M", "-MM", "-H", "-v", "-###", "--version", "-dumpversion", "
 
 
 class NotKept(Exception):
-    """The form of the call is not known."""
+    """The exception for a call of the compiler that is not cached, because its options are not known or its result
+    depends on too much.
+    """
 
 
 class Call:
-    """A call of the compiler.
+    """A call of the compiler, and the key of its result in the cache.
 
     Attributes:
-        out: the file that it makes.
-        dependencies: the file with the headers that it read, if it makes one.
-        header: whether it compiles or expands a header.
-        key: the digest of all that the result depends on.
+        out: The file that the call writes.
+        dependencies: The file in which the call lists the headers that it read, or an empty text.
+        header: Whether the call compiles a header or only expands its source.
+        key: The digest of everything on which the result depends.
     """
 
     def __init__(self, compiler: str, arguments: list[str], constant: tuple[str, ...]) -> None:
-        """Read the ``arguments`` of ``compiler`` and compute the key of the result. ``constant`` are folders whose
-        headers count by path and age. Raises ``NotKept`` for a call of an unknown form.
+        """Read the ``arguments`` of ``compiler`` and compute the key of the result in the cache. Raise ``NotKept`` for
+        a call that cannot be cached.
+
+        ``constant`` are folders that count as unchanging, so that a folder of headers in one of them enters the key by
+        its path and age.
         """
         self.out = self.dependencies = ""
         self._constant = constant
@@ -64,9 +69,10 @@ class Call:
         self.key = self._digest.hexdigest()
 
     def placed(self, text: str, *, back: bool = False) -> str:
-        """Return ``text``, a compiler's list of dependencies, with marks (``@source@``, ``@here@``) in place of the
-        folders of this call, so that the cached list serves another call, or with ``back`` the folders in place of the
-        marks.
+        """Return ``text``, a compiler's list of dependencies, with the marks ``@source@`` and ``@here@`` in place of
+        the folders of this call. Another call can then use the cached list.
+
+        With ``back``, return it with the folders of this call in place of the marks.
         """
         marks = {os.path.dirname(os.path.abspath(self._inputs[0])): "@source@", os.getcwd(): "@here@"}
         for folder, mark in marks.items():
@@ -74,8 +80,10 @@ class Call:
         return text
 
     def _argument(self, argument: str, rest: Iterator[str], header: bool) -> None:
-        """Add one argument of the compiler to the key of the cached result, and take its value from ``rest`` where it
-        has one. With ``header``, any existing file is an input. Raises ``NotKept`` for an unknown option.
+        """Add ``argument``, one of the compiler's, to the key of the cached result.
+
+        If it is an option with a value, take the value from ``rest``. If ``header`` is true, any existing file is an
+        input. Raise ``NotKept`` for an option that is not known.
         """
         if argument in UNKNOWN or argument.startswith("@"):
             raise NotKept
@@ -97,9 +105,10 @@ class Call:
             self._add(argument)
 
     def _include(self, option: str, place: str) -> None:
-        """Add the folder or file ``place`` of the option ``option`` (``-I`` and others) to the key of the cached
-        result. Raises ``NotKept``, so that the call is not cached, for libraries outside of the folders of the system
-        and of installed packages.
+        """Add the folder or file ``place`` of the option ``option``, such as ``-I``, to the key of the cached result.
+
+        Raise ``NotKept`` for a folder of libraries that is neither of the system nor of an installed package. The
+        result of the call is then not cached.
         """
         self._add(option)
         if option == "-L":
@@ -112,16 +121,17 @@ class Call:
             self._headers(place)
 
     def _is_constant(self, place: str) -> bool:
-        """Whether ``place`` lies below one of the folders that count as unchanging, those of the system and of
-        installed packages.
+        """Return whether ``place`` lies below one of the folders that count as unchanging. These are folders of the
+        system and of installed packages.
         """
         real = os.path.realpath(place)
         return any(real == folder or real.startswith(folder + os.sep) for folder in self._constant)
 
     def _headers(self, folder: str) -> None:
-        """Add the headers below ``folder`` to the key of the cached result, or its path and age if it is a folder of
-        the system or of installed packages. Raises ``NotKept``, so that the call is not cached, if there are more than
-        400 (``MOST``).
+        """Add the headers below ``folder`` to the key of the cached result.
+
+        For a folder that counts as unchanging, add its path and age instead. Raise ``NotKept`` if there are more than
+        ``MOST`` headers. The result of the call is then not cached.
         """
         if self._is_constant(folder):
             self._add(f"{os.path.realpath(folder)} {os.stat(folder).st_mtime_ns if os.path.isdir(folder) else 0}")
@@ -139,8 +149,8 @@ class Call:
                     self._file(os.path.join(place, name))
 
     def _source(self, name: str) -> None:
-        """Add the content of the file ``name`` to the key of the cached result, and that of the sources that it
-        includes. Headers are added by folder.
+        """Add the content of the file ``name`` and of the sources that it includes to the key of the cached result.
+        Headers are added elsewhere, by folder.
         """
         self._file(name)
         for line in _read(name).splitlines() if name.endswith(SOURCES) else ():
@@ -152,16 +162,18 @@ class Call:
         self._digest.update(hashlib.sha256(_read(name)).digest())
 
     def _add(self, text: str) -> None:
-        """Add ``text`` to the key of the cached result, with its length, so that two texts differ from one that joins
-        them.
+        """Add ``text`` and its length to the key of the cached result. The length keeps two texts apart from one that
+        joins them.
         """
         self._digest.update(f"{len(text)} {text}\n".encode())
 
 
 def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
-    """Serve a call of ``compiler`` with ``arguments`` from the folder ``cache`` and return 0, or run the compiler, keep
-    its result and warnings if it succeeds, and return its status. ``constant`` joins the folders whose headers count by
-    path and age. A call of an unknown form replaces this process by the compiler.
+    """Run ``compiler`` with ``arguments``, or copy its result from the folder ``cache``, and return the exit status.
+
+    If the cache has the result, write it, print its warnings and return 0. Otherwise run the compiler and, if it
+    succeeds, keep its result and warnings. ``constant`` joins the folders that count as unchanging. For a call that
+    cannot be cached, the compiler replaces this process.
     """
     try:
         call = Call(compiler, arguments, tuple(constant.split(os.pathsep)))
@@ -181,8 +193,10 @@ def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
 
 
 def _compile(call: Call, kept: str, command: list[str]) -> int:
-    """Run the compiler by ``command``, and return its status. If it succeeds, copy the file that ``call`` makes, its
-    list of dependencies and its warnings into the cache at the path ``kept``.
+    """Run the compiler by ``command``, and return its exit status.
+
+    If it succeeds, copy the file that ``call`` makes, its list of dependencies and its warnings into the cache at the
+    path ``kept``.
     """
     # Imported here, since a hit does not need it and must be quick.
     import subprocess
@@ -217,8 +231,8 @@ def _write(name: str, content: bytes, mode: int | None = None) -> None:
 
 
 def _copy_into_cache(file: str, kept: str) -> None:
-    """Copy ``file`` to its place ``kept`` in the cache by a rename, so that readers and other writers never see a part
-    of it.
+    """Copy ``file`` to its place ``kept`` in the cache. The copy gets that name only when it is complete, so that no
+    other process reads a part of it.
     """
     # Beside the target, since a rename across file systems is a copy.
     new = f"{kept}.{os.getpid()}"

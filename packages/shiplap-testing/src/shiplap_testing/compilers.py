@@ -40,8 +40,10 @@ CACHES = ("SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def path() -> str:
-    """Return the ``PATH`` for tests. With ``SHIPLAP_TEST_UNOPTIMIZED=1`` it begins with a new folder of compilers that
-    do not optimise. This folder also has the caches of the run, and is removed when this process ends.
+    """Return the ``PATH`` for tests.
+
+    With ``SHIPLAP_TEST_UNOPTIMIZED=1``, it begins with a new folder of compilers that do not optimise. This folder also
+    holds the caches of the run, and is removed when this process ends.
     """
     given = os.environ.get("PATH", os.defpath)
     if os.environ.get(ASKED) != "1" or os.environ.get(FOLDER):
@@ -68,8 +70,8 @@ def path() -> str:
 
 
 def _constant() -> str:
-    """Return the folders whose content counts as unchanging, those of the system, of installed packages and of torch,
-    joined by the separator of paths. Torch is found without an import.
+    """Return the folders whose content counts as unchanging, joined by the separator of paths. They are folders of the
+    system, of installed packages and of torch. Torch is found without an import.
     """
     torch = importlib.util.find_spec("torch")
     places = [os.path.realpath(place) for place in torch.submodule_search_locations or ()] if torch else []
@@ -77,8 +79,8 @@ def _constant() -> str:
 
 
 def _remove_unused() -> None:
-    """Remove compiled files from the cache of compiler results (``compile_cache.py``) that no run has used for ``DAYS``
-    days, with their lists of dependencies and warnings.
+    """Remove compiled files that no run has used for ``DAYS`` days from the cache of compiler results, with their lists
+    of dependencies and warnings.
     """
     for file in KEPT.glob("*/*"):
         with contextlib.suppress(OSError):  # another run removes it as well
@@ -88,8 +90,10 @@ def _remove_unused() -> None:
 
 
 def headers() -> subprocess.Popen[bytes] | None:
-    """Start to compile the C++ header of bindings and return the process, or None unless the ``PATH`` begins with the
-    compilers that do not optimise (see ``path``). GCC takes the result once it is there and the flags are the same.
+    """Start to compile the C++ header of bindings, and return the process. Return None unless the ``PATH`` begins with
+    the compilers of :func:`path`, which do not optimise.
+
+    GCC uses the compiled header as soon as it exists, in calls with the same flags.
     """
     if not _in_use():
         return None
@@ -97,14 +101,15 @@ def headers() -> subprocess.Popen[bytes] | None:
 
     from shiplap.kernels.native.build_digest import FLAGS, INCLUDE
 
+    # A header that is compiled in advance is not linked.
     flags = [flag for flag in FLAGS if flag != "-shared"]
     include = ["-I", str(INCLUDE), "-isystem", str(Path(torch.__file__).parent / "include")]
     return _start_compilation(["g++", *flags, *include, "-x", "c++-header", str(INCLUDE / HEADER)], HEADER)
 
 
 def kernels() -> subprocess.Popen[bytes] | None:
-    """Start to compile the header of Inductor's kernels and return the process, or None unless the ``PATH`` begins with
-    the compilers that do not optimise (see ``path``).
+    """Start to compile the header of Inductor's kernels, and return the process. Return None unless the ``PATH`` begins
+    with the compilers of :func:`path`, which do not optimise.
     """
     if not _in_use():
         return None
@@ -112,13 +117,17 @@ def kernels() -> subprocess.Popen[bytes] | None:
 
 
 def _in_use() -> bool:
-    """Whether the ``PATH`` begins with the compilers of ``path``, which do not optimise, and there is ``g++``."""
+    """Return whether compilers that do not optimise come first on the ``PATH``, and ``g++`` exists.
+
+    :func:`path` creates these compilers.
+    """
     return bool(os.environ.get(FOLDER)) and shutil.which("g++") is not None
 
 
 def _start_compilation(call: list[str], header: str) -> subprocess.Popen[bytes]:
-    """Start a process that compiles ``header`` by ``call`` to a ``.gch`` file, which appears when it is complete, and
-    return the process.
+    """Start a process that compiles ``header`` with the command ``call`` to a ``.gch`` file, and return the process.
+
+    The file gets its name only when it is complete, so that no compiler reads a part of it.
     """
     made = os.path.join(os.environ[FOLDER], "include", f"{header}.gch")
     # Moved when it is complete: a compiler that runs meanwhile must not read half of it.

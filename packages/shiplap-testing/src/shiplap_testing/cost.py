@@ -23,8 +23,8 @@ _BEGAN = pytest.StashKey[float]()
 
 
 def used() -> float:
-    """Return the seconds of processor time of this process, of its ended children, and of the programs forked
-    for it.
+    """Return the seconds of processor time that this process, its ended children and the programs that were forked for
+    it have used.
     """
     times = os.times()
     return time.process_time() + times.children_user + times.children_system + forked.spent
@@ -38,25 +38,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With ``--dearest``, register the plugin that measures tests in a worker, or the one that reports costs in the
-    first process.
+    """With the option ``--dearest``, register a plugin. In a worker it measures tests, and in the first process it
+    prints the costs.
     """
     if config.getoption("--dearest"):
         config.pluginmanager.register(Worker() if hasattr(config, "workerinput") else Told(config), "shiplap-cost")
 
 
 class Worker:
-    """Measures, where the tests run."""
+    """A plugin that measures the processor time of each test, in the process that runs the tests."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Note the processor time at the start of ``item``, before its fixtures."""
+        """Record the processor time at the start of ``item``, before its fixtures."""
         item.stash[_BEGAN] = used()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-        """Return the report, which for a teardown has the processor time of the whole test. pytest-xdist sends it to
-        the first process.
+        """Return the report of one phase of a test. The report of the teardown also has the processor time of the whole
+        test, which pytest-xdist sends to the first process.
         """
         report = yield
         if call.when == "teardown":
@@ -74,17 +74,19 @@ class Told(Worker):
     """A plugin that adds up the costs of tests and prints them at the end of the run."""
 
     def __init__(self, config: pytest.Config) -> None:
-        """Read how many tests to list from ``config``, and begin without costs."""
+        """Create the plugin without any cost, and read the number of tests to list from ``config``."""
         self.most, self.costs, self.others = config.getoption("--dearest"), dict[str, float](), 0.0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note the processor time of a test where its report has one."""
+        """Record the processor time of a test if ``report`` has one."""
         if (cost := getattr(report, "processor_time", None)) is not None:
             self.costs[report.nodeid] = cost
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Add the processor time of the worker ``node``, which has ended."""
+        """Add the processor time of the worker ``node``, which has ended, to the total of the run. ``error`` is not
+        used.
+        """
         self.others += getattr(node, "workeroutput", {}).get("processor_time", 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -94,8 +96,10 @@ class Told(Worker):
 
 
 def told(costs: dict[str, float], total: float, most: int) -> list[str]:
-    """Return the lines of the report of ``costs``, seconds of processor time by test: the ``total`` of the run, the
-    ``most`` tests with the highest cost, and a warning if a whole run exceeds its goal.
+    """Return the lines of the report of ``costs``, which maps tests to their seconds of processor time.
+
+    The report has the ``total`` of the run in seconds and the ``most`` tests with the highest cost. If a whole run
+    exceeds its goal, it ends with a warning.
     """
     lines = [f"processor time: {total:.0f} s, of which {sum(costs.values()):.0f} s in {len(costs)} tests; the dearest:"]
     lines += [f"{cost:7.1f} s  {name}" for name, cost in sorted(costs.items(), key=lambda pair: -pair[1])[:most]]

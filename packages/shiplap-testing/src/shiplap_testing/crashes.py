@@ -8,8 +8,8 @@ import resource
 
 
 def read_unmapped(address: int = 0) -> None:
-    """End this process by SIGSEGV: read a byte at ``address``, which is not mapped. No traceback is printed and no core
-    file is written.
+    """End this process with SIGSEGV by reading a byte at ``address``, which must not be mapped. No traceback is
+    printed, and no core file is written.
     """
     faulthandler.disable()  # pytest has enabled it, and a fork inherits that
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

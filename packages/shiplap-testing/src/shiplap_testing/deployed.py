@@ -24,16 +24,16 @@ torch._inductor.aoti_load_package(path)(x)
 
 
 def need_packages(device: str) -> None:
-    """Skip the test where a package of torch alone (a linear layer compiled ahead of time, without shiplap) does not
-    run on ``device``.
+    """Skip the test if torch's own package of a linear layer, compiled ahead of time without shiplap, does not run on
+    ``device``.
     """
     if subprocess.run([sys.executable, "-c", PLAIN, device], capture_output=True, check=False).returncode:
         pytest.skip("torch's own package of a linear layer does not run here")
 
 
 def compiled_runner(folder: Path, device: str) -> Path:
-    """Compile ``examples/deploy/deploy_scenes.cpp`` in ``folder`` and return the program, which is linked with torch
-    and without Python.
+    """Compile ``examples/deploy/deploy_scenes.cpp`` in ``folder``, linked with torch for ``device`` and without Python.
+    Return the path of the program.
     """
     home, program = Path(torch.__file__).parent, folder / f"deploy_scenes_{device}"
     include = [f"-isystem{home / part}" for part in ("include", "include/torch/csrc/api/include")]
@@ -49,6 +49,7 @@ def compiled_runner(folder: Path, device: str) -> Path:
     command = [compiler, "-std=c++20", "-O0", *include, "-o", program, source, *link, "-ldl"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
+    # A deployed program must run where no Python is installed.
     assert "libpython" not in subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     return program
 
@@ -56,8 +57,10 @@ def compiled_runner(folder: Path, device: str) -> Path:
 def run_without_python(
     runner: Path, package: Path, scenes: list[Any], device: str, within: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run the packaged model ``package`` by the program ``runner`` over ``scenes``, pairs of inputs and results,
-    without Python in reach, and return the ended process. ``within`` is the tolerance of results.
+    """Run the packaged model ``package`` with the program ``runner`` on ``scenes``, and return the ended process.
+
+    The model runs on ``device``, and the process cannot find Python. ``scenes`` are pairs of inputs and expected
+    results. ``within`` is the tolerance of the results.
     """
     saved = package.with_suffix(".scenes.pt")
     torch.save(scenes, saved)

@@ -11,20 +11,20 @@ import pytest
 def sampled(
     cases: Iterable[Any], count: int | None = None, *, long: Collection[str] = (), name: Callable[[Any], str] = str
 ) -> list[Any]:
-    """Return ``cases`` in their order, with those that ``make test`` leaves out marked ``long``, so that only ``nox -s
-    long`` runs them.
+    """Return ``cases`` in their order as values for ``pytest.mark.parametrize``. The cases that ``make test`` leaves
+    out are marked ``long``. Only ``nox -s long`` runs them.
 
     The choice is the same in every run. Neighbours in a list are often alike, so ``count`` cases are taken at equal
     distances.
 
     Args:
         cases: The values of ``pytest.mark.parametrize``, or a ``pytest.param``.
-        count: How many of the cases that ``long`` does not name ``make test`` runs; by default all of them.
+        count: The number of cases that ``make test`` runs of those that ``long`` does not name, by default all.
         long: Names of cases that only ``nox -s long`` runs.
         name: The name of a case.
 
     Raises:
-        ValueError: ``long`` names what is no case, or every case.
+        ValueError: ``long`` has a name that no case has, or names every case.
     """
     cases = list(cases)
     unknown = set(long) - {name(case) for case in cases}
@@ -34,6 +34,7 @@ def sampled(
     if cases and not short:
         raise ValueError("every case is marked long: make test would run none")
     if count is not None and count < len(short):
+        # Neighbours are often alike, so that cases at equal distances differ the most.
         short = [short[turn * len(short) // count] for turn in range(count)]
     return [case if number in short else _long(case) for number, case in enumerate(cases)]
 

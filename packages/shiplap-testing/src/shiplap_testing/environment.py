@@ -26,7 +26,9 @@ class Environment:
     """A virtual environment in ``folder``, with the distributions of ``names`` linked into it."""
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
-        """Create the environment in ``folder``, and link the files of the installed distributions ``names`` into it."""
+        """Create a virtual environment in ``folder``, and link the files of the installed distributions ``names`` into
+        it.
+        """
         # pip of this process installs into it, with --python.
         venv.create(folder, with_pip=False, symlinks=True)
         self.python = folder / "bin" / "python"
@@ -39,25 +41,28 @@ class Environment:
                     link.symlink_to(Path(str(package.locate_file(top))).resolve())
 
     def install(self, *wheels: Path) -> None:
-        """Install ``wheels`` with pip, without anything that they require."""
+        """Install ``wheels`` with pip, without the distributions that they require."""
         pip = [sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check", "install"]
         subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", *wheels], check=True)
 
     def run(
         self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run the Python of this environment with ``arguments`` in ``cwd``, isolated from the path and settings of this
-        process, and return the ended process. The program sees only the variables ``env``.
+        """Run the Python of this environment with ``arguments`` in the folder ``cwd``, and return the ended process.
+
+        The program does not see the module path and the settings of this process. Its environment variables are
+        ``env``, by default none.
         """
         command = [str(self.python), "-I", *map(str, arguments)]
         return subprocess.run(command, cwd=cwd, env=env or {}, capture_output=True, text=True, check=False)
 
 
 def build(packages: Iterable[str], folder: Path) -> dict[str, Path]:
-    """Build each of ``packages`` from its source distribution, and return the wheels by name. Sources and wheels are
-    left in ``folder/dist``.
+    """Build each of ``packages`` from its source distribution, and return the wheels by name of the package. Source
+    distributions and wheels are left in ``folder/dist``. Raise ``RuntimeError`` if a build fails.
 
-    Nothing but :data:`BUILD` and the package's own build requirements is there while one is built.
+    A package is built in an environment that holds only :data:`BUILD`, its requirements and the wheel of
+    shiplap-headers.
     """
     environment, dist = Environment(folder / "builder", with_requirements(*BUILD)), folder / "dist"
     path = {"PATH": os.environ["PATH"]}
@@ -75,8 +80,8 @@ def build(packages: Iterable[str], folder: Path) -> dict[str, Path]:
 
 
 def ours(package: str) -> list[str]:
-    """Return the distributions of this repository that ``package`` requires, directly or not, and ``package`` itself
-    last.
+    """Return the distributions of this repository that ``package`` requires, directly or through others, with
+    ``package`` itself last.
     """
     project = tomllib.loads((REPOSITORY / "packages" / package / "pyproject.toml").read_text(encoding="utf-8"))
     required = (Requirement(text).name for text in project["project"].get("dependencies", ()))
@@ -85,7 +90,9 @@ def ours(package: str) -> list[str]:
 
 
 def with_requirements(*names: str) -> set[str]:
-    """Return ``names`` and what they require, directly or not, without extras, as far as it is installed here."""
+    """Return ``names`` and the distributions that they require, directly or through others. Requirements of extras, and
+    distributions that are not installed, are left out.
+    """
     closure: set[str] = set()
     left = [_canonical(name) for name in names]
     while left:
@@ -103,15 +110,15 @@ def with_requirements(*names: str) -> set[str]:
 
 
 def others() -> Iterator[str]:
-    """Return the names of all installed distributions that are not of this repository."""
+    """Yield the names of all installed distributions that do not belong to this repository."""
     return (name for package in distributions() if not (name := _name(package)).startswith("shiplap"))
 
 
 def _name(package: Distribution) -> str:
-    """Return the normalised name of an installed distribution."""
+    """Return the name of ``package``, an installed distribution, in lower case with single hyphens as separators."""
     return _canonical(package.metadata["Name"])
 
 
 def _canonical(name: str) -> str:
-    """Return the name of a distribution in lower case, with single hyphens as separators."""
+    """Return ``name``, the name of a distribution, in lower case with single hyphens as separators."""
     return re.sub(r"[-_.]+", "-", name).lower()

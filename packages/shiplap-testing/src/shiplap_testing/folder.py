@@ -10,8 +10,9 @@ from pathlib import Path
 
 
 def temporary(name: str) -> Path:
-    """Create a folder outside of the repository and return it. It is removed when this process ends, and not when a
-    process forked from it ends.
+    """Create a folder outside of the repository whose name contains ``name``, and return its path.
+
+    It is removed when this process ends, but not when a process forked from it ends.
     """
     folder = Path(tempfile.mkdtemp(prefix=f"shiplap-{name}-"))
     atexit.register(_remove, folder, os.getpid())
@@ -19,7 +20,7 @@ def temporary(name: str) -> Path:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    """Remove ``folder`` if this process is the one with the id ``owner``, which created it."""
+    """Remove ``folder`` if ``owner``, the id of the process that created it, is that of this process."""
     # A forked process runs the same exit functions.
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

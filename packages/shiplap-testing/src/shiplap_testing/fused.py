@@ -15,13 +15,15 @@ from shiplap_testing.private import counters
 
 
 def flat(value: Any) -> list[Tensor]:
-    """Return the tensors of ``value``, a tensor or nested lists and tuples of tensors, in order."""
+    """Return the tensors of ``value``, which is a tensor or nested lists and tuples of tensors, in order."""
     return [value] if isinstance(value, Tensor) else [t for part in value for t in flat(part)]
 
 
 def check(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-6, dynamic: bool = False) -> Callable[..., Any]:
-    """Compile ``fn`` as one graph, assert that it agrees with eager on ``args`` to ``tolerance``, and return the
-    compiled function.
+    """Compile ``fn`` as one graph, and assert that its results on ``args`` agree with those of eager mode.
+
+    Return the compiled function. The relative ``tolerance`` and the assertion are those of :func:`same`. ``dynamic`` is
+    passed to ``torch.compile``.
     """
     compiled = torch.compile(fn, fullgraph=True, dynamic=dynamic)
     same(compiled, fn, args, tolerance)
@@ -29,8 +31,9 @@ def check(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-6, dynamic: 
 
 
 def same(compiled: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, ...], tolerance: float) -> None:
-    """Assert that ``compiled`` and ``fn`` return tensors of the same shapes, strides and dtypes for ``args``, whose
-    difference is at most ``tolerance`` of their norm.
+    """Assert that ``compiled`` and ``fn`` return tensors of the same shapes, strides and dtypes for ``args``.
+
+    The norm of the difference of two tensors may be at most ``tolerance`` times the norm of that of ``fn``.
     """
     for got, want in zip(flat(compiled(*args)), flat(fn(*args)), strict=True):
         assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
@@ -38,8 +41,8 @@ def same(compiled: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, 
 
 
 def counted() -> tuple[int, int]:
-    """Return the numbers of C++ templates that Inductor has compiled and of neighbouring operations that it fused into
-    them.
+    """Return two numbers since the counters were last cleared. The first counts the C++ templates that Inductor
+    compiled, the second the neighbouring operations that it fused into them.
     """
     counts = counters()["inductor"]
     return counts["cpp_templated_kernel_counter"], counts["cpp_epilogue_fusion_counter"]

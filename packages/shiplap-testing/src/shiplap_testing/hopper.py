@@ -19,7 +19,9 @@ OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjd
 
 
 def pretend() -> None:
-    """Let this process compile Triton kernels for Hopper from now on, as if there were such a GPU."""
+    """Make this process compile Triton kernels for Hopper from now on, as if it had such a GPU. No kernel can be
+    launched.
+    """
     from shiplap.kernels.triton import template_kernel
 
     driver.set_active(InterpreterTarget())
@@ -32,15 +34,19 @@ def pretend() -> None:
 
 def compiled(run: Any) -> list[Any]:
     """Return the binaries that Triton has compiled of the kernels of a template, a kernel source that shiplap compiles
-    for several settings. ``run`` is an object whose attribute ``jitted`` has the launchers of these kernels.
+    for several configs.
+
+    ``run`` is an object whose attribute ``jitted`` has the launchers of these kernels.
     """
     kernels = [launcher.kernel for launcher in run.jitted.values()]
     return [binaries for kernel in kernels for binaries in kernel.device_caches[0][0].values()]
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """Return what a compiled kernel uses: ``registers`` and bytes of ``stack`` of a thread, where registers spill to,
-    and bytes of ``shared`` memory of a program.
+    """Return the resources of the compiled ``kernel`` by name.
+
+    ``registers`` are those of a thread. ``stack`` are the bytes of a thread's stack, to which registers spill.
+    ``shared`` are the bytes of shared memory of a program.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])

@@ -18,8 +18,10 @@ interpret()
 
 
 def run(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> tuple[list[torch.Tensor], float, list[str]]:
-    """Compile ``fn`` and run it on ``args`` with Triton's interpreter. Returns the outputs, the worst error relative to
-    the largest value of eager, and the names of the kernels launched.
+    """Compile ``fn`` and run it on ``args`` with Triton's interpreter, with dynamic shapes if ``dynamic`` is true.
+
+    Return the outputs, the largest error, and the names of the launched kernels. The error is relative to the largest
+    value that ``fn`` returns in eager mode.
     """
     done = run_interpreted(fn, *args, dynamic=dynamic)
     return list(done.results), done.error, list(done.kernels)

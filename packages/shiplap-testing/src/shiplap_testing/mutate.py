@@ -53,8 +53,8 @@ PIECES = (
 
 
 def mutated(rng: random.Random, whole: bytes) -> bytes:
-    """Return ``whole`` with one to four random changes: a byte changed, bytes cut, pieces of file formats put in, or
-    bytes repeated.
+    """Return ``whole`` with one to four random changes drawn from ``rng``. A change alters a byte, cuts bytes, repeats
+    bytes, or inserts a piece of a file format.
     """
     data = bytearray(whole)
     for _ in range(rng.randint(1, 4)):

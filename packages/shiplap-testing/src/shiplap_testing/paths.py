@@ -11,8 +11,8 @@ SEARCHED = (REPOSITORY, *sorted(p.parent for p in REPOSITORY.glob("packages/*/te
 
 
 def searched() -> str:
-    """Return a value for ``PYTHONPATH`` by which a program finds the helpers of all tests, with the folders of the
-    present value behind.
+    """Return a value for ``PYTHONPATH`` with the folders of the helpers of all tests, followed by the folders of the
+    present value.
     """
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return os.pathsep.join(dict.fromkeys([*map(str, SEARCHED), *given]))

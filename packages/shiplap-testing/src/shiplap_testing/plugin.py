@@ -31,7 +31,7 @@ os.environ["PYTHONPATH"] = searched()
 os.environ["PATH"] = compilers.path()
 
 from shiplap_testing import private, workers
-from shiplap_testing.forked import place, python, settle, shared
+from shiplap_testing.forked import place, python, settle, shared, use_huge_pages
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
 import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
@@ -120,8 +120,10 @@ LONG = (
 
 @pytest.fixture
 def ns(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield a namespace for ops of this test alone, as in ``@sl.op(f"{ns}::scale")``. It is the same in each run, so
-    that compiled sources are found again. Ops declared in it are removed from the registry afterwards.
+    """Yield a namespace for the ops of this test alone, as in ``@sl.op(f"{ns}::scale")``.
+
+    It is the same in each run, so that cached compiled sources fit. Ops that were declared in it are removed from the
+    registry after the test.
     """
     from shiplap.dispatch import registry
 
@@ -133,7 +135,7 @@ def ns(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """Reset the compiler before and after the test, so that it has no compiled code or counters of other tests."""
+    """Reset the compiler before and after the test, so that no compiled code or counters of other tests affect it."""
     from shiplap import torch_private
 
     torch_private.reset_compiler()
@@ -143,8 +145,9 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compile graphs anew in this test, without caches and gradients and with seeded random numbers. Kernel choices are
-    kept in a store of this test.
+    """Compile graphs anew in this test, without caches of graphs and without gradients.
+
+    Random numbers are seeded, counters are cleared, and kernel choices are kept in a folder of this test.
     """
     import torch
 
@@ -157,9 +160,17 @@ def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.Monke
         yield
 
 
+@pytest.fixture(scope="session")
+def onnx_operators() -> None:
+    """List the operators of onnxscript once for all exports of this process, where each export would list them."""
+    private.remember_onnx_operators()
+
+
 @pytest.fixture(autouse=True)
 def forget_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let shiplap give its notices (warnings that come once in a process) again, so that each test gets them."""
+    """Let shiplap issue its notices again, so that each test gets them. A notice is a warning that comes once in a
+    process.
+    """
     from shiplap.errors import base
 
     monkeypatch.setattr(base, "_announced", set())
@@ -167,8 +178,9 @@ def forget_notices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def vector_instructions(request: pytest.FixtureRequest) -> None:
-    """Try once in each worker of a whole run which vector instructions compile and run, so that programs that tests
-    start need not. Workers forked from a process that has tried, and runs with tests for accelerators only, do without.
+    """Try once in each worker which vector instructions compile and run, so that programs started by tests need not.
+
+    This is left out in workers forked from a process that has tried, and in runs with tests for accelerators only.
     """
     on_cpu = any(not item.get_closest_marker("gpu") for item in request.session.items)
     if on_cpu and hasattr(request.config, "workerinput") and private.VECTORS not in os.environ:
@@ -190,7 +202,7 @@ ALONE = (
 
 
 def _is_alone(nodeid: str) -> bool:
-    """Whether the test ``nodeid`` takes about a minute on an accelerator, so that it is scheduled on its own
+    """Return whether the test ``nodeid`` takes about a minute on an accelerator. Such tests are scheduled one by one
     and first.
     """
     folder, _, name = nodeid.partition("[")[0].rpartition("/")
@@ -198,15 +210,19 @@ def _is_alone(nodeid: str) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort the tests in place: the longest on accelerators first, then files in the order of ``LONG``. Tests selected
-    by ``--changed`` keep their order, the nearest to a change first.
+    """Sort the tests ``items`` in place. The longest on accelerators come first, then files in the order of ``LONG``, a
+    list of the files that take longest.
+
+    Tests selected by ``--changed`` keep their order, with the nearest to a change first.
     """
     if changed.is_used(config):
         return
 
     def place(item: pytest.Item) -> int:
-        """Return the number by which tests are sorted: -1 for the longest on accelerators, else the place of the file
-        in ``LONG``, a list of the files that take longest.
+        """Return the number by which ``item`` is sorted.
+
+        It is -1 for the longest tests on accelerators. Otherwise it is the position of the test's file in ``LONG``, a
+        list of the files that take longest.
         """
         if _is_alone(item.nodeid):
             return -1
@@ -217,15 +233,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @cache
 def _place_of(file: str) -> int:
-    """Return the place of the test file ``file`` (without ``.py``) in ``LONG``, a list of the files that take longest,
-    or the length of ``LONG`` if it is not there.
+    """Return the position of the test file ``file`` (without ``.py``) in ``LONG``, a list of the files that take
+    longest. Return the length of ``LONG`` if the file is not in it.
     """
     return next((number for number, name in enumerate(LONG) if f"/{file}".endswith(f"/{name}")), len(LONG))
 
 
 def _unit(nodeid: str) -> str:
-    """Return the unit of the test ``nodeid``, a group of tests that one worker runs. It is a file, the folder
-    ``tests/judge``, whose files share a process that is slow to start, or on accelerators a function or one test.
+    """Return the name of the unit that holds the test ``nodeid``. A unit is a group of tests that one worker runs.
+
+    It is the test's file, or the folder ``tests/judge``, whose files share a process that is slow to start. On
+    accelerators it is a test function, or a single test if that takes about a minute.
     """
     if _is_alone(nodeid):
         return nodeid
@@ -238,9 +256,10 @@ def _unit(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return the scheduler of a run with ``--dist loadfile``, which hands out units of tests (see ``_unit``) to
-    workers, or None for other runs. A test that ends its worker runs once, where pytest-xdist would hand it to one
-    worker after another.
+    """Return the scheduler of a run with ``--dist loadfile``, which gives each unit of tests (see :func:`_unit`) to one
+    worker. Return None for other runs.
+
+    A test that ends its worker runs once, whereas pytest-xdist would give it to one worker after another.
     """
     if config.getvalue("dist") != "loadfile":
         return None
@@ -252,13 +271,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return _unit(nodeid)
 
         def remove_node(self, node: Any) -> str | None:
-            """Mark the test that ended the worker ``node`` as completed, so that no other worker runs it, and return
-            its id, or None if no test was left.
+            """Mark the test that ended the worker ``node`` as completed, so that no other worker runs it. Return the id
+            of that test, or None if the worker had no test left.
             """
             units = self.assigned_work[node].values()
             left = [(unit, nodeid) for unit in units for nodeid, completed in unit.items() if not completed]
             if left:
                 unit, crashed = left[0]
+                # Another worker would crash in the same test.
                 unit[crashed] = True
             super().remove_node(node)
             return left[0][1] if left else None
@@ -267,13 +287,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what was imported for the tests from garbage collection."""
+    """Exempt the objects that were made by importing the tests from garbage collection."""
     settle()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before a test on an accelerator, limit the device memory of each of several workers to its share. A worker that
-    needs more then gets an error itself, instead of the others.
+    """Before a test on an accelerator in one of several workers, limit the device memory of the worker to its share.
+
+    A worker that needs more then gets an error itself, so that the other workers do not.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1 and item.get_closest_marker("gpu"):
@@ -283,13 +304,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             torch.cuda.set_per_process_memory_fraction(0.8 / workers)
 
 
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Behind the last test of a file, move what the worker has allocated to huge pages if that is much."""
+    if nextitem is not None and nextitem.path != item.path:
+        use_huge_pages()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Return the report of a test, and end a worker whose device no longer works after a failed test, in favour of a
-    new one. An illegal access leaves the CUDA context of a process unusable, so that each later test of the worker
-    would fail.
+    """Return the report of one phase of a test. If the device no longer works after a failed test, end the worker, so
+    that pytest-xdist starts a new one.
+
+    An illegal access leaves the CUDA context of a process unusable, so each later test of the worker would fail.
     """
     report = yield
     if report.failed:
@@ -317,9 +345,10 @@ def _device_error() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In a process that runs tests, ignore shiplap's notices (warnings such as that a reference serves a call). In one
-    that hands out tests, which imports neither torch nor shiplap, make one folder for all workers. Set up Hypothesis
-    without deadlines.
+    """Set up the run of tests in this process.
+
+    A process that runs tests itself ignores shiplap's notices, such as that a call runs the reference. A process that
+    distributes tests makes one folder for all workers. In both, Hypothesis gets no deadlines.
     """
     if config.getoption("dist", "no") == "no":
         config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")
@@ -333,7 +362,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Start the process from which workers are forked, and have pytest-xdist fork each worker of ``specs`` from it."""
+    """Start the process from which workers are forked, and make pytest-xdist fork each worker of ``specs`` from it. Do
+    nothing where tests cannot run in forked processes.
+    """
     if not workers.possible():
         return
     programs = place({**os.environ, private.VECTORS: "1"})
@@ -355,8 +386,9 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a function that calls the command ``shiplap`` in this process, as in ``run("env", "--json")``, and returns
-    its result with ``exit_code``, ``stdout`` and ``stderr``.
+    """Return a function that calls the command ``shiplap`` in this process, as in ``run("env", "--json")``.
+
+    The function returns a result with ``exit_code``, ``stdout`` and ``stderr``.
     """
     from shiplap.cli.app import app
 
@@ -367,8 +399,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def process() -> Run:
-    """Return a function that runs the command ``shiplap`` in a process of its own, and returns the ended process with
-    ``returncode``, ``stdout`` and ``stderr``.
+    """Return a function that runs the command ``shiplap`` in a process of its own, as in ``process("env")``. The
+    function returns the ended process with ``returncode``, ``stdout`` and ``stderr``.
     """
 
     def start(*args: object, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:

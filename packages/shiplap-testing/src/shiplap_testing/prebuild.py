@@ -18,8 +18,10 @@ FIXTURES = ("packages/shiplap-backend/tests/backend/runtime/test_load.py", "pack
 
 
 def main() -> int:
-    """Compile what many tests need, so that later runs of ``make test`` find it in the cache: headers, the generated
-    device backend and the libraries of fixtures. Returns the status of pytest, which sets up fixtures and runs no test.
+    """Compile what many tests need, so that later runs of ``make test`` find it in the cache. These are headers, the
+    generated device backend and the libraries of fixtures.
+
+    Return the exit status of pytest, which sets up the fixtures and runs no test.
     """
     os.environ[compilers.ASKED] = "1"
     os.environ["PATH"] = compilers.path()

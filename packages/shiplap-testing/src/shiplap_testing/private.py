@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+from functools import cache
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -27,7 +28,7 @@ FIRST = (
     ("torch._inductor.fx_passes.pre_grad", "lazy_init"),
     ("torch._inductor.fx_passes.joint_graph", "lazy_init", "cpu"),
     ("torch._inductor.fx_passes.post_grad", "lazy_init"),
-    ("torch._export.utils", "_materialize_cpp_cia_ops"),  # for the first export: 1 s
+    ("torch._export.utils", "_collect_all_valid_cia_ops_for_aten_namespace"),  # for the first export: 1 s
 )
 THEN = (
     "torch._dynamo.backends.inductor",
@@ -48,8 +49,10 @@ THEN = (
 
 
 def import_compiler() -> None:
-    """Import and look up in this process what torch's compiler needs for the first graph, on the CPU, so that processes
-    forked from it need not. That is 1.1 s of 1.5 (two shared cores, 2026-11-27).
+    """Import what torch's compiler needs for its first graph on the CPU, so that processes forked from this one need
+    not.
+
+    This saves each of them 1.1 s of 1.5 s (measured on two shared cores on 2026-11-27).
     """
     import_module("torch._inductor.compile_fx")
     guards = import_module("torch._dynamo.guards")
@@ -67,6 +70,48 @@ def import_compiler() -> None:
     for module in THEN:
         with contextlib.suppress(ImportError):
             import_module(module)
+    _remember_composite_operators()
+
+
+def _remember_composite_operators() -> None:
+    """Let torch look up the operators with composite implementations once for an export, and only if there are new
+    ones. It would look all up for each namespace of operators, of which tests declare many.
+    """
+    utils, registered = import_module("torch._export.utils"), import_module("torch")._C
+    users = [utils, *map(import_module, ("torch.export.exported_program", "torch.export.decomp_utils"))]
+    if not all(hasattr(module, "_collect_all_valid_cia_ops") for module in users):
+        return  # another release
+    look_up, collect = utils._materialize_cpp_cia_ops, utils._collect_all_valid_cia_ops
+    known, within = set[str](), list[bool]()
+
+    def look_up_new() -> None:
+        """Look up all composite operators if there is one whose name is not known, once in ``collect_once``."""
+        if within:
+            return
+        now = registered._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+        if not known.issuperset(now):
+            look_up()
+            known.update(now)
+
+    def collect_once() -> Any:
+        """Return what ``collect`` returns, after one look-up."""
+        look_up_new()
+        within.append(True)
+        try:
+            return collect()
+        finally:
+            within.pop()
+
+    utils._materialize_cpp_cia_ops = look_up_new
+    for module in users:
+        module._collect_all_valid_cia_ops = collect_once
+
+
+def remember_onnx_operators() -> None:
+    """Let torch list the operators of onnxscript, which each export to ONNX does, once in a process."""
+    with contextlib.suppress(ImportError, AttributeError):
+        apis = import_module("torch.onnx._internal.exporter._registration").onnxscript_apis
+        apis.get_torchlib_ops = cache(apis.get_torchlib_ops)
 
 
 def counters() -> Any:
@@ -80,24 +125,24 @@ def process_group(name: str) -> Any:
 
 
 def compile_headers_singly() -> None:
-    """Have Inductor compile the headers of a package with each kernel. Precompiling them would take longer for one
+    """Make Inductor compile the headers of a package with each kernel. Precompiling them would take longer for a single
     model.
     """
     _set_for_all_threads("aot_inductor.precompile_headers", False)
 
 
 def _set_for_all_threads(name: str, value: bool) -> None:
-    """Set the boolean option ``name`` of Inductor's configuration for all threads, as its environment variable does at
-    the start.
+    """Set the boolean option ``name`` of Inductor's configuration to ``value`` for all threads.
 
-    What is assigned counts for one thread, so that a graph would have another cache key in each of the others.
+    Its environment variable would do so at the start. An assignment counts for one thread only, so that a graph would
+    have another cache key in each of the others.
     """
     import_module("torch._inductor.config")._config[name].env_value_default = value
 
 
 def header_call(header: str) -> list[str]:
-    """Return the command, as a list without ``-o``, by which Inductor precompiles ``header`` of torch for its
-    kernels.
+    """Return the command by which Inductor precompiles ``header`` of torch for its kernels, as a list of words. The
+    option ``-o`` is left out.
     """
     builder, isa = import_module("torch._inductor.cpp_builder"), import_module("torch._inductor.cpu_vec_isa")
     path = Path(str(import_module("torch").__file__)).parent / "include" / header
@@ -108,8 +153,9 @@ def header_call(header: str) -> list[str]:
 
 
 def try_instructions() -> None:
-    """Try once, in a forked process, whether the best vector instructions of the CPU compile and run. If they do, let
-    Inductor use them without a try of 3 s in this process and in those forked from it.
+    """Try once, in a forked process, whether the best vector instructions of the CPU compile and run.
+
+    If they do, Inductor uses them in this process and in those forked from it, without its own try of 3 s.
     """
     # A process of its own, since Inductor remembers which compiler the try found. Of the sets of a CPU only the best is
     # tried, as Inductor itself takes no other.
@@ -122,8 +168,8 @@ def try_instructions() -> None:
 
 
 def _best_instructions_work() -> bool:
-    """Whether a kernel with the best vector instructions of this CPU compiles, loads and runs. An exception counts as
-    no.
+    """Return whether a kernel with the best vector instructions of this CPU compiles, loads and runs. The result is
+    false if the try raises an exception.
     """
     with contextlib.suppress(Exception):
         isa = import_module("torch._inductor.cpu_vec_isa")
@@ -134,13 +180,13 @@ def _best_instructions_work() -> bool:
 
 
 def compiled_autograd(backend: str) -> Any:
-    """Return a context in which each backward pass is compiled by ``backend``, as one graph without a break."""
+    """Return a context in which each backward pass is compiled by ``backend``, as one graph without graph breaks."""
     import torch
 
     return import_module("torch._dynamo.compiled_autograd")._enable(torch.compile(backend=backend, fullgraph=True))
 
 
 def fake_mode() -> Any:
-    """Return a mode in which tensors have sizes and no memory, and in which sizes that depend on data are symbols."""
+    """Return a mode in which tensors have sizes but no memory. Sizes that depend on data are symbols in it."""
     shapes = import_module("torch.fx.experimental.symbolic_shapes").ShapeEnv()
     return import_module("torch._subclasses.fake_tensor").FakeTensorMode(shape_env=shapes)

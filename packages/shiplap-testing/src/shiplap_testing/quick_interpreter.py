@@ -18,8 +18,11 @@ from typing import Any
 
 
 def quicken() -> None:
-    """Replace two functions of Triton's interpreter by faster ones that give the same results. Call this before any
-    kernel runs, in a process whose environment has ``TRITON_INTERPRET=1``.
+    """Replace two functions of Triton's interpreter, ``_patch_builtin`` and ``_get_np_dtype``, by faster ones that give
+    the same results.
+
+    Call this function before any kernel runs, in a process with the environment variable ``TRITON_INTERPRET=1``. A
+    version of Triton without these functions is left unchanged.
     """
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         interpreter, language = import_module("triton.runtime.interpreter"), import_module("triton.language")
@@ -30,21 +33,23 @@ def quicken() -> None:
 
 
 def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any], patch: Callable[..., Any]) -> Any:
-    """Return a quicker form of ``original``, the function of Triton's interpreter that replaces functions of a part of
-    its language, such as ``tl.math``, by interpreted ones. The quicker one finds out only once which these are.
-    ``patch`` replaces one of them.
+    """Return a faster function with the parameters of ``original``, a function of Triton's interpreter that makes a
+    part of Triton's language interpreted. A part is a module or class, such as ``tl.math``.
+
+    The faster function looks up only once which functions of a part have to be replaced. ``patch`` replaces one of
+    them, and ``is_builtin`` returns whether a function is still the compiler's.
     """
 
     @cache
     def names(part: Any) -> list[str]:
-        """Return the names of the functions of ``part``, a module or class of Triton's language, that ``original``
-        (argument of ``_patch_builtin``) replaces.
+        """Return the names of the functions that ``original`` (argument of ``_patch_builtin``) replaces in ``part``, a
+        module or class of Triton's language.
         """
         replaced: list[str] = []
 
         class Scope:
             def set_attr(self, _: Any, name: str, __: Any) -> None:
-                """Record ``name``, a function that would be replaced, and replace nothing."""
+                """Record ``name``, the name of a function that would be replaced, without replacing the function."""
                 replaced.append(name)
 
         original(part, None, Scope())
@@ -52,7 +57,7 @@ def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any]
 
     def quick(part: Any, builder: Any, scope: Any) -> None:
         """Replace the functions of ``part`` (a module or class of Triton's language) that are still the compiler's by
-        those that use the interpreter's ``builder``. ``scope`` undoes this later.
+        functions that use the interpreter's ``builder``. ``scope`` undoes this later.
         """
         for name in names(part):
             if is_builtin(member := getattr(part, name)):
@@ -65,14 +70,15 @@ def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any]
 
 
 def _numpy_type(language: Any, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function like ``original``, which maps a type of Triton to the NumPy type, that remembers the result by
-    the name of the element type.
+    """Return a faster function with the results of ``original``, which maps a type of Triton to the NumPy type.
+
+    It keeps the result by the name of the element type. ``language`` is Triton's module of that name.
     """
     known: dict[str, Any] = {}
     block, pointer = language.block_type, language.pointer_type
 
     def quick(given: Any) -> Any:
-        """Return the NumPy type of the type ``given`` of Triton, a block or a scalar."""
+        """Return the NumPy type for ``given``, a block or scalar type of Triton."""
         element = given.element_ty if isinstance(given, block) else given
         if isinstance(element, pointer):
             return original(element)

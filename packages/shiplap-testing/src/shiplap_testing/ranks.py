@@ -39,14 +39,15 @@ _long: set[str] = set()
 
 
 def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str]], Callable[[int, int], str]]:
-    """Return a decorator that registers ``function(rank, world)`` as the cell ``name`` of a table of features that ops
-    are combined with on several devices. The function returns a tolerance as text, or raises. A ``long`` cell runs only
-    where it is named.
+    """Return a decorator that registers ``function(rank, world)`` as the cell ``name``. A cell tests one feature of
+    torch.distributed with our modules, and is one row of a table in docs/many-devices.md.
+
+    The function returns a tolerance as text, or raises. A ``long`` cell runs only where it is named.
     """
 
     def add(function: Callable[[int, int], str]) -> Callable[[int, int], str]:
-        """Register ``function`` as the cell ``name`` (argument of ``cell``), a ``long`` one if that is set, and return
-        it.
+        """Register ``function`` as the cell ``name`` (argument of ``cell``), and return it. If ``long`` (argument of
+        ``cell``) is true, the cell runs only where it is named.
         """
         _cells[name] = function
         _long.update({name} if long else ())
@@ -56,13 +57,13 @@ def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str
 
 
 def device() -> torch.device:
-    """Return the device of the tensors of this rank: the CPU, or its GPU."""
+    """Return the device of the tensors of this rank, the CPU or a GPU."""
     return torch.device("cpu") if _kind() == "gloo" else torch.device("cuda", torch.cuda.current_device())
 
 
 def _kind() -> str:
-    """Return how the ranks of this process group communicate, from the variable ``SHIPLAP_RANKS``: ``gloo`` (on the
-    CPU, the default), ``nccl`` (a GPU each) or ``shared`` (one GPU for all).
+    """Return how the ranks of this process group communicate, from the environment variable ``SHIPLAP_RANKS``. It is
+    ``gloo`` (on the CPU, the default), ``nccl`` (a GPU for each rank) or ``shared`` (one GPU for all ranks).
     """
     return os.environ.get("SHIPLAP_RANKS", "gloo")
 
@@ -73,8 +74,8 @@ BACKENDS = {"shared": "cpu:gloo,cuda:gloo", "nccl": "cpu:gloo,cuda:nccl"}
 
 
 def main() -> None:
-    """Run all cells (registered test functions) but the long ones, or those named on the command line, on this rank.
-    Rank 0 prints the outcomes.
+    """Run the cells (registered test functions) that the command line names, by default all but the long ones, on this
+    rank. Rank 0 prints the outcomes.
     """
     import torch.distributed as dist
 
@@ -88,8 +89,8 @@ def main() -> None:
 
 
 def _report(names: list[str]) -> None:
-    """Run the cells ``names`` (registered test functions) in order on this rank, gather the outcomes of all ranks, and
-    let rank 0 print them as JSON.
+    """Run the cells ``names`` (registered test functions) in order on this rank, and gather the outcomes of all ranks.
+    Rank 0 prints them as JSON.
     """
     import torch.distributed as dist
 
@@ -106,8 +107,10 @@ def _report(names: list[str]) -> None:
 
 
 def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) -> str:
-    """Call the cell ``function`` and return its outcome as text: ``equal (tolerance)``, ``refused (id)`` for a
-    catalogue error, or ``failed:`` and the last line of any other exception.
+    """Call the cell ``function`` as rank ``rank`` of ``world`` ranks, and return its outcome as text.
+
+    The text is ``equal (tolerance)`` if the function returns, ``refused (id)`` for a catalogue error, and ``failed:``
+    with the last line of any other exception.
     """
     from shiplap.errors import ShiplapError
 
@@ -124,9 +127,10 @@ def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) ->
 
 
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kind: str = "") -> dict[str, str]:
-    """Run the cells of the module ``module``, or those named by ``cells``, on ``world`` processes in one group of the
-    kind ``kind`` (see ``_kind``), and return their outcomes by name. Raises ``AssertionError`` if no outcome is
-    printed.
+    """Run cells of the module ``module`` on ``world`` processes in one group, and return their outcomes by name.
+
+    If ``cells`` is empty, all cells are run. An outcome is a text. ``kind`` is the way in which the processes
+    communicate (see :func:`_kind`), and ``timeout`` is in seconds. Raise ``AssertionError`` if no outcome is printed.
     """
     kind = kind or _kind()
     environment = {**os.environ, "PYTHONPATH": searched(), "SHIPLAP_RANKS": kind}
@@ -154,8 +158,8 @@ def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kin
 
 
 def launch() -> None:
-    """Run the program that ``outcomes`` starts: fork the ranks and run the cells in them. The command line has the
-    number of ranks, the seconds that they may take, the module and the cells.
+    """Fork the ranks and run the cells in them. :func:`outcomes` starts this program. Its arguments are the number of
+    ranks, the seconds that they may take, the module and the names of the cells.
     """
     world, limit, (module, *cells) = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     import_module(module)
@@ -164,9 +168,10 @@ def launch() -> None:
 
 
 def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
-    """Fork ``world`` ranks out of this process, which must not have used threads, with the variables that ``torchrun``
-    sets, and wait until each has called ``run``. Raises ``SystemExit`` if a rank fails or all take more than ``limit``
-    seconds, after the others were killed.
+    """Fork ``world`` ranks from this process, with the environment variables that ``torchrun`` sets, and wait until
+    each has called ``run``. This process must not have used threads.
+
+    Raise ``SystemExit`` if a rank fails or if they take more than ``limit`` seconds. The other ranks are killed first.
     """
     with socket.socket() as free:
         # Port 0 stands for any port that is free.
@@ -181,8 +186,8 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
     ready = multiprocessing.get_context("fork").Barrier(world)  # none leaves while another may still talk to it
 
     def wait() -> None:
-        """Call ``run`` (argument of ``together``) and wait for all other ranks, so that none leaves while another still
-        communicates with it.
+        """Call ``run`` (argument of ``together``) and then wait for all other ranks, since another rank may still
+        communicate with this one.
         """
         run()
         ready.wait(limit)
@@ -204,8 +209,8 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
 
 
 def _as_rank(rank: int, run: Callable[[], None], limit: float) -> None:
-    """Call ``run`` in this process as rank ``rank`` with one thread. A traceback is printed shortly before ``limit``
-    seconds are over.
+    """Call ``run`` in this process as rank ``rank``, with one thread. If it is still running after nine tenths of
+    ``limit`` seconds, print a traceback.
     """
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
@@ -214,8 +219,8 @@ def _as_rank(rank: int, run: Callable[[], None], limit: float) -> None:
 
 
 def table(column: str) -> dict[str, str]:
-    """Return the outcomes under ``column`` in the tables of docs/many-devices.md, as text by the name of the cell, that
-    is of the row.
+    """Return the outcomes in the column ``column`` of the tables in docs/many-devices.md, as texts by the name of the
+    row.
     """
     rows: dict[str, str] = {}
     heading: list[str] = []

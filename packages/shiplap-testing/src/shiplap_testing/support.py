@@ -13,8 +13,10 @@ import shiplap as sl
 
 @contextmanager
 def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
-    """Assert that the block raises the catalogue error ``id``, whose text contains every one of ``fragments`` and whose
-    attributes equal ``fields``. The error must also have a fix and survive pickling.
+    """Assert that the block raises the catalogue error ``id``. Its text must contain each of ``fragments``, and its
+    attributes must equal ``fields``.
+
+    The error must also have a fix and survive pickling.
     """
     with pytest.raises(sl.ShiplapError) as caught:
         yield
@@ -30,8 +32,8 @@ def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
 
 
 def files_entered(call: Callable[[], object]) -> list[str]:
-    """Return the file of each Python function that ``call`` enters, in order. A call that runs in C++ has few
-    of them.
+    """Return the file of each Python function that ``call`` enters, in order. The list is short for a call that runs in
+    C++.
     """
     files: list[str] = []
     sys.setprofile(lambda frame, event, of: files.append(frame.f_code.co_filename) if event == "call" else None)
@@ -43,8 +45,8 @@ def files_entered(call: Callable[[], object]) -> list[str]:
 
 
 def triton_files_entered(call: Callable[[], object]) -> list[str]:
-    """Return the files of Triton and of generated launchers whose Python functions ``call`` enters, in order. The list
-    is empty where C++ replays a launch.
+    """Return, in order, the files of the Python functions that ``call`` enters and that belong to Triton or to
+    generated launchers. The list is empty if C++ replays a launch.
     """
     ours = str(Path(sl.__file__).parent)  # our own kernels lie in a folder of that name, too
     entered = files_entered(call)

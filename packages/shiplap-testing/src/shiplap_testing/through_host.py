@@ -27,8 +27,9 @@ KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # type of a device → its dispatch key
 
 
 def _gathered(tensor: Tensor, group_size: int, group: Group) -> Tensor:
-    """Return the tensors of all ranks of ``group``, concatenated along dim 0, by an operation that gloo runs for
-    tensors of a GPU.
+    """Return ``tensor`` of all ranks of ``group``, concatenated along dim 0.
+
+    ``group_size`` is the number of ranks. The operation used is one that gloo supports for tensors on a GPU.
     """
     within = process_group(group) if isinstance(group, str) else group
     out = tensor.new_empty(tensor.shape[0] * group_size, *tensor.shape[1:])
@@ -37,43 +38,48 @@ def _gathered(tensor: Tensor, group_size: int, group: Group) -> Tensor:
 
 
 def _all_gathered(tensors: list[Tensor], group_size: int, group: Group) -> list[Tensor]:
-    """Return for each of ``tensors`` those of all ranks of ``group``, concatenated along dim 0."""
+    """Return, for each of ``tensors``, the tensors at its position of all ranks of ``group``, concatenated along dim 0.
+
+    ``group_size`` is the number of ranks.
+    """
     return [_gathered(tensor, group_size, group) for tensor in tensors]
 
 
 class _Arriving:
-    """The work handle that ``irecv`` returns: the tensor is filled when it has been waited for."""
+    """The handle of a receive that the replaced ``irecv`` returns. The tensor is filled when :meth:`wait` returns."""
 
     def __init__(self, work: dist.Work, host: Tensor, tensor: Tensor) -> None:
-        """Keep ``work``, the handle of a receive into ``host``, and the ``tensor`` that is to be filled."""
+        """Store the handle of a receive into the host tensor ``host``, from which ``tensor`` is filled later."""
         self.work, self.host, self.tensor = work, host, tensor
 
     def wait(self, *timeout: Any) -> bool:
-        """Wait for the receive, copy the received tensor to the device, and return whether the work was done."""
+        """Wait for the receive, copy the received tensor to the device, and return whether the receive succeeded."""
         done = bool(self.work.wait(*timeout))
         with torch.no_grad():  # a pipeline receives into tensors that require a gradient
             self.tensor.copy_(self.host)
         return done
 
     def _source_rank(self) -> int:
-        """Return the rank that sent the tensor."""
+        """Return the number of the rank that sent the tensor."""
         return int(self.work._source_rank())
 
 
 @contextmanager
 def through_host(device: str = "cuda") -> Iterator[None]:
-    """Return a context in which gathers of DTensors and messages between two ranks are copied through the host for
-    tensors of ``device``.
+    """Return a context in which tensors on ``device`` pass through the memory of the host in gathers of DTensors and in
+    messages between two ranks.
     """
     send, receive = distributed_c10d.isend, distributed_c10d.irecv
 
     def isend(tensor: Tensor, *args: Any, **options: Any) -> Any:
-        """Send ``tensor`` as ``isend`` does, copied to the host if it is on ``device`` of ``through_host``."""
+        """Send ``tensor`` as ``isend`` does. If it is on ``device`` (argument of ``through_host``), a copy on the host
+        is sent.
+        """
         return send(tensor.detach().cpu() if tensor.device.type == device else tensor, *args, **options)
 
     def irecv(tensor: Tensor, *args: Any, **options: Any) -> Any:
-        """Receive into ``tensor`` as ``irecv`` does, through a tensor on the host if it is on ``device`` (argument of
-        ``through_host``). Returns the work handle.
+        """Receive into ``tensor`` as ``irecv`` does, and return the handle of the receive. If it is on ``device``
+        (argument of ``through_host``), a tensor on the host receives first.
         """
         if tensor.device.type != device:
             return receive(tensor, *args, **options)

@@ -36,12 +36,14 @@ ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 class Workers:
-    """The process to fork workers from, seen from the one that hands out the tests."""
+    """A handle of the process from which workers are forked, for the process that distributes the tests."""
 
     def __init__(self, arguments: list[str], workers: Path, programs: Path, count: int) -> None:
-        """Start the process from which workers are forked. It listens at ``workers``, collects with the pytest
-        ``arguments``, and forks the process at ``programs``, which runs programs of tests. ``count`` is the number of
-        workers.
+        """Start the process from which workers are forked. It listens on the socket ``workers`` and collects tests with
+        the pytest ``arguments``.
+
+        It also forks a process that listens on the socket ``programs`` and runs programs of tests. ``count`` is the
+        number of workers.
         """
         self.path = workers
         command = [sys.executable, "-P", __file__, "serve", workers]
@@ -51,7 +53,7 @@ class Workers:
         self.process.stdin.flush()
 
     def python(self) -> str:
-        """Return the command that pytest-xdist calls in place of Python to start a worker, as one line of shell."""
+        """Return the command that pytest-xdist calls in place of Python to start a worker, as one line for a shell."""
         return shlex.join([sys.executable, "-I", "-S", __file__, "join", str(self.path)])
 
     def end(self) -> None:
@@ -62,13 +64,17 @@ class Workers:
 
 
 def possible() -> bool:
-    """Whether tests can run in forked processes: the system has ``fork`` and no accelerator is visible."""
+    """Return whether tests can run in forked processes, which needs ``fork`` and excludes machines with an
+    accelerator.
+    """
     return hasattr(os, "fork") and not any(os.path.exists(path) for path in ACCELERATORS)
 
 
 def _join(path: str, command: list[str]) -> None:
-    """Become a worker: pass the streams of this process and ``command`` to a process forked by the server at ``path``,
-    and wait until that ends. Without a server, replace this process by ``python *command``.
+    """Become a worker. Pass the streams of this process and ``command`` to a process forked by the server at ``path``,
+    and wait until that process ends.
+
+    If there is no server, ``python *command`` replaces this process.
     """
     with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
         _connect(connection, path)
@@ -85,7 +91,9 @@ def _join(path: str, command: list[str]) -> None:
 
 
 def _connect(connection: socket.socket, path: str) -> None:
-    """Connect to the socket ``path``, and wait up to ten seconds for it. Raises ``TimeoutError`` after that."""
+    """Connect ``connection`` to the socket ``path``. Raise ``TimeoutError`` if no process listens on it within ten
+    seconds.
+    """
     # Ten seconds: the server imports before it listens.
     for _ in range(500):
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
@@ -95,8 +103,9 @@ def _connect(connection: socket.socket, path: str) -> None:
 
 
 def _serve(path: str) -> None:
-    """Import what the tests import, listen on the socket ``path``, and fork a worker for each connection, until
-    standard input is closed. Then kill the workers that are left.
+    """Import what the tests import, listen on the socket ``path``, and fork a worker for each connection.
+
+    When standard input is closed, kill the workers that are still running.
     """
     arguments, searched, programs, count = json.loads(sys.stdin.buffer.readline())
     with socket.socket(socket.AF_UNIX) as listening:
@@ -122,9 +131,10 @@ def _serve(path: str) -> None:
 
 
 def _programs(path: str, listening: socket.socket) -> int:
-    """Fork the process from which programs that tests start are forked, which listens on the socket ``path``, and
-    return its pid. It has imported torch's compiler and nothing of shiplap. ``listening``, the socket of the caller, is
-    closed in it.
+    """Fork a process that listens on the socket ``path`` and forks the programs that tests start, and return its
+    process id.
+
+    It has imported torch's compiler and nothing of shiplap. ``listening``, the socket of the caller, is closed in it.
     """
     private = runpy.run_path(str(Path(__file__).with_name("private.py")))
     private["import_compiler"]()
@@ -142,9 +152,10 @@ def _programs(path: str, listening: socket.socket) -> int:
 
 
 def _import(arguments: list[str], searched: list[str], *, headers: bool) -> int:
-    """Import what the tests of this run import, with the pytest ``arguments`` and the module path ``searched``, and
-    return the number of threads that torch uses. Meanwhile torch has one thread, since threads do not survive a fork.
-    With ``headers``, compilation of shared headers is started.
+    """Import what the tests of this run import, and return the number of threads that torch would use.
+
+    ``arguments`` are those of pytest, and ``searched`` is the module path. Torch is left with one thread, since threads
+    do not survive a fork. If ``headers`` is true, the compilation of shared headers is started.
     """
     sys.path[:] = searched
     import_module("shiplap_testing.private").compile_headers_singly()
@@ -167,8 +178,10 @@ def _spent() -> float:
 
 
 def _become_worker(connection: socket.socket, threads: int, told: float) -> None:
-    """Become the worker that has connected, in this newly forked process: take its streams, folder and variables, and
-    run its command. ``told`` is the processor time of all imports, charged to the first worker.
+    """Become the worker that connected by ``connection``, in this newly forked process. Take its streams, folder and
+    environment variables, and run its command.
+
+    Torch gets ``threads`` threads. ``told`` is the processor time of all imports, which is charged to the first worker.
     """
     size, streams, _, _ = socket.recv_fds(connection, 8, 3)
     with connection.makefile("rb") as stream:
@@ -192,7 +205,9 @@ def _become_worker(connection: socket.socket, threads: int, told: float) -> None
 
 
 def _replace_standard_streams(handles: list[int]) -> None:
-    """Make the file descriptors ``handles`` standard input, output and error of this process, as many as there are."""
+    """Make the file descriptors ``handles`` standard input, output and error of this process, in this order. There may
+    be fewer than three.
+    """
     for number, (handle, name, mode) in enumerate(zip(handles, ("stdin", "stdout", "stderr"), "rww", strict=False)):
         os.dup2(handle, number)
         os.close(handle)

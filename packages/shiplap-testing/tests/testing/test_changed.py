@@ -38,6 +38,17 @@ FILES = {
     "packages/shiplap/tests/other/test_near.py": "import shiplap.room.far\n",
     "packages/shiplap-a/tests/a/test_family.py": "import shiplap.room.far\n",
     "packages/shiplap/tests/room/test_room.py": "import shiplap.room.through\n",
+    "packages/shiplap-testing/src/shiplap_testing/plugin.py": (
+        "import pytest\n\n@pytest.fixture\ndef run():\n    from shiplap.cli.app import app\n"
+    ),
+    "packages/shiplap/src/shiplap/cli/app.py": "",
+    "packages/shiplap/tests/cli/test_verb.py": "def test(run): ...\n",
+    "packages/shiplap/tests/cli/test_plain.py": "def test(ran): ...\n",
+    "packages/shiplap/src/shiplap/tuned/merge_tables.py": "",
+    "packages/shiplap/src/shiplap/verbs/merge.py": "import shiplap.tuned.merge_tables\n",
+    "packages/shiplap/tests/others/test_all.py": "import shiplap.tuned.merge_tables\nimport shiplap.room.far\n",
+    "packages/shiplap/tests/others/test_whole.py": "import shiplap.tuned.merge_tables\n",
+    "packages/shiplap/tests/verbs/test_merge.py": "import shiplap.verbs.merge\n",
 }
 
 
@@ -87,7 +98,16 @@ def test_the_test_of_the_same_name_comes_first_and_fixtures_count(graph: Graph) 
 
 def test_the_tests_of_the_same_room_come_first_and_those_on_accelerators_last(graph: Graph) -> None:
     selected = [name.rpartition("/")[2] for name in graph.tests(["packages/shiplap/src/shiplap/room/far.py"])]
-    assert selected == ["test_room.py", "test_near.py", "test_family.py", "test_card.py"]
+    assert selected == ["test_room.py", "test_near.py", "test_all.py", "test_family.py", "test_card.py"]
+
+
+def test_a_word_of_the_name_counts_and_of_two_equally_near_the_one_that_names_less_comes_first(graph: Graph) -> None:
+    selected = graph.tests(["packages/shiplap/src/shiplap/tuned/merge_tables.py"])
+    assert [name.rpartition("/")[2] for name in selected] == ["test_merge.py", "test_whole.py", "test_all.py"]
+
+
+def test_a_fixture_of_the_plugin_is_used_where_a_test_takes_it(graph: Graph) -> None:
+    assert graph.tests(["packages/shiplap/src/shiplap/cli/app.py"]) == ["packages/shiplap/tests/cli/test_verb.py"]
 
 
 def test_a_helper_of_a_test_selects_it_and_an_unnamed_file_belongs_to_its_folder(graph: Graph) -> None:

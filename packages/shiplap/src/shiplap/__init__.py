@@ -76,24 +76,23 @@ _late = names(__name__, _LATE)
 
 
 class _Package(ModuleType):
-    """``shiplap`` itself, which loads the names of ``_LATE`` when they are first used.
+    """The type of the module ``shiplap``, which imports the names of ``_LATE`` at their first use.
 
-    ``audit``, ``doctor``, ``judge`` and ``rewrite`` are functions and, by the same name, packages. When Python has
-    imported ``shiplap.audit``, at whatever time and for whomever, it binds that package to the name ``audit`` of
-    ``shiplap``. Python would no longer call a module's own ``__getattr__`` then, and ``sl.audit(op)`` would call a
-    module: so this class, the documented way to control what is bound, lets the function keep the name.
+    ``audit``, ``doctor``, ``judge`` and ``rewrite`` are functions and also packages. When any code imports
+    ``shiplap.audit``, Python binds that package to the name ``audit`` of ``shiplap``. ``sl.audit(op)`` would then call
+    a module. This class controls what is bound, so that the function keeps the name.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Bind a name of the package, except that a submodule that Python has imported does not replace the public
-        function of the same name (``_LATE``).
+        """Bind a name of the package. A submodule that Python has imported does not replace the public function of the
+        same name.
         """
         if not (name in _LATE and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         """Import the public name ``name`` of ``_LATE`` from its module at its first use, bind it to the package and
-        return it. Raises AttributeError for other names.
+        return it. Raise ``AttributeError`` for other names.
         """
         value = _late(name)
         setattr(self, name, value)
@@ -105,8 +104,10 @@ class _Package(ModuleType):
 
 
 def _kernel_of_template(spec: OpSpec, terms: KernelTerms, template: Template) -> Kernel:
-    """Return the kernel for calls outside of compiled graphs that runs ``template``, a Triton template which Inductor
-    also uses. ``declare`` calls this hook whenever a template is declared.
+    """Return the kernel that runs ``template`` for calls outside of compiled graphs. Inductor uses the same Triton
+    template in graphs.
+
+    ``declare`` calls this hook whenever a template is declared.
     """
     with uncollected():
         from shiplap.kernels.triton.template_kernel import TemplateKernel
@@ -115,7 +116,7 @@ def _kernel_of_template(spec: OpSpec, terms: KernelTerms, template: Template) ->
 
 
 def _build_op(op: Op) -> None:
-    """Compile the native C++ binding and all else that the kernels of ``op`` need in order to run without Python.
+    """Compile the native C++ binding of ``op`` and everything else that its kernels need to run without Python.
     ``op.build()`` calls this hook.
     """
     from shiplap.kernels.build import build_op
@@ -133,8 +134,9 @@ def _lower_templates() -> None:
 
 
 def _explain_sharding(op: Op, values: Sequence[Any], cause: Exception) -> bool:
-    """Register the rules by which DTensor may shard ``op`` if ``values``, the arguments of a call that failed with
-    ``cause``, contain a DTensor. Return whether the call can be repeated.
+    """Register the rules by which DTensor may shard ``op``, and return whether the failed call can be repeated.
+
+    This is done only if ``values``, the arguments of the call, contain a DTensor. ``cause`` is the error of the call.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return False  # there is no DTensor
@@ -144,7 +146,7 @@ def _explain_sharding(op: Op, values: Sequence[Any], cause: Exception) -> bool:
 
 
 def _tune_templates(*request: Any) -> Any:
-    """Return the choice, stored or measured, among the templates of an op that run in compiled code only. ``op.tune``
+    """Return the stored or measured choice among the templates of an op that run only in compiled code. ``op.tune``
     calls this hook with ``request``, the arguments of ``tune_templates``.
     """
     from shiplap.inductor.tune_templates import tune_templates

@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class cached_property(Generic[_T]):
-    """A property that is computed at the first read, and then is an attribute of the instance."""
+    """A property that is computed at the first read and stored as an attribute of the instance."""
 
     def __init__(self, compute: Callable[[Any], _T]) -> None:
         """Store ``compute``, the decorated method, with its name and docstring."""
@@ -22,8 +22,8 @@ class cached_property(Generic[_T]):
         self.__doc__ = compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Store the attribute name under which ``owner`` defines the property, which is the key of the cached value in
-        each instance's ``__dict__``.
+        """Store the name under which ``owner`` defines the property. It is the key of the cached value in each
+        instance's ``__dict__``.
         """
         self.name = name
 
@@ -34,10 +34,11 @@ class cached_property(Generic[_T]):
     def __get__(self, instance: object, owner: type | None = None) -> _T: ...
 
     def __get__(self, instance: object | None, owner: type | None = None) -> cached_property[_T] | _T:
-        """Return the property itself for the class. For an instance return the cached value, which is computed and
-        stored in its ``__dict__`` at the first read.
+        """Return the property itself if it is read from the class. For an instance return the cached value, which is
+        computed and stored in its ``__dict__`` at the first read.
         """
         if instance is None:
             return self
+        # If two threads compute the value, both return the one that was stored first.
         value: _T = vars(instance).setdefault(self.name, self.compute(instance))
         return value

@@ -20,7 +20,7 @@ Kind = Literal["bool", "unsigned", "signed", "float", "float8", "float4", "compl
 
 @dataclass(frozen=True)
 class Dtype:
-    """One dtype.
+    """The properties of one dtype.
 
     Attributes:
         name: torch's name of it.
@@ -44,15 +44,15 @@ class Dtype:
 
     @property
     def torch(self) -> torch.dtype:
-        """Return the ``torch.dtype`` of this name."""
+        """The ``torch.dtype`` of this name."""
         dtype = getattr(torch, self.name)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
     @property
     def floating(self) -> bool:
-        """Whether the elements are floating-point numbers of any width, float8 and float4 included. Complex dtypes are
-        not.
+        """Whether the elements are floating-point numbers of any width, including float8 and float4. Complex dtypes do
+        not count.
         """
         return self.kind in ("float", "float8", "float4")
 
@@ -63,8 +63,8 @@ class Dtype:
 
     @property
     def itemsize(self) -> int:
-        """The size of one element in bytes, computed from DLPack's bits and lanes and rounded down: 0 below eight
-        bits.
+        """The size of one element in bytes, computed from DLPack's bits and lanes. It is rounded down, so it is 0 below
+        eight bits.
         """
         return self.dlpack[1] * self.dlpack[2] // 8
 
@@ -101,8 +101,8 @@ _BY_TORCH = {row.torch: row for row in DTYPES.values()}
 
 
 def of(dtype: torch.dtype, where: str) -> Dtype:
-    """Return the entry of the table of dtypes for a torch dtype. Raises SL214 with ``where`` as the place for a dtype
-    that the table lacks, such as a quantised one.
+    """Return the entry of the table of dtypes for a torch dtype. Raise ``SL214``, with ``where`` as the place, if the
+    table lacks it, such as for a quantised dtype.
     """
     # A dtype that is not in the table must not be passed to the C ABI as another one.
     row = _BY_TORCH.get(dtype)
@@ -112,50 +112,50 @@ def of(dtype: torch.dtype, where: str) -> Dtype:
 
 
 def in_aten() -> dict[str, Dtype]:
-    """Return the dtypes that C++ wrappers generated for a new backend may mention, by short name, in the order in which
-    generated sample arguments prefer them.
+    """Return the dtypes that C++ wrappers generated for a new backend may mention, by short name. They are in the order
+    in which generated sample arguments prefer them.
     """
     rows = sorted(DTYPES.values(), key=lambda row: row.sampled or len(DTYPES))
     return {row.short: row for row in rows if row.aten}
 
 
 def preferred() -> tuple[str, ...]:
-    """Return the torch names of the dtypes of generated sample arguments, the most preferred first."""
+    """Return the torch names of the dtypes of generated sample arguments, with the most preferred first."""
     return tuple(row.name for row in sorted(DTYPES.values(), key=lambda row: row.sampled) if row.sampled)
 
 
 def floating(*, widest: int = 64) -> tuple[str, ...]:
-    """Return the torch names of the floating-point dtypes in which sample arguments are generated, of at most
-    ``widest`` bits, the most preferred first.
+    """Return the torch names of the floating-point dtypes in which sample arguments are generated, with the most
+    preferred first. They have at most ``widest`` bits.
     """
     return tuple(n for n in preferred() if DTYPES[n].floating and DTYPES[n].dlpack[1] <= widest)
 
 
 def rows(names: Iterable[str]) -> tuple[Dtype, ...]:
-    """Return the entries of the table of dtypes for ``names``, torch names, in their order. Names that the table lacks,
-    such as int4, are left out.
+    """Return the entries of the table of dtypes for ``names``, torch names, in their order. Names that the table lacks
+    are left out.
     """
     return tuple(DTYPES[name] for name in names if name in DTYPES)
 
 
 def differentiable(names: Iterable[str]) -> bool:
-    """Whether a tensor whose dtype is one of ``names`` may require a gradient. True for no names, which stand for any
-    dtype.
+    """Return whether a tensor whose dtype is one of ``names`` may require a gradient. Return True for no names, which
+    stand for any dtype.
     """
     given = tuple(names)
     return not given or any(row.differentiable for row in rows(given))
 
 
 def number(name: str) -> int:
-    """Return torch's ScalarType number of the dtype ``name`` if generated C++ can allocate it through torch's stable
-    ABI, else -1.
+    """Return torch's ``ScalarType`` number of the dtype ``name``. Return -1 if generated C++ cannot allocate the dtype
+    through torch's stable ABI.
     """
     row = DTYPES.get(name)
     return row.number if row is not None and row.native else -1
 
 
 def numbers(names: Iterable[str]) -> tuple[int, ...]:
-    """Return torch's ScalarType numbers of those dtypes among ``names`` that generated C++ can allocate, in their
+    """Return torch's ``ScalarType`` numbers of those dtypes among ``names`` that generated C++ can allocate, in their
     order.
     """
     return tuple(codes for name in names if (codes := number(name)) >= 0)
@@ -163,7 +163,7 @@ def numbers(names: Iterable[str]) -> tuple[int, ...]:
 
 # A bit set makes the test of a dtype in generated C++ one shift and one AND.
 def mask(names: Iterable[str]) -> str:
-    """Return a C++ ``uint64_t`` expression, a bit set with the bit of each dtype's ScalarType number set. Dtypes that
-    generated C++ cannot allocate are left out.
+    """Return a C++ ``uint64_t`` expression for a bit set of ``names``. A bit is set for the ``ScalarType`` number of
+    each dtype that generated C++ can allocate.
     """
     return f"uint64_t{{{sum(1 << number for number in numbers(names))}}}"

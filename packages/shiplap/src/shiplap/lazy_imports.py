@@ -11,11 +11,11 @@ from typing import Any
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Enter a context in which Python's garbage collector is off. It is switched on again at the end if it was on
+    """Enter a context in which Python's garbage collector is off. At the end it is switched on again if it was on
     before.
 
-    It serves imports, of which nearly every object stays, so that a collection finds nothing. After ``import torch``
-    one full collection, which may start at any time, takes as long as the import of shiplap.
+    It serves imports. Nearly every object that they make stays, so a collection finds nothing. After ``import torch`` a
+    full collection takes as long as the import of shiplap.
     """
     # The state before is restored, since a program may have switched collection off itself.
     enabled = gc.isenabled()
@@ -28,13 +28,13 @@ def uncollected() -> Iterator[None]:
 
 
 def names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a module ``__getattr__`` for ``package``, which imports a name from its module at first use. ``homes``
+    """Return a module ``__getattr__`` for ``package``, which imports a name from its module at its first use. ``homes``
     maps each name to its module.
     """
 
     def get(name: str) -> Any:
-        """Return the object ``name``, imported from its home module. Raises AttributeError for a name
-        without a home.
+        """Return the object ``name``, imported from its module. Raise ``AttributeError`` if no module is known for the
+        name.
         """
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")

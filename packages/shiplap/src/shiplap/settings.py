@@ -18,7 +18,7 @@ def _user_cache() -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """At most nine. Defaults are the values in force when the variable is unset."""
+    """All settings of Shiplap. A default is the value of a setting whose environment variable is unset."""
 
     library_path: str = ""
     strict: bool = False
@@ -36,6 +36,7 @@ class Settings:
         return f"SHIPLAP_{name.upper()}"
 
 
+# The texts that ``shiplap env`` prints.
 _MEANING = {
     "library_path": "directory searched first for C ABI kernel libraries",
     "strict": "1: raise SL306 instead of running the reference where no kernel exists",
@@ -50,8 +51,8 @@ _MEANING = {
 
 
 def settings() -> Settings:
-    """Return all settings, read from the environment at each call, with the default for each unset variable. A change
-    of a variable in a running process thus has effect.
+    """Return all settings, read from the environment at each call. An unset environment variable gives the default. A
+    change in a running process has effect at the next call.
     """
     # Nothing is cached: the environment may change between two calls.
     values: dict[str, Any] = {each.name: _read(each) for each in fields(Settings)}
@@ -59,15 +60,15 @@ def settings() -> Settings:
 
 
 def is_strict() -> bool:
-    """Return whether the variable ``SHIPLAP_STRICT`` is set. It is read without the other settings, for speed, since
-    each call of a reference reads it.
+    """Return whether the environment variable ``SHIPLAP_STRICT`` is set. Each call of a reference reads it, so it is
+    read without the other settings.
     """
     return bool(_read(_STRICT))
 
 
 def _read(setting: Field[Any]) -> Any:
-    """Return the value of a setting from its environment variable, as a bool or a text. None where the variable is
-    unset, and for an empty text.
+    """Return the value of a setting from its environment variable, as a bool or a text. Return None if the variable is
+    unset, or if a text is empty.
     """
     raw = os.environ.get(Settings.variable(setting.name))
     if raw is None:

@@ -10,7 +10,7 @@ __all__: list[str] = []
 
 
 def main() -> None:
-    """Run the command line of Shiplap. ``shiplap --version`` alone reads the metadata of the distribution."""
+    """Run the command line of Shiplap. ``shiplap --version`` alone reads only the metadata of the distribution."""
     drop_current_folder()
     if sys.argv[1:] == ["--version"]:
         from importlib.metadata import version
@@ -23,10 +23,11 @@ def main() -> None:
 
 
 def drop_current_folder() -> None:
-    """Remove the current folder from the search path of modules, unless ``PYTHONPATH`` names it.
+    """Remove the current folder from the search path of modules, unless the environment variable ``PYTHONPATH`` names
+    it.
 
-    Python puts it first for ``python -m`` and for an empty entry of ``PYTHONPATH``. Entries behind Python's own modules
-    stay: an installation in place has made them.
+    Python puts it first for ``python -m`` and for an empty item of ``PYTHONPATH``. Items behind Python's own modules
+    stay, since an installation in place has made them.
     """
     named = {os.path.realpath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p}
     here = os.path.realpath(os.getcwd())

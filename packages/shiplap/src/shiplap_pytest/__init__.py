@@ -22,12 +22,12 @@ MARKER = "judge(reference, *candidates, incomplete=False, **options): judge kern
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker ``judge`` with pytest."""
     config.addinivalue_line("markers", MARKER)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each candidate of the marker."""
+    """Generate one test for each candidate of the marker ``judge``."""
     marker = metafunc.definition.get_closest_marker("judge")
     if "judged" in metafunc.fixturenames and marker is not None and len(marker.args) > 1:
         candidates = marker.args[1:]
@@ -35,12 +35,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _name(candidate: Any) -> str:
+    """Return the name of a candidate for the id of its test."""
     return str(getattr(candidate, "__name__", candidate))
 
 
 @pytest.fixture(scope="session")
 def shiplap_launcher() -> Iterator[SandboxLauncher]:
-    """The process that starts those in which candidates run; it imports torch once for all tests of a session."""
+    """Yield the process that starts the processes in which candidates run. It imports torch once for all tests of a
+    session.
+    """
     from shiplap.sandbox.supervisor import SandboxLauncher
 
     with SandboxLauncher() as launcher:
@@ -49,12 +52,13 @@ def shiplap_launcher() -> Iterator[SandboxLauncher]:
 
 @pytest.fixture
 def shiplap_judge(request: pytest.FixtureRequest, shiplap_launcher: SandboxLauncher) -> Callable[..., JudgeResult]:
-    """``shiplap.judge`` with the launcher of the session; files are looked for beside the test first."""
+    """Return ``shiplap.judge`` with the launcher of the session. Files are looked for beside the test first."""
     from shiplap.judge import judge
 
     folder = request.path.parent
 
     def judge_here(reference: Any, candidate: Any, **options: Any) -> JudgeResult:
+        """Return the verdict on ``candidate``. Paths of files are relative to the test's folder if they exist there."""
         return judge(_beside(folder, reference), _beside(folder, candidate), launcher=shiplap_launcher, **options)
 
     return judge_here
@@ -62,10 +66,10 @@ def shiplap_judge(request: pytest.FixtureRequest, shiplap_launcher: SandboxLaunc
 
 @pytest.fixture
 def judged(request: pytest.FixtureRequest, shiplap_judge: Callable[..., JudgeResult]) -> JudgeResult:
-    """The verdict on the candidate of the test's marker ``judge``. The test fails unless it is *accepted*.
+    """Return the verdict on the candidate of the test's marker ``judge``. The test fails unless it is *accepted*.
 
-    Keyword arguments of the marker are options of ``shiplap.judge``; ``incomplete=True`` lets a verdict pass that found
-    nothing wrong and could not look at everything. SL312 for a test without a reference or a candidate.
+    Keyword arguments of the marker are options of ``shiplap.judge``. With ``incomplete=True`` a verdict passes that
+    found no defect and could not examine everything. Raise ``SL312`` for a test without a reference or a candidate.
     """
     from shiplap.errors import error
 
@@ -82,7 +86,7 @@ def judged(request: pytest.FixtureRequest, shiplap_judge: Callable[..., JudgeRes
 
 
 def _beside(folder: Path, target: Any) -> Any:
-    """A path relative to the test's own folder, where that is a file; anything else as it is."""
+    """Return ``target`` as a path in the test's own folder if it is a file there. Otherwise return it unchanged."""
     if not isinstance(target, str):
         return target
     file, colon, name = target.partition(":")

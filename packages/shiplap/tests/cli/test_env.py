@@ -49,7 +49,7 @@ def test_settings_in_force(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_library_has_its_fix(tmp_path: Path) -> None:
     entry = env._locate_library("a.family", tmp_path / "libabsent.so")
     assert (entry["found"], entry["symbols"]) == (False, 0)
-    assert entry["problem"].startswith("SL401: the kernel library cannot be loaded; build the library")
+    assert entry["problem"].startswith("SL401: the kernel library cannot be loaded; if the file is missing, build")
 
 
 def test_compiler_absent(monkeypatch: pytest.MonkeyPatch) -> None:

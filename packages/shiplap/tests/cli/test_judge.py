@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from shiplap.judge import checks
+
 REFERENCE = """
 import torch
 class Model(torch.nn.Module):
@@ -33,7 +35,8 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.fixture
-def files(tmp_path: Any) -> Any:
+def files(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(checks, "LATE_CALLS", 128)  # as for the tests of the judge
     (tmp_path / "ref.py").write_text(REFERENCE)
     (tmp_path / "good.py").write_text(CANDIDATE.replace("LEAST", "0"))
     (tmp_path / "bad.py").write_text(CANDIDATE.replace("LEAST", "-1"))

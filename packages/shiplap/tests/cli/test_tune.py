@@ -100,7 +100,10 @@ def test_what_cannot_be_tuned(run: Any, arguments: tuple[str, ...], id: str, got
     assert result.exit_code == 2
     assert result.stderr.splitlines()[0].startswith(f"{id}: ")
     assert f"got      {got}" in result.stderr
-    assert id != "SL613" or "fix      run 'shiplap tune --help' and correct the arguments" in result.stderr
+    assert (
+        id != "SL613"
+        or "fix      pass what 'expected' shows. Run 'shiplap tune --help' to list the arguments" in result.stderr
+    )
     assert result.stdout == ""
 
 

@@ -47,7 +47,8 @@ def test_checks_follow_the_declaration(gather):
         "const int64_t* shape_x = t_x.sizes();",
         'if (!(rank_x == 2)) [[unlikely]] refuse("SL201", "a tensor has the wrong number of dims", '
         '"NS::gather, argument \'x\'", "{} dims, shape {}", '
-        '"Float[Tensor, \\"n 4\\"]", "reshape or unsqueeze the tensor", {rank_x, Sizes(shape_x, rank_x)});',
+        '"Float[Tensor, \\"n 4\\"]", "reshape the tensor to the number of dims under \'expected\', for example with '
+        'x.unsqueeze(0)", {rank_x, Sizes(shape_x, rank_x)});',
         "const int64_t d_n = shape_x[0];",
         "if (!(shape_x[1] == 4)) [[unlikely]] refuse(",
         "if (!(type_table == 3)) [[unlikely]] refuse(",

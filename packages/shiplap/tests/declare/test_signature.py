@@ -102,7 +102,12 @@ def test_what_is_no_function(ns, target):
 
 @pytest.mark.parametrize("declare", [sl.op, sl.adopt])
 def test_the_parentheses_are_missing(declare):
-    with fails("SL101", where="@sl.op", got="function op", fix='write @sl.op("namespace::name")'):
+    with fails(
+        "SL101",
+        where="@sl.op",
+        got="function op",
+        fix='give the op a name of this form, such as @sl.op("mylib::scale")',
+    ):
 
         @declare
         def op(x: F) -> F: ...
@@ -146,12 +151,12 @@ class Pair(NamedTuple):
         (dict[str, int], "dict[str, int]", "pass the entries as separate arguments"),
         (dict, "dict", "pass the entries as separate arguments"),
         (Tensor, "Tensor", 'say the dtype and dims: Float[Tensor, "n c"]'),
-        (int | str, "int | str", "pass the fields of the argument"),
-        (set[int], "set[int]", "pass the fields of the argument"),
-        (tuple[int, str], "tuple[int, str]", "pass the fields of the argument"),
-        (tuple[F, V], "tuple", "pass the fields of the argument"),
-        (bytes, "bytes", "pass the fields of the argument"),
-        (typing.Any, "Any", "pass the fields of the argument"),
+        (int | str, "int | str", "pass those of its fields that the op reads"),
+        (set[int], "set[int]", "pass those of its fields that the op reads"),
+        (tuple[int, str], "tuple[int, str]", "pass those of its fields that the op reads"),
+        (tuple[F, V], "tuple", "pass those of its fields that the op reads"),
+        (bytes, "bytes", "pass those of its fields that the op reads"),
+        (typing.Any, "Any", "pass those of its fields that the op reads"),
     ],
 )
 def test_types_a_schema_cannot_carry_say_how_to_split_them(ns, annotation, got, fix):

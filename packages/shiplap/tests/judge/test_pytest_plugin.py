@@ -20,6 +20,8 @@ def get_inputs():
 """
 TESTS = """
 import pytest
+from shiplap.judge import checks
+checks.LATE_CALLS = 128
 
 @pytest.mark.judge("ref.py:reference", "good.py:candidate", "bad.py:candidate", seconds=240, rounds=5)
 def test_kernels(judged):

@@ -1,6 +1,7 @@
 """Suites in the formats of public benchmarks are found, judged, kept and resumed."""
 
 import json
+import os
 import threading
 
 import pytest
@@ -130,6 +131,24 @@ def test_a_file_of_a_solution_cannot_leave_its_folder(suite, tmp_path):
     (suite / "sol/gate/solution_python.json").write_text(json.dumps(solution))
     find_problems(folders(suite, tmp_path))
     assert not list(tmp_path.rglob("out.py"))
+
+
+def test_files_of_a_suite_have_an_end_and_a_depth(suite, tmp_path):
+    """A file of ``/proc`` states no size; what is nested deeply ends a parser with an error of its own."""
+    deep = "[" * 50_000
+    for name, content in {"definition.json": deep, "workload.jsonl": deep, "solution_python.json": deep}.items():
+        (suite / "sol/gate" / name).write_text(content)
+        assert all(p.name != "sol/gate" or p.unusable for p in find_problems(folders(suite, tmp_path)))
+        (suite / "sol/gate" / name).unlink()
+        (suite / "sol/gate" / name).symlink_to("/dev/zero")
+    (suite / "tasks/linear/config_forward.json").write_text(deep)
+    (suite / "mode/half/task.yml").write_text(f'tests:\n  - {{"size": {"-" * 5000}1}}\n')
+    (suite / "level1/3_Long.py").symlink_to("/proc/self/pagemap")
+    os.mkfifo(suite / "level1/4_Waits.py")
+    found = {p.name: p for p in find_problems(folders(suite, tmp_path))}
+    assert found["mode/half"].unusable == "no test with its sizes"
+    assert found["tasks/linear"].unusable == "no candidate"
+    assert found["level1/2_Relu"].format == "KernelBench"
 
 
 def test_verdicts_are_kept_and_a_later_run_goes_on(suite, tmp_path):

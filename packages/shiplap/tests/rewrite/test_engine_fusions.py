@@ -21,6 +21,7 @@ from shiplap import rewrite, rewrites
 from shiplap.rewrite import Match
 from shiplap.torch_private import graph_nodes
 from shiplap.torch_private.inductor_passes import capture_graph
+from shiplap_testing.effort import sampled
 
 E, D, HEADS, KEYS = 1e-6, 8, 4, 2
 CODES = torch.int8
@@ -422,8 +423,12 @@ def compiled(made: Any, model: Callable[..., Any], args: list[Tensor]) -> tuple[
         return torch.compile(model, fullgraph=True)(*args), placed
 
 
+# Each is a part of another fusion, or like one that has another product in front.
+PARTS = ("norm, static quantisation", "norm, quantisation of groups", "norm, quantisation of tokens")
+
+
 @pytest.mark.parametrize("second_form", [pytest.param(False, marks=pytest.mark.long, id="first"), True])
-@pytest.mark.parametrize("name", FUSIONS)
+@pytest.mark.parametrize("name", sampled(FUSIONS, long=PARTS))
 def test_a_fusion_is_proven_and_placed(name, second_form):
     pattern, replacement, model, args = FUSIONS[name]
     made = rewrite(pattern, replacement, name="fusion", level="post-grad", samples=lambda: [tuple(args())])
@@ -485,7 +490,7 @@ def group() -> Iterator[str]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("level", ["pre-grad", "joint", "post-grad"])
+@pytest.mark.parametrize("level", sampled(["pre-grad", "joint", "post-grad"], long=["joint"]))
 def test_a_collective_of_torch_is_part_of_a_pattern(group, level):
     reduce, wait = torch.ops._c10d_functional.all_reduce, torch.ops._c10d_functional.wait_tensor
 

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -508,21 +508,23 @@ def _become(name: str, world: World, writing: int, device: bool = False, user: i
 
 @cache
 def every_attempt() -> dict[str, Attempt]:
-    """Return the attempts of this module and those of a later attack."""
-    from tests.sandbox import more_escapes
+    """Return the attempts of this module and those of later attacks."""
+    from tests.sandbox import more_escapes, reading_escapes
 
-    assert not ATTEMPTS.keys() & more_escapes.ATTEMPTS.keys()
-    return ATTEMPTS | more_escapes.ATTEMPTS
+    assert not ATTEMPTS.keys() & more_escapes.ATTEMPTS.keys() & reading_escapes.ATTEMPTS.keys()
+    return ATTEMPTS | more_escapes.ATTEMPTS | reading_escapes.ATTEMPTS
 
 
-def run_all(*, user: int | None = None, **how: bool) -> list[Row]:
-    """Return the rows of all attempts, each with an empty scratch folder. ``user`` is another one that tries them."""
+def run_all(names: Iterable[str] = (), *, user: int | None = None, **how: bool) -> list[Row]:
+    """Return the rows of the attempts ``names``, by default of all, each with an empty scratch folder. ``user`` is
+    another one that tries them.
+    """
     rows = []
     with tempfile.TemporaryDirectory(prefix="escapes-") as folder:
         outside = Outside(Path(folder))
         for path in (Path(folder), *Path(folder).rglob("*")) if user is not None else ():
             os.chown(path, user, user)
-        for name in every_attempt():
+        for name in names or every_attempt():
             rows.append(run_attempt(name, outside, user=user, **how))
             for left in Path(outside.world.scratch).iterdir():
                 left.unlink()

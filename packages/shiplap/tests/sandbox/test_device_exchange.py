@@ -17,8 +17,9 @@ from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.device_clock import CallsNotQueued
 from shiplap.sandbox.device_memory import FLAG_BYTES, GRAIN
+from shiplap.sandbox.launcher_environment import launcher_environment
 from shiplap.sandbox.protocol import BatchCalled, CallPlaces
-from shiplap.sandbox.supervisor import Bounds, Timeout, launcher_environment
+from shiplap.sandbox.supervisor import Bounds, Timeout
 from tests.sandbox.fake_device import FakeDriver, drawn, driver, process_of
 
 __all__ = ["driver"]

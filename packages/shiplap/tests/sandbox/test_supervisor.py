@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import mmap
 import os
 import signal
@@ -19,7 +21,10 @@ from shiplap.sandbox import candidate, supervisor
 from shiplap.sandbox.arguments import ArgumentArena, MappedArguments
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
-from shiplap.sandbox.forked_launcher import _forget_secrets, _make_memory_private
+from shiplap.sandbox.forked_launcher import ForkedLauncher, _forget_secrets, _make_memory_private
+from shiplap.sandbox.landlock import start_removal
+from shiplap.sandbox.launcher_environment import SECRET_VARIABLE
+from shiplap.sandbox.proc_filesystem import has_ended, stat_fields
 from shiplap.sandbox.protocol import Heartbeat, Inspect, LoadTarget
 from shiplap.sandbox.supervisor import Bounds, SandboxLauncher
 
@@ -93,6 +98,25 @@ def candidate(x):
         called(witness, torch.ones(4))
 
 
+@pytest.mark.parametrize("how", ["killed", "itself"])
+def test_a_child_that_holds_the_connection_does_not_hide_an_end(load, how: str) -> None:
+    """The reply was waited for until the time was over, and who was killed from outside was blamed."""
+    witness = load(f"""
+if os.fork() == 0:
+    time.sleep(60)
+def candidate(x):
+    if {how == "itself"}:
+        os._exit(3)
+    time.sleep(60)
+""")
+    if how == "killed":
+        threading.Timer(0.2, os.kill, (witness.prisoner.pid, signal.SIGKILL)).start()
+    with pytest.raises(CandidateError) as caught:
+        called(witness, torch.ones(4))
+    assert isinstance(caught.value, MachineLack) is (how == "killed")
+    assert ("killed from outside" if how == "killed" else "exit status 3") in str(caught.value)
+
+
 def test_who_is_killed_while_it_stands_is_not_blamed(load) -> None:
     witness = load("""
 held = torch.ones(1 << 26)  # its end takes time of a processor
@@ -137,7 +161,8 @@ def candidate(x):
 @pytest.mark.parametrize(
     ("error", "lacks"),
     [
-        ("OSError(23, os.strerror(23))", True),  # ENFILE: of the whole machine
+        ("OSError(23, os.strerror(23))", True),  # ENFILE: no process could open one
+        ("OSError(122, os.strerror(122))", True),  # EDQUOT
         ("OSError(24, os.strerror(24))", False),  # EMFILE: this program may open more than the process
         ("MemoryError()", False),  # with memory left, it asks for too much
         ("OSError(28, os.strerror(28))", False),
@@ -148,6 +173,8 @@ def test_an_error_is_a_lack_if_the_machine_has_no_more(load, monkeypatch, error:
     from shiplap.sandbox import machine_lack
 
     monkeypatch.setattr(machine_lack, "available_memory", lambda: 1 << 50)
+    monkeypatch.setattr(machine_lack, "_files_left", lambda: 0)
+    monkeypatch.setattr(machine_lack, "_exceeds_quota", lambda folder: True)
     witness = load(f"""
 def candidate(x):
     raise {error}
@@ -160,6 +187,160 @@ def candidate(x):
     if error == "MemoryError()":
         with pytest.raises(MachineLack, match="Cannot allocate memory"):
             called(witness, torch.ones(4))
+
+
+@pytest.mark.parametrize("number", [errno.ENFILE, errno.EDQUOT])
+def test_who_names_a_lack_that_the_machine_does_not_have_is_blamed(load, number: int) -> None:
+    witness = load(f"""
+def candidate(x):
+    raise OSError({number}, os.strerror({number}))
+""")
+    with pytest.raises(CandidateError) as caught:
+        called(witness, torch.ones(4))
+    assert not isinstance(caught.value, MachineLack)
+
+
+def test_a_quota_is_tried(monkeypatch, tmp_path) -> None:
+    from shiplap.sandbox import machine_lack
+
+    def refuse(handle: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    assert not machine_lack._exceeds_quota(str(tmp_path))
+    assert machine_lack._files_left() > 0
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert machine_lack._exceeds_quota(str(tmp_path))
+
+
+def test_a_machine_that_forbids_to_read_other_processes_is_no_fault() -> None:
+    assert isinstance(candidate._memory_fault(OSError(errno.EPERM, "not permitted"), "its results"), MachineLack)
+    assert not isinstance(candidate._memory_fault(OSError(errno.EFAULT, "bad address"), "its results"), MachineLack)
+
+
+# What leaves no trace in the status of a process: how a candidate begins such work, in Python.
+HIDDEN = """
+import ctypes, mmap, threading
+libc = ctypes.CDLL(None, use_errno=True)
+def leaderless(work):
+    pid = os.fork()
+    if pid == 0:
+        threading.Thread(target=work).start()
+        time.sleep(0.02)
+        libc.syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # this thread ends, the other one does not
+    return pid
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_counts(load) -> None:
+    """Linux shows it as one that has ended."""
+    witness = load(f"""{HIDDEN}
+pid = leaderless(lambda: time.sleep(30))
+time.sleep(0.1)
+def candidate(x):
+    return x + 1
+""")
+    (helper,) = witness.prisoner.strays()
+    assert stat_fields(helper)[0] == "Z"
+    assert witness.prisoner.strays(still=True) == [helper]
+    witness.prisoner.alone = True
+    with pytest.raises(CandidateError, match="1 processes were running beside a timed call"):
+        called(witness, torch.ones(4))
+    ends = time.monotonic() + 5
+    while not has_ended(stat_fields(helper) or "Z" * 18) and time.monotonic() < ends:
+        time.sleep(0.005)
+    assert witness.prisoner.strays() == []
+
+
+@pytest.mark.parametrize(
+    "eat",
+    [
+        "leaderless(lambda: (time.sleep(0.1), held.append(torch.ones(1 << 27)), time.sleep(30)))",
+        "drop_shared()",
+        "read_nothing()",
+        "fill_sockets()",
+    ],
+)
+def test_memory_that_is_not_resident_counts(load, eat: str) -> None:
+    """Of a process whose first thread has ended, of shared pages that were dropped, of page tables, and of sockets."""
+    witness = load(
+        f"""{HIDDEN}
+held = []
+def drop_shared():
+    for _ in range(16):  # a little at a time, and none of it is freed
+        part = mmap.mmap(-1, 1 << 25)
+        part.write(bytes(1 << 25))
+        part.madvise(mmap.MADV_DONTNEED)
+        held.append(part)
+def read_nothing():
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    size, step = 1 << 38, 1 << 21  # one byte of each region has a table of its own
+    start = libc.mmap(None, size, 1, 0x4022, -1, 0)
+    libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), 15)  # no huge pages
+    for at in range(0, size, step):
+        ctypes.string_at(start + at, 1)
+def fill_sockets():
+    import socket
+    for _ in range(2):
+        if os.fork() == 0:
+            break
+    for _ in range(480):
+        held.extend(socket.socketpair())
+def candidate(x):
+    {eat}
+    time.sleep(10)
+    return x + 1
+"""
+    )
+    object.__setattr__(witness.prisoner.bounds, "memory", 1 << 28)
+    with pytest.raises(CandidateError, match="GiB of memory"):
+        called(witness, torch.ones(4))
+
+
+def test_nothing_outlives_a_launcher_that_was_killed(tmp_path) -> None:
+    with SandboxLauncher() as launcher:
+        (tmp_path / "it.py").write_text(
+            f"{HEAD}\nif os.fork() == 0:\n    time.sleep(60)\n\ndef candidate(x): return x\n"
+        )
+        prisoner = launcher.start([str(tmp_path)], Bounds(seconds=20))
+        TargetProcess(prisoner).load(
+            LoadTarget(str(tmp_path / "it.py"), ["candidate"], "function", [], 1), ArgumentArena()
+        )
+        (helper,) = prisoner.strays()
+        os.kill(launcher.pid, signal.SIGKILL)
+    ends = time.monotonic() + 5
+    while (stat := stat_fields(helper)) and not has_ended(stat) and time.monotonic() < ends:
+        time.sleep(0.005)
+    assert not stat or has_ended(stat)
+
+
+def test_folders_that_nobody_can_list_are_removed(tmp_path, capfd) -> None:
+    """A folder of mode 300 can be filled, and ``rm`` cannot remove it for a user who is not root."""
+    left = tmp_path / "left"
+    (left / "a" / "b").mkdir(parents=True)
+    (left / "a" / "b" / "c").touch()
+    for path in (tmp_path, left, left / "a", left / "a" / "b", left / "a" / "b" / "c") if os.geteuid() == 0 else ():
+        os.chown(path, 65534, 65534)
+    (left / "a").chmod(0o300)
+    for above in tmp_path.parents[:-2] if os.geteuid() == 0 else ():
+        above.chmod(above.stat().st_mode | 0o111)
+    child = os.fork()
+    if child == 0:
+        if os.geteuid() == 0:
+            os.setresuid(65534, 65534, 65534)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(start_removal(str(left)), 0)[1]))
+    os.waitpid(child, 0)
+    assert not left.exists()
+    assert not capfd.readouterr().err
+
+
+def test_names_of_secrets() -> None:
+    secrets = (
+        "DB_PASS MYSQL_PWD PGPASSFILE GH_PAT DATABASE_URL PIP_INDEX_URL SENTRY_DSN SESSION_COOKIE AWS_ACCESS_KEY_ID"
+    )
+    plain = "PWD OLDPWD PATH PYTHONPATH OMP_NUM_THREADS TORCHINDUCTOR_PATTERNS CUDA_VISIBLE_DEVICES CONDA_PREFIX"
+    assert [name for name in secrets.split() if not SECRET_VARIABLE.search(name)] == []
+    assert [name for name in plain.split() if SECRET_VARIABLE.search(name)] == []
 
 
 def test_who_has_used_up_its_files_is_blamed(load) -> None:
@@ -393,6 +574,30 @@ def test_a_fork_does_not_write_what_the_program_has_mapped(tmp_path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert (file.read_bytes()[:1], mapped[0][:1], shared[:1], os.pread(handle, 1, 0)) == (b"a", b"a", b"b", b"c")
     os.close(handle)
+
+
+class EndsFork:
+    """Ends a forked process that collects it. In a program, it may wait for a thread that does not exist there."""
+
+    def __init__(self, program: int) -> None:
+        self.program, self.circle = program, self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.program:
+            os._exit(9)
+
+
+def test_a_fork_collects_no_garbage_of_the_program() -> None:
+    before = gc.get_threshold()
+    launcher = ForkedLauncher()
+    gc.collect()
+    try:
+        gc.set_threshold(5000, 1, 1)  # fewer objects than the fork makes for its snapshot, more than this process does
+        EndsFork(os.getpid())
+        with launcher:
+            launcher.start().kill()
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_a_fork_has_no_secret_in_the_memory_of_its_environment() -> None:

@@ -61,6 +61,7 @@ def command(
     )
     swept = audit.run_sweep(project, names, chosen, samples=samples, jobs=jobs, models=models, tell=verbs.note)
     verdicts = list(swept)
+    # A refusal is no failure, since it gives a reason and no wrong value.
     bad = [v for v in verdicts if v.state in ("fail", "crash")]
     if json:
         verbs.emit_json({"counts": audit.count_by_dtype(verdicts), "verdicts": [v.as_json() for v in verdicts]})
@@ -75,8 +76,9 @@ def command(
 
 
 def _require_known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
-    """Return ``given``, the names passed to ``option``, if all are known. Raises SL613 with the nearest name for an
-    unknown one.
+    """Return ``given``, the names that were passed to the command-line option ``option``.
+
+    Raise ``SL613`` with the nearest name if one of them is not in ``known``.
     """
     from shiplap.plugin_api import error
     from shiplap_backend.expression import suggest_nearest
@@ -91,8 +93,9 @@ def _require_known(option: str, given: list[str], known: Sequence[str]) -> list[
 
 
 def _match_names(pattern: str, known: Sequence[str], what: str) -> list[str]:
-    """Return the known names that match the regular expression ``pattern``. Raises SL613 for no match and for an
-    invalid expression.
+    """Return the names in ``known`` in which the regular expression ``pattern`` is found.
+
+    ``what`` is a noun for the names, for the error. Raise ``SL613`` if none matches or if ``pattern`` is invalid.
     """
     from shiplap.plugin_api import error
 

@@ -30,8 +30,10 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON value: what 
 
 
 def _generate_sources(directory: Path, accept: bool) -> tuple[GeneratedWrappers, dict[str, object]]:
-    """Generate the C++ sources of the project in ``directory``, and return the wrappers and the counts and file names
-    that the command prints. ``accept`` allows torch's schemas to differ from the locked ones.
+    """Generate the C++ sources of the project in ``directory``.
+
+    Return the generated wrappers, and the report that the command prints. With ``accept``, torch's operator schemas may
+    differ from those that the project locked.
     """
     from shiplap_backend.entries import target_dtypes, wide_dtype
     from shiplap_backend.project import generate_project, open_project
@@ -78,7 +80,7 @@ def command(
 
 
 def _print_generated(report: dict[str, object], json: bool) -> None:
-    """Print the report of a generation, as text or as JSON."""
+    """Print the report of a generation, as JSON with ``json``, else as lines of text."""
     if json:
         verbs.emit_json(report)
         return

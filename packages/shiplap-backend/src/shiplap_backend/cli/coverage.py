@@ -43,6 +43,7 @@ def command(
     called = run_program(project, model, cover) if model else []
     if page:
         verbs.write_text(page, render_coverage(cover, called))
+    # A fallback for which the metadata gives a reason does not fail the command.
     unexpected = [n for n in called if n.fallback and not n.expected]
     if json:
         verbs.emit_json({**cover.as_json(), "called": [asdict(n) for n in called]})

@@ -61,8 +61,9 @@ def command(
 
 
 def _read_installed_schemas(before: SchemaLock, everything: bool) -> SchemaLock:
-    """Return the installed torch's operator schemas: all with ``everything``, otherwise those of the operators that the
-    lock ``before`` has.
+    """Return the operator schemas of the installed torch.
+
+    With ``everything`` these are all schemas, otherwise only those of the overloads that ``before`` has.
     """
     from shiplap_backend.lock import SchemaLock, snapshot_schemas
 

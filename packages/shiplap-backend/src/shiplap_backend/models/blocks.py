@@ -11,25 +11,32 @@ from shiplap_backend.models.case import CaseMaker, ModelCase
 
 
 class RotaryAttention(nn.Module):
-    """Attention over a window, with two heads of keys for four of queries, and positions as complex rotations."""
+    """Attention over a window of positions, followed by a gated layer.
+
+    Two heads of keys serve four heads of queries. Positions are encoded by rotations of complex numbers.
+    """
 
     def __init__(self, width: int = 32) -> None:
-        """Make the layers of the block for tokens of ``width`` features."""
+        """Create the layers of the block for tokens of ``width`` features."""
         super().__init__()
         self.norm, self.query, self.out = nn.RMSNorm(width), nn.Linear(width, width), nn.Linear(width, width)
         self.keys = nn.Linear(width, width, bias=False)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
 
     def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return the query or key ``x`` rotated by its positions, with pairs of numbers taken as complex numbers."""
+        """Return the query or key ``x`` rotated by ``positions``.
+
+        Each pair of numbers is rotated as a complex number.
+        """
         rates = 100.0 ** -torch.arange(0, 1, 0.25, device=x.device, dtype=x.dtype)
         angles = positions[:, None].to(x.dtype) * rates
         pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's result for tokens ``x``: windowed rotary attention, then a gated layer, each added to its
-        input.
+        """Return the block's result for the tokens ``x``.
+
+        The results of the attention and of the gated layer are each added to their input.
         """
         batch, length, width = x.shape
         hidden = self.norm(x)
@@ -47,22 +54,29 @@ class RotaryAttention(nn.Module):
 
 
 class Detector(nn.Module):
-    """Boxes and scores for each place of an image, and the boxes that overlap no better one."""
+    """A detector that predicts a box and a score for each pixel of an image.
+
+    It keeps the boxes that do not overlap a better one.
+    """
 
     def __init__(self) -> None:
-        """Make a small convolutional body with heads for scores and boxes."""
+        """Create a small convolutional network with one output for scores and one for boxes."""
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU())
         self.score, self.sides = nn.Conv2d(8, 1, 1), nn.Conv2d(8, 4, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the boxes of one image that overlap no better one, best first, and their scores."""
+        """Return the boxes of the image ``x`` that do not overlap a better one, and their scores.
+
+        The best box comes first.
+        """
         hidden = self.body(x)
         scores = self.score(hidden).flatten()
         sides = f.softplus(self.sides(hidden))[0].flatten(1).t()
         rows, columns = torch.meshgrid(*(torch.arange(n, device=x.device) for n in x.shape[-2:]), indexing="ij")
         centres = torch.stack([columns, rows], -1).reshape(-1, 2).to(x.dtype)
         boxes = torch.cat([centres - sides[:, :2], centres + sides[:, 2:]], 1)
+        # A stable sort orders equal scores alike on each device.
         order = scores.argsort(descending=True, stable=True)
         best = boxes[order]
         inside = torch.minimum(best[:, None, 2:], best[:, 2:]) - torch.maximum(best[:, None, :2], best[:, :2])
@@ -77,15 +91,15 @@ class Detector(nn.Module):
 
 
 class Aligner(nn.Module):
-    """A convolution and a recurrent layer over sound, and the loss of its alignment with letters."""
+    """A convolution and a recurrent layer over sound, with the loss of its alignment with letters."""
 
     def __init__(self) -> None:
-        """Make a convolution and a recurrent layer with letters as classes."""
+        """Create a convolution, a recurrent layer and a linear layer with letters as classes."""
         super().__init__()
         self.conv, self.rnn, self.out = nn.Conv1d(4, 8, 3, stride=2), nn.GRU(8, 6, bidirectional=True), nn.Linear(12, 5)
 
     def forward(self, sound: Tensor, letters: Tensor) -> Tensor:
-        """Return the CTC loss of ``letters`` for the ``sound``, by a convolution and a recurrent layer."""
+        """Return the CTC loss of ``letters`` for the ``sound``."""
         hidden, _ = self.rnn(f.gelu(self.conv(sound)).permute(2, 0, 1))
         chances = self.out(hidden).log_softmax(-1)
         heard, written = (torch.full((sound.shape[0],), n) for n in (len(chances), letters.shape[1]))
@@ -93,8 +107,9 @@ class Aligner(nn.Module):
 
 
 def normed_case() -> ModelCase:
-    """Return the test case of layers whose weights are normed in each call: by their length, and by their largest
-    singular value.
+    """Return the test case of layers whose weights are normalised in each call.
+
+    Some weights are divided by their length, and others by their largest singular value.
     """
     layers = (
         parametrizations.weight_norm(nn.Conv1d(3, 6, 3)),

@@ -11,15 +11,14 @@ from torch import Tensor
 
 
 def mean_of_squares(output: Any) -> Tensor:
-    """Return the sum of the mean squares of all floating-point tensors in ``output``, nested in dicts and lists: a loss
-    for any model.
+    """Return a loss that any model has, namely the sum of the mean squares of its floating-point outputs.
+
+    ``output`` may nest the tensors in dicts, lists and tuples.
     """
     means: list[Tensor] = []
 
     def collect(value: Any) -> None:
-        """Append the mean square of a tensor, or of each tensor in a dict or list, to the list of the terms of the
-        loss.
-        """
+        """Append the mean square of each floating-point tensor in ``value`` to the terms of the loss."""
         if isinstance(value, Tensor):
             means.extend([value.square().mean()] if value.is_floating_point() else [])
         elif isinstance(value, dict):
@@ -35,14 +34,16 @@ def mean_of_squares(output: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class ModelCase:
-    """A model on the CPU with its arguments.
+    """A model on the CPU with the arguments of its test.
 
     Args:
-        module: without dropout, since a training step is compared.
-        args: of its forward, positional.
-        kwargs: of its forward, by name. Those of ``train`` are added in the training step.
-        loss: makes a scalar from the result of the forward in training mode.
-        generate: arguments of ``module.generate``, whose tokens are compared as well; empty if the model has none.
+        module: The model. Its dropout is switched off for the comparison.
+        args: The positional arguments of its forward.
+        kwargs: The keyword arguments of its forward.
+        train: Further keyword arguments in the training step.
+        loss: A function that computes a scalar from the result of the forward in training.
+        generate: Arguments of ``module.generate``, whose tokens are compared as well. It is empty if the model
+            generates none.
     """
 
     module: torch.nn.Module

@@ -30,7 +30,10 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 @dataclass
 class ModelRun:
-    """The results of a model on one device. The tensors are on the CPU."""
+    """The results of a model on one device, with all tensors on the CPU.
+
+    ``moved`` has the parameters after the training step.
+    """
 
     shapes: list[tuple[Any, ...]] = field(default_factory=list)  # dtype, size and strides of each result
     results: list[Tensor] = field(default_factory=list)
@@ -40,11 +43,11 @@ class ModelRun:
 
 
 def compare_model(make: CaseMaker, device: str) -> str:
-    """Return how the results, gradients or training step of the model on ``device`` differ from those on the CPU, or an
-    empty text. Seeds torch.
+    """Return how the model of ``make()`` on ``device`` differs from the model on the CPU.
 
-    Parameters must stay the same objects, tied parameters must stay tied, and an optimiser that was made before
-    ``to(device)`` must train them. Values are compared by the error model above.
+    The text is empty if results, gradients and the training step agree. Parameters must stay the same objects, and tied
+    parameters must stay tied. An optimiser that was created before ``to(device)`` must train them. A value may differ
+    by what the rounding of float32 explains. Torch is seeded.
     """
     torch.manual_seed(0)
     case = make()
@@ -71,7 +74,10 @@ def compare_model(make: CaseMaker, device: str) -> str:
 
 
 def _with_shifted_weights(case: ModelCase, seed: int) -> ModelCase:
-    """Move each parameter of ``case`` by a unit in the last place, up or down at random, and return the case."""
+    """Change each parameter of ``case`` by one rounding error, and return the case.
+
+    Its direction is random. ``seed`` determines the random numbers.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in case.module.parameters():
@@ -82,8 +88,10 @@ def _with_shifted_weights(case: ModelCase, seed: int) -> ModelCase:
 
 
 def _run_model(case: ModelCase, device: str, dtype: torch.dtype) -> tuple[ModelRun, str]:
-    """Run the model on a device for inference and one training step. Return the results, and a text if ``.to(device)``
-    made new parameter objects, else an empty text.
+    """Run the model of ``case`` on ``device`` in the dtype ``dtype``, and return the results.
+
+    It runs for inference, for generation and for one training step. The second result is a text if ``.to(device)``
+    created new parameter objects. Otherwise it is empty.
     """
     module: Any = case.module
     run = ModelRun()
@@ -115,11 +123,15 @@ def _run_model(case: ModelCase, device: str, dtype: torch.dtype) -> tuple[ModelR
 
 
 def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
-    """Return nested arguments with all tensors on ``device``, floating-point ones in ``dtype``."""
+    """Return the nested arguments ``value`` with all tensors on ``device``.
+
+    Floating-point tensors are converted to ``dtype``.
+    """
 
     def there(leaf: Any) -> Any:
-        """Return a tensor on the requested device, a floating-point one also in the requested dtype, and another value
-        unchanged.
+        """Return a tensor on the requested device, or another value as it is.
+
+        A floating-point tensor is converted to the requested dtype.
         """
         if not isinstance(leaf, Tensor):
             return leaf
@@ -129,16 +141,19 @@ def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
 
 
 def _output_tensors(output: Any) -> list[Tensor]:
-    """Return the tensors of a model's output in order; the output may be a tensor, nested lists and dicts, or an object
-    with attributes.
+    """Return the tensors of a model's ``output`` in order.
+
+    The output may be a tensor, a nest of lists and dicts, or an object with attributes.
     """
     given = dict(output) if isinstance(output, dict) else output
     return [t for t in leaves(given) if isinstance(t, Tensor)]
 
 
 def _find_differences(ours: ModelRun, theirs: ModelRun) -> Iterator[str]:
-    """Yield texts on what differs between a run on the device (``ours``) and one on the CPU (``theirs``) and cannot be
-    rounding: generated tokens, shapes, and which parameters have gradients.
+    """Yield a text on each difference between two runs that rounding cannot cause.
+
+    ``ours`` ran on the device, and ``theirs`` on the CPU. Generated tokens, shapes, and the set of parameters with
+    gradients are compared.
     """
     if ours.tokens != theirs.tokens:
         yield f"generated {ours.tokens} for {theirs.tokens}"
@@ -150,9 +165,11 @@ def _find_differences(ours: ModelRun, theirs: ModelRun) -> Iterator[str]:
 
 
 def _find_distances(ours: ModelRun, theirs: Sequence[ModelRun], exact: ModelRun) -> Iterator[str]:
-    """Yield texts on results, gradients and trained parameters of the device's run ``ours`` that are further from the
-    float64 run ``exact`` than rounding explains. ``theirs`` are runs on the CPU, the first with the given weights, the
-    others with weights shifted by a rounding error.
+    """Yield a text on each value of the device that is further from the exact one than rounding explains.
+
+    Results, gradients and trained parameters are compared. ``ours`` ran on the device, and ``exact`` in float64. The
+    first of ``theirs`` ran on the CPU with the given weights. The weights of the others are shifted by a rounding
+    error.
     """
     for i, (a, e) in enumerate(zip(ours.results, exact.results, strict=True)):
         yield from _describe_distance(f"result {i}", a, [run.results[i] for run in theirs], e)
@@ -166,8 +183,10 @@ def _find_distances(ours: ModelRun, theirs: Sequence[ModelRun], exact: ModelRun)
 
 
 def _describe_distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact: Tensor) -> Iterator[str]:
-    """Yield a text if the tensor ``ours`` is further from ``exact`` than rounding explains, relative to the norm of
-    ``exact``.
+    """Yield a text about ``name`` if the tensor ``ours`` is further from ``exact`` than rounding explains.
+
+    The distance is relative to the norm of ``exact``. Tensors of integers and booleans must be equal to the first of
+    ``theirs``. The others of ``theirs`` show how far rounding errors reach.
     """
     first = theirs[0]
     if not ours.is_floating_point() and not ours.is_complex():
@@ -183,8 +202,8 @@ def _describe_distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact:
     scale = max(float(exact.abs().double().norm()), 1e-30)
 
     def off(tensor: Tensor) -> float:
-        """Return the norm of the difference between a tensor and the result that counts as exact, relative to the norm
-        of the latter.
+        """Return the norm of the difference between ``tensor`` and the exact result, relative to the norm of the
+        latter.
         """
         return float((tensor.nan_to_num().to(exact.dtype) - exact).abs().double().norm()) / scale
 

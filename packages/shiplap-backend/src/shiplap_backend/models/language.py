@@ -19,8 +19,10 @@ def _output_loss(output: Any) -> Tensor:
 
 
 def _causal_model(kind: str, **options: Any) -> CaseMaker:
-    """Return a function that makes the test case of a small transformers language model: logits, the loss of its own
-    input, and a few generated tokens.
+    """Return a function that creates the test case of the language model ``kind`` of transformers, such as ``Llama``.
+
+    The model is small, and ``options`` are fields of its configuration. The case compares the logits, the loss of the
+    model's own input, and a few generated tokens.
     """
 
     def make() -> ModelCase:
@@ -66,6 +68,7 @@ def _bert_case() -> ModelCase:
         num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=48,
+        # Dropout would draw different numbers on each device.
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
@@ -78,7 +81,7 @@ def _bert_case() -> ModelCase:
 
 
 def _t5_case() -> ModelCase:
-    """Return the test case of a small T5, with generation."""
+    """Return the test case of a small T5, whose generated tokens are compared, too."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     start: dict[str, Any] = {"decoder_start_token_id": 0}

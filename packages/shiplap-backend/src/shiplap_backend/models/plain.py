@@ -29,16 +29,19 @@ def volume_case() -> ModelCase:
 
 
 class Autoencoder(nn.Module):
-    """Strided convolutions down, transposed ones and interpolation up, with a skip connection."""
+    """A convolutional autoencoder whose input is joined to its last layer.
+
+    It downsamples by strided convolutions, and upsamples by transposed convolutions and interpolation.
+    """
 
     def __init__(self) -> None:
-        """Make the layers of a small convolutional autoencoder."""
+        """Create the layers of a small convolutional autoencoder."""
         super().__init__()
         self.down, self.up = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ConvTranspose2d(8, 8, 4, stride=2, padding=1)
         self.norm, self.out = nn.InstanceNorm2d(8, affine=True), nn.Conv2d(11, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the image decoded from strided convolutions, with the input joined in the last layer."""
+        """Return the decoded image of ``x``."""
         y = self.up(torch.relu(self.norm(self.down(x))))
         y = nn.functional.interpolate(y, scale_factor=0.5, mode="bilinear", align_corners=False)
         y = nn.functional.interpolate(y, size=x.shape[-2:], mode="nearest")
@@ -46,16 +49,16 @@ class Autoencoder(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Two recurrent layers of different kinds."""
+    """An LSTM followed by a GRU and a linear layer."""
 
     def __init__(self) -> None:
-        """Make a bidirectional LSTM, a GRU and a linear layer."""
+        """Create a bidirectional LSTM, a GRU and a linear layer."""
         super().__init__()
         self.lstm = nn.LSTM(4, 6, num_layers=2, bidirectional=True, batch_first=True)
         self.gru, self.out = nn.GRU(12, 5, batch_first=True), nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return linear outputs of an LSTM followed by a GRU at each step, plus that of the GRU's last state."""
+        """Return the linear layer's outputs for each step of ``x``, with its output for the GRU's last state added."""
         hidden, _ = self.lstm(x)
         hidden, last = self.gru(hidden)
         result: Tensor = self.out(hidden) + self.out(last[-1])[:, None]
@@ -66,12 +69,15 @@ class PackedSequences(nn.Module):
     """An LSTM over sequences of different lengths."""
 
     def __init__(self) -> None:
-        """Make a bidirectional LSTM."""
+        """Create a bidirectional LSTM."""
         super().__init__()
         self.lstm = nn.LSTM(4, 6, bidirectional=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the padded outputs and the last states of an LSTM over packed sequences of different lengths."""
+        """Return the padded outputs and the last hidden states of the LSTM.
+
+        Its input is ``x`` packed as sequences of different lengths.
+        """
         packed = pack_padded_sequence(x, torch.tensor([2, 5, 4]), enforce_sorted=False)
         out, (hidden, _) = self.lstm(packed)
         return pad_packed_sequence(out)[0], hidden
@@ -81,12 +87,12 @@ class Cells(nn.Module):
     """Recurrent cells in a Python loop, as in decoders."""
 
     def __init__(self) -> None:
-        """Make an LSTM cell, a GRU cell and a plain recurrent cell."""
+        """Create an LSTM cell, a GRU cell and a plain recurrent cell."""
         super().__init__()
         self.lstm, self.gru, self.rnn = nn.LSTMCell(4, 6), nn.GRUCell(6, 6), nn.RNNCell(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the last state of three recurrent cells, applied in turn at every step."""
+        """Return the last state of three recurrent cells that are applied in turn at every step of ``x``."""
         h = c = x.new_zeros(x.shape[1], 6)
         g, r = h, x.new_zeros(x.shape[1], 3)
         for step in x:
@@ -97,33 +103,37 @@ class Cells(nn.Module):
 
 
 class Tied(nn.Module):
-    """A Transformer whose embedding is also the weight of its output."""
+    """A Transformer whose output layer uses the weight of its embedding."""
 
     def __init__(self) -> None:
-        """Make a Transformer whose output layer shares the weight of its embedding."""
+        """Create a Transformer whose output layer shares the weight of its embedding."""
         super().__init__()
         self.embed, self.out = nn.Embedding(11, 8, padding_idx=0), nn.Linear(8, 11, bias=False)
         self.body = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
         self.out.weight = self.embed.weight
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Return logits of a Transformer for ``target`` given ``source``, with a causal mask."""
+        """Return the logits of the Transformer for ``target`` given ``source``, with a causal mask."""
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
         result: Tensor = self.out(self.body(self.embed(source), self.embed(target), tgt_mask=mask))
         return result
 
 
 class Experts(nn.Module):
-    """A mixture of experts: tokens are sorted by expert, and counted with ``histc`` and ``bincount``."""
+    """A mixture of experts, in which each token is sent to two of four linear layers.
+
+    Tokens are sorted by expert, and counted with ``histc`` and ``bincount``.
+    """
 
     def __init__(self) -> None:
-        """Make a gate and four linear experts."""
+        """Create a gate and four linear experts."""
         super().__init__()
         self.gate, self.experts = nn.Linear(6, 4), nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return for each token the weighted sum of its two chosen experts; zeros for all if ``bincount`` and ``histc``
-        count the choices differently.
+        """Return the weighted sum of the two chosen experts for each token of ``x``.
+
+        The result is zero if ``bincount`` and ``histc`` count the choices differently.
         """
         weights, chosen = self.gate(x).softmax(-1).topk(2, dim=-1)
         order = chosen.flatten().argsort(stable=True)
@@ -133,19 +143,20 @@ class Experts(nn.Module):
         for expert, places in zip(self.experts, order.split(counts.tolist()), strict=True):
             rows = places // 2
             out = out.index_add(0, rows, expert(x[rows]) * weights.flatten()[places, None])
+        # A difference between the counts shows as a result of zeros.
         return out * (same == counts).all()
 
 
 class MessagePassing(nn.Module):
-    """A graph network: messages along edges, summed and maximised at their targets."""
+    """A graph network whose nodes receive the sum and the maximum of the messages along their edges."""
 
     def __init__(self) -> None:
-        """Make the layers for messages and for updates."""
+        """Create the layers for messages and for updates."""
         super().__init__()
         self.message, self.update = nn.Linear(8, 6), nn.Linear(16, 4)
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        """Return the features of nodes updated by the sums and the maxima of messages along ``edges``."""
+        """Return the features of the nodes ``x``, updated by the messages along ``edges``."""
         source, target = edges
         message = torch.relu(self.message(torch.cat([x[source], x[target]], -1)))
         total = x.new_zeros(len(x), 6).index_add(0, target, message)
@@ -155,47 +166,48 @@ class MessagePassing(nn.Module):
 
 
 class Spectral(nn.Module):
-    """A Fourier layer: complex numbers inside, real ones outside."""
+    """A layer that mixes the channels of a real signal in Fourier space by complex weights."""
 
     def __init__(self) -> None:
-        """Make a complex weight for five frequencies and a convolution."""
+        """Create a complex weight for five frequencies, and a convolution."""
         super().__init__()
         self.weight = nn.Parameter(torch.randn(3, 3, 5, dtype=torch.complex64) / 3)
         self.out = nn.Conv1d(3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a signal whose five lowest frequencies are mixed across channels."""
+        """Return a signal made of the five lowest frequencies of ``x``, mixed across channels."""
         modes = torch.fft.rfft(x)[..., :5]
         result: Tensor = self.out(torch.fft.irfft(torch.einsum("bix,iox->box", modes, self.weight), n=x.shape[-1]))
         return result
 
 
 class Sampler(nn.Module):
-    """A spatial transformer: a small network gives the places at which the image is sampled."""
+    """A spatial transformer, which samples an image at places that a small layer computes from it."""
 
     def __init__(self) -> None:
-        """Make the layer that gives the affine map."""
+        """Create the layer that computes the affine map of the places."""
         super().__init__()
         self.where = nn.Linear(64, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the image sampled at places that an affine map computed from it gives."""
+        """Return the image ``x`` sampled at the places of an affine map that is computed from ``x``."""
         theta = self.where(x.flatten(1)).view(-1, 2, 3) * 0.1 + torch.eye(2, 3, device=x.device)
         grid = nn.functional.affine_grid(theta, list(x.shape), align_corners=False)
         return nn.functional.grid_sample(x, grid, align_corners=False)
 
 
 class Bag(nn.Module):
-    """Embeddings of bags of words and a classifier, as for click rates."""
+    """Embeddings of bags of words, and a bilinear classifier as used for click rates."""
 
     def __init__(self) -> None:
-        """Make an embedding bag and a bilinear layer."""
+        """Create an embedding bag and a bilinear layer."""
         super().__init__()
         self.bag, self.out = nn.EmbeddingBag(20, 6, mode="mean"), nn.Bilinear(6, 6, 2)
 
     def forward(self, words: Tensor, starts: Tensor) -> Tensor:
-        """Return a bilinear product of the mean embeddings of bags of words, which begin at ``starts``, and of the bags
-        in reverse order.
+        """Return a bilinear product of the bags' mean embeddings and of the same in reverse order.
+
+        The bags of ``words`` begin at ``starts``.
         """
         bags = self.bag(words, starts)
         result: Tensor = self.out(bags, bags.flip(0))

@@ -11,8 +11,9 @@ from shiplap_backend.models.case import CaseMaker, ModelCase
 
 
 def _timm_case(name: str, pixels: int = 64, **options: Any) -> CaseMaker:
-    """Return a function that makes the test case of the timm model ``name`` for random images of ``pixels`` x
-    ``pixels``.
+    """Return a function that creates the test case of the timm model ``name``.
+
+    Its inputs are random images of ``pixels`` x ``pixels``.
     """
 
     def make() -> ModelCase:
@@ -33,10 +34,10 @@ def _lraspp_case() -> ModelCase:
 
 
 class Detector(nn.Module):
-    """Faster R-CNN, which takes lists. Images and targets are buffers, so that `.to` moves them as well."""
+    """Faster R-CNN of torchvision, called with tensors instead of the lists that it needs."""
 
     def __init__(self) -> None:
-        """Make torchvision's Faster R-CNN for small images, with few proposals."""
+        """Create Faster R-CNN for small images, with few proposals."""
         from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
 
         super().__init__()
@@ -47,8 +48,9 @@ class Detector(nn.Module):
         self.detector = fasterrcnn_mobilenet_v3_large_320_fpn(**options, **sizes, **proposals)
 
     def forward(self, images: Tensor, boxes: Tensor, labels: Tensor) -> Any:
-        """Return detections in ``images``, or in training the losses for ``boxes`` and ``labels``, with a fixed seed
-        for the proposals.
+        """Return the detections in ``images``, or in training the losses for ``boxes`` and ``labels``.
+
+        In training torch is seeded, because the model draws its proposals at random.
         """
         if not self.training:
             return self.detector(list(images))
@@ -89,14 +91,14 @@ class GraphNetwork(nn.Module):
     """Convolutions over a graph, and attention over its edges."""
 
     def __init__(self) -> None:
-        """Make a graph convolution and a graph attention layer."""
+        """Create a graph convolution and a graph attention layer."""
         from torch_geometric.nn import GATConv, GCNConv
 
         super().__init__()
         self.first, self.second = GCNConv(4, 8), GATConv(8, 3, heads=2)
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        """Return the features of nodes after both layers along ``edges``."""
+        """Return the features of the nodes ``x`` after both layers along ``edges``."""
         result: Tensor = self.second(self.first(x, edges).relu(), edges)
         return result
 

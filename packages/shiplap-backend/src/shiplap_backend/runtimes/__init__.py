@@ -36,24 +36,28 @@ _FIELDS: dict[str, tuple[Any, str]] = {  # the type of each field of a Runtime, 
 
 
 def is_path(name: str) -> bool:
-    """Return whether ``name`` is the path of a directory: it has a separator, or starts with a dot."""
+    """Return whether ``name`` is the path of a directory instead of the name of a runtime.
+
+    A path contains a separator, or starts with ``.`` or ``~``.
+    """
     return "/" in name or "\\" in name or name.startswith((".", "~"))
 
 
 def runtime_names() -> list[str]:
-    """Return the names of the runtimes of this package and of installed ones, sorted."""
+    """Return the sorted names of the runtimes of this package and of installed packages."""
     return sorted({*_own_runtime_names(), *(p.name for p in _installed_runtimes())})
 
 
 def find_runtime(name: str, base: Path | None = None) -> Runtime:
-    """Return the description of the vendor runtime called ``name``, or of the one in the directory ``name``.
+    """Return the description of the vendor runtime ``name``.
 
     Args:
-        name: of a runtime, or a path: see ``is_path``.
-        base: the start of a relative path. By default the current directory.
+        name: The name of a runtime, or the path of its directory (see ``is_path``).
+        base: The directory from which a relative path starts. By default it is the current directory.
 
     Raises:
-        BackendError: SL907 if there is none, SL909 if it is for another contract, SL910 if it cannot be used.
+        BackendError: ``SL907`` if there is no such runtime, ``SL909`` if it was written for another contract, and
+            ``SL910`` if it cannot be used.
     """
     if is_path(name):
         return _in_directory(((base or Path()) / Path(name).expanduser()).resolve())
@@ -88,18 +92,22 @@ def find_runtime(name: str, base: Path | None = None) -> Runtime:
 
 
 def _own_runtime_names() -> list[str]:
-    """Return the names of the runtimes that come with this package, sorted."""
+    """Return the sorted names of the runtimes that are a part of this package."""
     return sorted(p.parent.name for p in RUNTIMES.glob("*/__init__.py"))
 
 
 def _installed_runtimes() -> list[EntryPoint]:
-    """Return the entry points of runtimes that installed packages offer."""
+    """Return the entry points under which installed packages offer runtimes."""
     return list(entry_points(group=GROUP))
 
 
 @cache
 def _in_directory(directory: Path) -> Runtime:
-    """Return the runtime that ``runtime.py`` in ``directory`` defines. The file is executed. Raises SL907 and SL910."""
+    """Return the runtime that ``runtime.py`` in ``directory`` defines.
+
+    The file is executed. Raise ``SL907`` if it is missing, ``SL909`` if it is for another contract, and ``SL910`` if it
+    is wrong.
+    """
     path = directory / "runtime.py"
     try:
         source = safe_io.read_file(path, LIMIT, safe_io.NAMED)
@@ -132,8 +140,11 @@ def _in_directory(directory: Path) -> Runtime:
 
 
 def _check_runtime(value: Any, where: str, name: str = "") -> Runtime:
-    """Return ``value`` if it is a usable runtime of this package's contract. Raises SL909 for another contract and
-    SL910 for a mistake.
+    """Return ``value`` if it is a usable runtime.
+
+    Raise ``SL909`` if it was written for another contract, that is, another version of the interface for runtimes.
+    Raise ``SL910`` for any other mistake. ``name`` is the name that the runtime must have. If it is empty, any name is
+    allowed.
     """
     if not isinstance(value, Runtime):
         raise _unusable_runtime_error(where, f"a {type(value).__name__}", "a shiplap_backend.runtime.Runtime")
@@ -167,5 +178,8 @@ def _check_runtime(value: Any, where: str, name: str = "") -> Runtime:
 
 
 def _unusable_runtime_error(where: str, got: str, expected: str, fix: str | None = None) -> ShiplapError:
-    """Return the error SL910 for a runtime that cannot be used."""
+    """Return the error ``SL910`` for a runtime at ``where`` that cannot be used.
+
+    ``got`` is its mistake, and ``expected`` is what it should have. ``fix`` replaces the usual advice.
+    """
     return error("SL910", where=where, got=got, expected=expected, **({"fix": fix} if fix else {}))

@@ -20,9 +20,8 @@ _FIX = "pass a directory, or file.py:name of a module or of a function that retu
 
 
 def model_of(target: str) -> nn.Module:
-    """Return the model that ``target`` names: a directory of transformers, or a module or model factory by name.
-
-    Raises SL501 if there is none, and SL601 if it cannot be loaded or made.
+    """Return the model that ``target`` names, which is a directory of transformers, or a module or model factory by
+    name. Raise ``SL501`` if there is none, and ``SL601`` if it cannot be loaded or made.
     """
     if Path(target).is_dir():
         return _load_pretrained(target)
@@ -63,8 +62,8 @@ def model_of(target: str) -> nn.Module:
 
 
 def _load_pretrained(target: str) -> nn.Module:
-    """Return the model in a directory, loaded with ``from_pretrained``; converted models are loaded too. Raises
-    SL601.
+    """Return the model in the directory ``target``, loaded with ``from_pretrained``. Converted models are loaded, too.
+    Raise ``SL601`` if it cannot be loaded.
     """
     transformers = _import_transformers(target)
     from shiplap_slidesparse import hf
@@ -87,7 +86,9 @@ def _load_pretrained(target: str) -> nn.Module:
 
 
 def _call_model_factory(make: Callable[[], Any], target: str) -> Any:
-    """Return the model that the user's function makes. Raises SL601 with the function's error."""
+    """Return the result of the user's function ``make``, which should be a model. Raise ``SL601`` with the function's
+    error if it raises one.
+    """
     try:
         return make()
     except Exception as e:  # the user's code
@@ -101,13 +102,14 @@ def _call_model_factory(make: Callable[[], Any], target: str) -> Any:
 
 
 def _first_line(failure: Exception) -> str:
-    """Return the class and the first line of the message of an exception."""
+    """Return the class of an exception and the first line of its message as text."""
     return f"{type(failure).__name__}: {str(failure).strip().partition(chr(10))[0]}"
 
 
 def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
-    """Return the token numbers in the file ``tokens``, or those of the file ``text`` by the tokenizer of ``model``; an
-    empty list without a file. Raises SL613.
+    """Return the token numbers in the file ``tokens``, or those that the tokenizer of ``model`` gives for the file
+    ``text``. Return an empty list if neither is given. Raise ``SL613`` if both are given or there are fewer than two
+    numbers.
     """
     if tokens is not None and text is not None:
         raise error("SL613", where="slidesparse report", got="both --tokens and --text", expected="one of them")
@@ -129,7 +131,9 @@ def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
 
 
 def _tokenize_file(text: Path, model: str) -> list[int]:
-    """Return the tokens of a text file by the tokenizer of the model's directory. Raises SL613 where it has none."""
+    """Return the tokens of a text file from the tokenizer in the model's directory. Raise ``SL613`` if there is no
+    tokenizer.
+    """
     if not Path(model).is_dir():
         raise error(
             "SL613",
@@ -152,7 +156,7 @@ def _tokenize_file(text: Path, model: str) -> list[int]:
 
 
 def _read_token_numbers(path: Path) -> list[int]:
-    """Return the numbers in a file, written as a JSON list or separated by spaces. Raises SL613 for other text."""
+    """Return the numbers in a file, as a JSON list or separated by spaces. Raise ``SL613`` for any other text."""
     written = _read_text_file(path)
     try:
         # A JSON list, or numbers between spaces.
@@ -167,7 +171,7 @@ def _read_token_numbers(path: Path) -> list[int]:
 
 
 def _read_text_file(path: Path) -> str:
-    """Return the text of a UTF-8 file. Raises SL602 if it cannot be read."""
+    """Return the text of a UTF-8 file. Raise ``SL602`` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
@@ -181,8 +185,8 @@ def _read_text_file(path: Path) -> str:
 
 
 def _import_transformers(target: str) -> Any:
-    """Return the module ``transformers``. Raises SL603 where it is not installed, and SL501 if the directory ``target``
-    has no config.json.
+    """Return the module ``transformers``. Raise ``SL603`` if it is not installed, and ``SL501`` if the directory
+    ``target`` has no ``config.json``.
     """
     try:
         import transformers

@@ -58,9 +58,11 @@ def command(
 ) -> None:
     """Show per layer and number of rows which form is fastest, by how much, and what accuracy it costs.
 
-    The forms: base, the layer as it is; dense, pruned and in 8 (or 16) bits; slide, the same packed for sparse units.
-    The pattern dense prunes nothing and has no slide.
-    Predicted is what arithmetic and memory allow, where the device is known; measured is what it did.
+    The form base is the unchanged layer. The form dense has pruned weights of 8 or 16 bits. The form slide has the same
+    weights, packed for sparse units. With the pattern dense, no weight is pruned and there is no form slide.
+
+    The predicted speed is the limit that arithmetic and memory set, if the device is known. The measured speed is that
+    of the device.
     """
     from shiplap_slidesparse.convert import SKIPPED
     from shiplap_slidesparse.report import check_form, survey_model
@@ -94,7 +96,9 @@ def command(
 
 
 def _parse_rows(text: str) -> list[int]:
-    """Return the positive numbers of rows in a text such as ``1,16,256``, ascending. Raises SL613 for another text."""
+    """Return the positive numbers of rows in a text such as ``1,16,256``, ascending. Raise ``SL613`` for any other
+    text.
+    """
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -105,7 +109,7 @@ def _parse_rows(text: str) -> list[int]:
 
 
 def _require_time(seconds: float) -> None:
-    """Raise SL613 for a number of seconds that is not positive and finite."""
+    """Raise ``SL613`` if ``seconds`` is not positive and finite."""
     if not (math.isfinite(seconds) and seconds > 0):
         raise error(
             "SL613",

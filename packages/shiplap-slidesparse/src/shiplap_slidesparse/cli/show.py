@@ -14,8 +14,8 @@ __all__ = ["format_times", "print_report", "write_page"]
 
 
 def write_page(path: Path, title: str, about: dict[str, str], report: SparsityReport) -> None:
-    """Write the report as one self-contained HTML page to ``path``, and print a note about it. ``about`` are the facts
-    shown at its head.
+    """Write ``report`` as one self-contained HTML page to ``path``, and print a note that names the file. ``about``
+    holds the facts shown at the top of the page.
     """
     verbs.write_text(
         path,
@@ -32,8 +32,8 @@ def write_page(path: Path, title: str, about: dict[str, str], report: SparsityRe
 
 
 def _report_headline(report: SparsityReport) -> str:
-    """Return the line that says how often the converted layer is fastest, whether that was measured, and the largest
-    possible gain.
+    """Return the line above the tables as text. It says how often the converted layer is fastest, whether that was
+    measured, and the largest possible gain.
     """
     buckets = [b for size in report.sizes for b in size.buckets if b.winner]
     form = "dense" if report.pattern == "dense" else "slide"
@@ -46,8 +46,8 @@ def _report_headline(report: SparsityReport) -> str:
 
 
 def print_report(report: SparsityReport) -> None:
-    """Print the report in the terminal as tables, one for each size of a layer, then the conversion and the
-    accuracy.
+    """Print ``report`` in the terminal. There is one table for each size of a layer, then the summary of the conversion
+    and of the accuracy.
     """
     from rich.table import Table
 
@@ -89,15 +89,17 @@ def print_report(report: SparsityReport) -> None:
 
 
 def _size_title(size: LayerSize) -> str:
-    """Return the title of the table of a layer size: the size, a layer of it, and the errors of weight and output."""
+    """Return the title of the table of a layer size, with the size, one of its layers, and the errors of weight and
+    output.
+    """
     more = f" and {len(size.layers) - 1} more" if len(size.layers) > 1 else ""
     off = f"weight off by {size.error:.1%}, output by {size.output_error:.1%}"
     return f"{size.n} x {size.k}: {size.layers[0]}{more}; {off}"
 
 
 def format_times(bucket: LayerBucket, form: str) -> str:
-    """Return the time of a form at a number of rows as text: the measured one with the predicted one in brackets, one
-    of the two alone, or ``-``.
+    """Return the time of ``form`` for the bucket's number of rows as text. If both are known, it is the measured time
+    with the predicted one in brackets. If neither is known, it is ``-``.
     """
     from shiplap.plugin_api.timing import show_time
 

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* ``x`` quantised per row, times an int8 weight with a ``scale`` per output channel, plus ``bias``.
+/* Return ``x``, quantised per row, times an int8 weight and a ``scale`` per column, plus ``bias``.
  *   slidesparse::linear_int8(Tensor x, Tensor scale, Tensor? dense=None, Tensor? packed=None, Tensor? bias=None, SymInt pairs=4, SymInt layout=0) -> Tensor
  *   x: Float[Tensor, "m k"]
  *   scale: Float32[Tensor, "n"]
@@ -35,7 +35,7 @@ SL_EXPORT int slidesparse_linear_int8(const sl_context* ctx,
                                       int64_t layout);
 SL_EXPORT const char* slidesparse_linear_int8_signature(void);
 
-/* ``x`` quantised per row, times a float8_e4m3fn weight with a ``scale`` per output channel, plus ``bias``.
+/* Return ``x``, quantised per row, times a float8_e4m3fn weight and a ``scale`` per column, plus ``bias``.
  *   slidesparse::linear_fp8(Tensor x, Tensor scale, Tensor? dense=None, Tensor? packed=None, Tensor? bias=None, SymInt pairs=4, SymInt layout=0) -> Tensor
  *   x: Float[Tensor, "m k"]
  *   scale: Float32[Tensor, "n"]
@@ -61,7 +61,7 @@ SL_EXPORT int slidesparse_linear_fp8(const sl_context* ctx,
                                      int64_t layout);
 SL_EXPORT const char* slidesparse_linear_fp8_signature(void);
 
-/* ``x`` times a bfloat16 weight of ``n`` rows, plus ``bias``, summed in float32.
+/* Return ``x`` times a bfloat16 weight of ``n`` rows, plus ``bias``, summed in float32.
  *   slidesparse::linear_bf16(Tensor x, SymInt n, Tensor? dense=None, Tensor? packed=None, Tensor? bias=None, SymInt pairs=4, SymInt layout=0) -> Tensor
  *   x: BFloat16[Tensor, "m k"]
  *   dense: BFloat16[Tensor, "n k"] or NULL
@@ -86,7 +86,7 @@ SL_EXPORT int slidesparse_linear_bf16(const sl_context* ctx,
                                       int64_t layout);
 SL_EXPORT const char* slidesparse_linear_bf16_signature(void);
 
-/* ``x`` times a float16 weight of ``n`` rows, plus ``bias``, summed in float32.
+/* Return ``x`` times a float16 weight of ``n`` rows, plus ``bias``, summed in float32.
  *   slidesparse::linear_fp16(Tensor x, SymInt n, Tensor? dense=None, Tensor? packed=None, Tensor? bias=None, SymInt pairs=4, SymInt layout=0) -> Tensor
  *   x: Float16[Tensor, "m k"]
  *   dense: Float16[Tensor, "n k"] or NULL
@@ -111,7 +111,8 @@ SL_EXPORT int slidesparse_linear_fp16(const sl_context* ctx,
                                       int64_t layout);
 SL_EXPORT const char* slidesparse_linear_fp16_signature(void);
 
-/* ``linear_int8`` of each row with the ``n`` rows of the weight that its expert has. Zeros for a row of none.
+/* Return ``linear_int8`` of each row with the ``n`` rows of the weight that belong to its expert. A row without an
+ * expert gives zeros.
  *   slidesparse::experts_int8(Tensor x, Tensor chosen, Tensor scale, Tensor weight, SymInt experts) -> Tensor
  *   x: Float[Tensor, "m k"]
  *   chosen: Int64[Tensor, "m"]
@@ -134,7 +135,8 @@ SL_EXPORT int slidesparse_experts_int8(const sl_context* ctx,
                                        int64_t experts);
 SL_EXPORT const char* slidesparse_experts_int8_signature(void);
 
-/* ``linear_fp8`` of each row with the ``n`` rows of the weight that its expert has. Zeros for a row of none.
+/* Return ``linear_fp8`` of each row with the ``n`` rows of the weight that belong to its expert. A row without an
+ * expert gives zeros.
  *   slidesparse::experts_fp8(Tensor x, Tensor chosen, Tensor scale, Tensor weight, SymInt experts) -> Tensor
  *   x: Float[Tensor, "m k"]
  *   chosen: Int64[Tensor, "m"]
@@ -156,10 +158,7 @@ SL_EXPORT int slidesparse_experts_fp8(const sl_context* ctx,
                                       int64_t experts);
 SL_EXPORT const char* slidesparse_experts_fp8_signature(void);
 
-/* Rows of ``x`` as int8 with a scale each (``quantise.py`` has the formula), lifted: overlapping windows of four
- * neighbours are written side by side, ``pairs - 1`` of them for each group of ``pairs`` pairs. With 2 pairs nothing is
- * duplicated: that is for dense and 2:4 weights. Rows and columns that are added hold zeros, with the scale 1. A row
- * that holds NaN or an infinity is all zeros with the scale NaN.
+/* Return the rows of ``x`` as int8 with a scale for each row, and lifted. ``quantise.py`` has the formula of the scale.
  *   slidesparse::quantise_int8(Tensor x, SymInt pairs=2) -> (Tensor, Tensor)
  *   x: Float[Tensor, "m k"]
  *   q: Int8[Tensor, "mp kq"] (output)
@@ -177,8 +176,7 @@ SL_EXPORT int slidesparse_quantise_int8(const sl_context* ctx,
                                         int64_t pairs);
 SL_EXPORT const char* slidesparse_quantise_int8_signature(void);
 
-/* Rows of ``x`` as float8_e4m3fn with a scale each, lifted as by ``quantise_int8``: overlapping windows of four
- * neighbours are written side by side, ``pairs - 1`` of them for each group of ``pairs`` pairs.
+/* Return the rows of ``x`` as float8_e4m3fn with a scale for each row, and lifted as by ``quantise_int8``.
  *   slidesparse::quantise_fp8(Tensor x, SymInt pairs=2) -> (Tensor, Tensor)
  *   x: Float[Tensor, "m k"]
  *   q: Float8e4m3fn[Tensor, "mp kq"] (output)
@@ -196,9 +194,9 @@ SL_EXPORT int slidesparse_quantise_fp8(const sl_context* ctx,
                                        int64_t pairs);
 SL_EXPORT const char* slidesparse_quantise_fp8_signature(void);
 
-/* Rows of ``x`` in their own dtype, lifted: overlapping windows of four neighbours are written side by side, ``pairs -
- * 1`` of them for each group of ``pairs`` pairs. A 2:4 weight multiplied with them can then hold a pattern such as 6:8.
- * Added rows and columns are zeros.
+/* Return the rows of ``x`` lifted, in their own dtype. Lifting writes overlapping windows of four neighbours side by
+ * side, ``pairs - 1`` of them for each group of ``pairs`` pairs. A 2:4 weight multiplied with lifted rows can have a
+ * pattern such as 6:8. Added rows and columns are zeros.
  *   slidesparse::lift(Tensor x, SymInt pairs=2) -> Tensor
  *   x: Float[Tensor, "m k"]
  *   out: Float[Tensor, "mp kq"] (output)
@@ -214,7 +212,7 @@ SL_EXPORT int slidesparse_lift(const sl_context* ctx,
                                int64_t pairs);
 SL_EXPORT const char* slidesparse_lift_signature(void);
 
-/* ``q @ weight.T`` of int8 operands, summed exactly in int32.
+/* Return ``q @ weight.T`` of int8 operands, summed exactly in int32.
  *   slidesparse::mm_int8(Tensor q, Tensor weight) -> Tensor
  *   q: Int8[Tensor, "m k"]
  *   weight: Int8[Tensor, "n k"]
@@ -231,7 +229,7 @@ SL_EXPORT int slidesparse_mm_int8(const sl_context* ctx,
                                   DLTensor* out);
 SL_EXPORT const char* slidesparse_mm_int8_signature(void);
 
-/* ``q @ weight.T`` of int8 operands, summed exactly in int32.
+/* Return ``q @ weight.T`` of int8 operands, summed exactly in int32.
  *   slidesparse::mm_int8(Tensor q, Tensor weight) -> Tensor
  *   q: Int8[Tensor, "m k"]
  *   weight: Int8[Tensor, "n k"]
@@ -249,7 +247,7 @@ SL_EXPORT int slidesparse_lt_mm_int8(const sl_context* ctx,
                                      DLTensor* out);
 SL_EXPORT const char* slidesparse_lt_mm_int8_signature(void);
 
-/* ``(q @ weight.T) * scale_q[:, None] * scale_weight``, rounded once.
+/* Return ``(q @ weight.T) * scale_q[:, None] * scale_weight``, rounded once.
  *   slidesparse::mm_fp8(Tensor q, Tensor weight, Tensor scale_q, Tensor scale_weight) -> Tensor
  *   q: Float8e4m3fn[Tensor, "m k"]
  *   weight: Float8e4m3fn[Tensor, "n k"]
@@ -269,7 +267,7 @@ SL_EXPORT int slidesparse_mm_fp8(const sl_context* ctx,
                                  DLTensor* out);
 SL_EXPORT const char* slidesparse_mm_fp8_signature(void);
 
-/* ``(q @ weight.T) * scale_q[:, None] * scale_weight``, rounded once.
+/* Return ``(q @ weight.T) * scale_q[:, None] * scale_weight``, rounded once.
  *   slidesparse::mm_fp8(Tensor q, Tensor weight, Tensor scale_q, Tensor scale_weight) -> Tensor
  *   q: Float8e4m3fn[Tensor, "m k"]
  *   weight: Float8e4m3fn[Tensor, "n k"]
@@ -290,8 +288,8 @@ SL_EXPORT int slidesparse_lt_mm_fp8(const sl_context* ctx,
                                     DLTensor* out);
 SL_EXPORT const char* slidesparse_lt_mm_fp8_signature(void);
 
-/* ``q @ weight.T`` in int32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements (2:4) and is
- * given ``packed``; ``layout`` is the number of the packed format. Raises SL211 for a wrong size.
+/* Return ``q @ weight.T`` in int32, with a packed 2:4 weight ``[n, k]``, two of whose four elements may be non-zero.
+ * ``layout`` is the number of the packed format. Raise ``SL211`` if ``packed`` has the wrong size.
  *   slidesparse::sparse_mm_int8(Tensor q, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   q: Int8[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -312,8 +310,8 @@ SL_EXPORT int slidesparse_sparse_mm_int8(const sl_context* ctx,
                                          int64_t layout);
 SL_EXPORT const char* slidesparse_sparse_mm_int8_signature(void);
 
-/* ``q @ weight.T`` in int32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements (2:4) and is
- * given ``packed``; ``layout`` is the number of the packed format. Raises SL211 for a wrong size.
+/* Return ``q @ weight.T`` in int32, with a packed 2:4 weight ``[n, k]``, two of whose four elements may be non-zero.
+ * ``layout`` is the number of the packed format. Raise ``SL211`` if ``packed`` has the wrong size.
  *   slidesparse::sparse_mm_int8(Tensor q, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   q: Int8[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -337,8 +335,8 @@ SL_EXPORT int slidesparse_lt_sparse_mm_int8(const sl_context* ctx,
                                             int64_t layout);
 SL_EXPORT const char* slidesparse_lt_sparse_mm_int8_signature(void);
 
-/* ``q @ weight.T``, summed in float32 and without scales, which the caller applies. The weight ``[n, k]`` has at most
- * two non-zeros in each four elements (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
+/* Return ``q @ weight.T``, summed in float32, without scales, which the caller applies. The packed weight ``[n, k]`` is
+ * 2:4, that is, two of each four elements may be non-zero. ``layout`` is the number of the packed format.
  *   slidesparse::sparse_mm_fp8(Tensor q, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   q: Float8e4m3fn[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -358,8 +356,8 @@ SL_EXPORT int slidesparse_sparse_mm_fp8(const sl_context* ctx,
                                         int64_t layout);
 SL_EXPORT const char* slidesparse_sparse_mm_fp8_signature(void);
 
-/* ``q @ weight.T``, summed in float32 and without scales, which the caller applies. The weight ``[n, k]`` has at most
- * two non-zeros in each four elements (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
+/* Return ``q @ weight.T``, summed in float32, without scales, which the caller applies. The packed weight ``[n, k]`` is
+ * 2:4, that is, two of each four elements may be non-zero. ``layout`` is the number of the packed format.
  *   slidesparse::sparse_mm_fp8(Tensor q, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   q: Float8e4m3fn[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -382,8 +380,8 @@ SL_EXPORT int slidesparse_lt_sparse_mm_fp8(const sl_context* ctx,
                                            int64_t layout);
 SL_EXPORT const char* slidesparse_lt_sparse_mm_fp8_signature(void);
 
-/* ``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements
- * (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
+/* Return ``x @ weight.T``, summed in float32. The packed weight ``[n, k]`` is 2:4, that is, two of each four elements
+ * may be non-zero. ``layout`` is the number of the packed format.
  *   slidesparse::sparse_mm_bf16(Tensor x, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   x: BFloat16[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -403,8 +401,8 @@ SL_EXPORT int slidesparse_sparse_mm_bf16(const sl_context* ctx,
                                          int64_t layout);
 SL_EXPORT const char* slidesparse_sparse_mm_bf16_signature(void);
 
-/* ``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements
- * (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
+/* Return ``x @ weight.T``, summed in float32. The packed weight ``[n, k]`` is 2:4, that is, two of each four elements
+ * may be non-zero. ``layout`` is the number of the packed format.
  *   slidesparse::sparse_mm_bf16(Tensor x, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   x: BFloat16[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -427,8 +425,8 @@ SL_EXPORT int slidesparse_lt_sparse_mm_bf16(const sl_context* ctx,
                                             int64_t layout);
 SL_EXPORT const char* slidesparse_lt_sparse_mm_bf16_signature(void);
 
-/* ``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements
- * (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
+/* Return ``x @ weight.T``, summed in float32. The packed weight ``[n, k]`` is 2:4, that is, two of each four elements
+ * may be non-zero. ``layout`` is the number of the packed format.
  *   slidesparse::sparse_mm_fp16(Tensor x, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   x: Float16[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -448,8 +446,8 @@ SL_EXPORT int slidesparse_sparse_mm_fp16(const sl_context* ctx,
                                          int64_t layout);
 SL_EXPORT const char* slidesparse_sparse_mm_fp16_signature(void);
 
-/* ``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements
- * (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
+/* Return ``x @ weight.T``, summed in float32. The packed weight ``[n, k]`` is 2:4, that is, two of each four elements
+ * may be non-zero. ``layout`` is the number of the packed format.
  *   slidesparse::sparse_mm_fp16(Tensor x, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   x: Float16[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]

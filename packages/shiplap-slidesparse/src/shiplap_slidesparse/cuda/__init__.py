@@ -16,7 +16,9 @@ __all__ = ["CONFIGS", "default_lift", "default_quantise"]
 
 
 def _run_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
-    """Quantise the rows of ``x`` into ``q`` and ``scale`` by the Triton kernel, which is imported at the first call."""
+    """Write the quantised rows of ``x`` to ``q`` and their scales to ``scale``. The Triton kernel is imported at the
+    first call.
+    """
     lazy_function("activations", "launch_quantise")(x, pairs, q=q, scale=scale, num_warps=num_warps)
 
 
@@ -26,8 +28,8 @@ for _op in (ops.quantise_int8, ops.quantise_fp8):
 
 @ops.lift.kernel("cuda", name="triton", configs=LIFTS, default=default_lift)
 def _(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
-    """Write the rows of ``x``, lifted (overlapping windows of four neighbours side by side), into ``out`` by the Triton
-    kernel, which is imported at the first call.
+    """Write the lifted rows of ``x`` to ``out``. Lifting writes overlapping windows of four neighbours side by side.
+    The Triton kernel is imported at the first call.
     """
     lazy_function("activations", "launch_lift")(x, pairs, out=out, BLOCK=BLOCK, num_warps=num_warps)
 
@@ -38,8 +40,8 @@ FLOATS = ("float32", "float16", "bfloat16")  # what follows a product is compute
 
 
 def _packed_there(packed: Tensor | None, layout: int) -> bool | str:
-    """Return True if there is a packed weight whose ``layout``, the number of its packed format, is the one that
-    cuSPARSELt reads; otherwise the reason why the kernel cannot run.
+    """Return True if there is a packed weight in the format that cuSPARSELt reads, whose number ``layout`` gives.
+    Otherwise return the reason why the kernel cannot run.
     """
     if packed is None:
         return "no packed weight"
@@ -47,8 +49,8 @@ def _packed_there(packed: Tensor | None, layout: int) -> bool | str:
 
 
 def _is_dense(dense: Tensor | None, tile: int) -> bool | str:
-    """Return True if there is a weight in plain rows (dense) whose sizes are multiples of ``tile``, otherwise the
-    reason why the kernel cannot run.
+    """Return True if there is a weight in plain rows (dense) whose sizes are multiples of ``tile``. Otherwise return
+    the reason why the kernel cannot run.
     """
     if dense is None:
         return "no dense weight"
@@ -56,8 +58,8 @@ def _is_dense(dense: Tensor | None, tile: int) -> bool | str:
 
 
 def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
-    """Bind two CUDA kernels of a layer op with weights of the 8-bit ``dtype``: ``slide`` reads the packed form of the
-    weight, on sparse tensor cores, and ``dense`` its plain rows.
+    """Bind two CUDA kernels of a layer op with weights of the 8-bit ``dtype``. ``slide`` reads the packed weight and
+    uses sparse tensor cores. ``dense`` reads the weight in plain rows.
     """
 
     def slide(
@@ -71,7 +73,7 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Compute the layer with its packed weight, on sparse tensor cores, into ``out``."""
+        """Write the layer's result to ``out``, computed from the packed weight on sparse tensor cores."""
         lazy_function("linear", "slide_8bit")(dtype, x, scale, packed, bias, pairs, layout, out)
 
     def dense(
@@ -85,7 +87,7 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Compute the layer with its weight in plain rows (dense) into ``out``."""
+        """Write the layer's result to ``out``, computed from the weight in plain rows (dense)."""
         lazy_function("linear", "dense_8bit")(dtype, x, scale, dense, bias, out)
 
     op.kernel("cuda", slide, dtypes=FLOATS, supports=_packed_there)
@@ -93,8 +95,8 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
 
 
 def _bind_16bit(op: sl.Op) -> None:
-    """Bind two CUDA kernels of a layer op with 16-bit weights: ``slide`` reads the packed form of the weight, on sparse
-    tensor cores, and ``dense`` its plain rows.
+    """Bind two CUDA kernels of a layer op with 16-bit weights. ``slide`` reads the packed weight and uses sparse tensor
+    cores. ``dense`` reads the weight in plain rows.
     """
 
     def slide(
@@ -108,7 +110,7 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Compute the layer with its packed weight, on sparse tensor cores, into ``out``."""
+        """Write the layer's result to ``out``, computed from the packed weight on sparse tensor cores."""
         lazy_function("linear", "slide_16bit")(x, packed, n, bias, pairs, layout, out)
 
     def dense(
@@ -122,7 +124,7 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Compute the layer with its weight in plain rows (dense) into ``out``."""
+        """Write the layer's result to ``out``, computed from the weight in plain rows (dense)."""
         lazy_function("linear", "dense_16bit")(x, dense, bias, out)
 
     op.kernel("cuda", slide, supports=_packed_there)

@@ -26,8 +26,8 @@ LEAST = tl.constexpr(MIN_SCALE)
 
 @triton.jit
 def _load_elements(x, at, there, k, stride):
-    """Return the elements ``at`` of a row of ``k`` elements at the pointer ``x``, and 0 behind the row or where
-    ``there`` is false.
+    """Return the elements ``at`` of a row of ``k`` elements at the pointer ``x``. Elements behind the row, and those
+    where ``there`` is false, are 0.
     """
     return tl.load(x + at * stride, mask=there & (at < k), other=0)
 
@@ -35,8 +35,8 @@ def _load_elements(x, at, there, k, stride):
 @triton.jit
 def _window_pair(o, PAIRS: tl.constexpr):
     """Return the number of the pair of neighbouring elements at which window ``o`` of a row begins. A window is four
-    elements, this pair and the next; a group of ``PAIRS`` pairs has ``PAIRS - 1`` overlapping windows. Windows behind
-    the last group begin behind the row.
+    elements, this pair and the next one. A group of ``PAIRS`` pairs has ``PAIRS - 1`` overlapping windows. Windows
+    behind the last group begin behind the row.
     """
     return o + o // (PAIRS - 1)
 
@@ -55,11 +55,11 @@ def _float_magnitude(value):
 
 @triton.jit
 def _quantised_words(value, inverse, INTEGER: tl.constexpr):
-    """Return values times ``inverse``, rounded to int8 or float8, as bytes in words of 16 bits. For a row that is not
-    finite the bytes are arbitrary.
+    """Return ``value`` times ``inverse``, rounded to int8 or float8, as bytes in words of 16 bits. For a row that is
+    not finite the bytes are arbitrary.
 
-    Nothing is clamped: three roundings take the largest magnitude less than half a step beyond the limit. Adding
-    ``TO_INTEGER`` leaves no bits for a fraction, so the low byte of the sum is the integer in two's complement.
+    Nothing is clamped, since three roundings take the largest magnitude less than half a step beyond the limit. Adding
+    ``TO_INTEGER`` leaves no bits for a fraction. The low byte of the sum is then the integer in two's complement.
     """
     scaled = value.to(tl.float32) * inverse
     if INTEGER:
@@ -81,8 +81,8 @@ def _store_windows(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Quantise the values of a row and store its overlapping windows of four bytes, from number ``first`` to ``end``,
-    side by side at ``q``. Values from ``k`` on are stored as zeros.
+    """Quantise the values of a row and store its overlapping windows of four bytes side by side at ``q``. Windows from
+    number ``first`` to ``end - 1`` are stored. Values from index ``k`` on count as zeros.
     """
     # Pairs of neighbours become words, so that a window is two gathers and not four.
     even, odd = tl.split(tl.reshape(_quantised_words(value, inverse, INTEGER), [SPAN // 2, 2]))
@@ -117,7 +117,7 @@ def quantise_kernel(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the scale of one row of ``x`` to ``scales``, and the row's overlapping windows of four quantised values
+    """Write the scale of one row of ``x`` to ``scales``. Write the row's overlapping windows of four quantised values
     side by side to ``q``.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -152,8 +152,8 @@ def quantise_kernel(
 
 @triton.jit(do_not_specialize=["m"])
 def lift_kernel(x, out, m, k, windows, row_stride, stride, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write some of the overlapping windows of one row of ``x`` side by side to ``out``, four values each, with zeros
-    behind the end of the row.
+    """Write some of the overlapping windows of one row of ``x`` side by side to ``out``, four values each. Values
+    behind the end of the row are zeros.
     """
     row = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -168,18 +168,18 @@ WHOLE = 16384  # elements of a row that are read at once, of one that has no mor
 
 
 def _with_32bit_strides(x: Tensor) -> Tensor:
-    """Return ``x``, or a contiguous copy if offsets within a row need more than 31 bits, as in some views."""
+    """Return ``x``, or a contiguous copy if offsets within a row need more than 31 bits, as they do in some views."""
     return x if (x.shape[1] + WHOLE) * x.stride(1) < 2**31 else x.contiguous()
 
 
 def _next_power_of_two(size: int) -> int:
-    """Return the smallest power of two that is not below ``size``."""
+    """Return the smallest power of two that is at least ``size``."""
     return 1 << (size - 1).bit_length()
 
 
 def launch_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
-    """Launch the kernel that quantises the rows of ``x`` into ``q`` and ``scale``, for ``ops.quantise_int8`` and
-    ``ops.quantise_fp8``.
+    """Launch the kernel that writes the quantised rows of ``x`` to ``q`` and their scales to ``scale``. It serves
+    ``ops.quantise_int8`` and ``ops.quantise_fp8``.
     """
     (m, k), (rows, depth) = x.shape, q.shape
     if rows == 0:
@@ -209,8 +209,8 @@ def launch_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warp
 
 
 def launch_lift(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
-    """Launch the kernel that lifts the rows of ``x`` (writes overlapping windows of four elements side by side) into
-    ``out``, for ``ops.lift``.
+    """Launch the kernel that writes the lifted rows of ``x`` to ``out``, for ``ops.lift``. Lifting writes overlapping
+    windows of four elements side by side.
     """
     (m, k), (rows, depth) = x.shape, out.shape
     if out.numel():

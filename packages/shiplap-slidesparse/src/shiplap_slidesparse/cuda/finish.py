@@ -29,8 +29,8 @@ def finish_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Write one tile of ``out [m, n]``: the totals of a product in float32, scaled by row and by column, plus the
-    bias.
+    """Write one tile of ``out [m, n]``. It is the tile of the product ``total`` in float32, scaled by row and by
+    column, plus the bias.
     """
     # Offsets in a large result need more than 32 bits.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -54,8 +54,8 @@ _finish = triton_launcher(finish_kernel)
 def finish_product(
     total: Tensor, rows: Tensor | None, columns: Tensor | None, bias: Tensor | None, out: Tensor
 ) -> None:
-    """Write ``total[:m, :n] * rows[:, None] * columns + bias``, computed in float32, to ``out [m, n]``. ``total`` and
-    ``out`` are contiguous.
+    """Write ``total[:m, :n] * rows[:, None] * columns + bias``, computed in float32, to ``out [m, n]``. A term given as
+    None is left out. ``total`` and ``out`` must be contiguous.
     """
     m, n = out.shape
     if not out.numel():

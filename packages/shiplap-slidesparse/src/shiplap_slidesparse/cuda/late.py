@@ -12,7 +12,9 @@ _lazy_functions: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
 def lazy_function(module: str, name: str) -> Callable[..., Any]:
-    """Return the function ``name`` of a module of this package, which is imported at the first call and then cached."""
+    """Return the function ``name`` of the submodule ``module``. The submodule is imported at the first call, and the
+    function is then cached.
+    """
     function = _lazy_functions.get((module, name))
     if function is None:
         function = _lazy_functions[module, name] = getattr(import_module(f"{__package__}.{module}"), name)

@@ -17,8 +17,9 @@ _SPARSE = {torch.bfloat16: ops.sparse_mm_bf16, torch.float16: ops.sparse_mm_fp16
 
 
 def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
-    """Return the rows of ``x`` quantised to ``dtype`` and lifted (overlapping windows of four elements written side by
-    side), and their scales, without torch's dispatcher, whose call would cost as much as the rest.
+    """Return the rows of ``x`` quantised to ``dtype`` and lifted, and their scales. Lifting writes overlapping windows
+    of four elements side by side. The kernel is launched without torch's dispatcher, whose call would cost as much as
+    the other steps.
     """
     m, k = x.shape
     rows = -(-m // ROWS) * ROWS
@@ -31,7 +32,7 @@ def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Te
 def _lift_activations(x: Tensor, pairs: int) -> Tensor:
     """Return the rows of ``x`` lifted (overlapping windows of four elements written side by side) and padded to whole
     tiles. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8). The kernel is launched
-    without torch's dispatcher, whose call would cost as much as the rest.
+    without torch's dispatcher, whose call would cost as much as the other steps.
     """
     m, k = x.shape
     out = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs))
@@ -49,8 +50,8 @@ def slide_8bit(
     layout: int,
     out: Tensor,
 ) -> None:
-    """Compute a linear layer of ``x`` with an 8-bit weight ``packed`` for sparse tensor cores into ``out``. ``x`` is
-    quantised to ``dtype`` and lifted (overlapping windows of four elements written side by side); ``pairs`` is the
+    """Write a linear layer of ``x`` to ``out``, computed with an 8-bit weight ``packed`` for sparse tensor cores. ``x``
+    is quantised to ``dtype`` and lifted (overlapping windows of four elements written side by side). ``pairs`` is the
     number of pairs in a group of the weight's pattern.
     """
     q, rows = _quantise_activations(x, dtype, pairs)
@@ -65,7 +66,7 @@ def slide_8bit(
 
 
 def dense_8bit(dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Compute a linear layer of ``x`` with an 8-bit ``weight`` in plain rows into ``out``, with ``x`` quantised to
+    """Write a linear layer of ``x`` to ``out``, computed with an 8-bit ``weight`` in plain rows. ``x`` is quantised to
     ``dtype``.
     """
     q, rows = _quantise_activations(x, dtype, 2)
@@ -81,8 +82,8 @@ def dense_8bit(dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bia
 
 
 def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: int, layout: int, out: Tensor) -> None:
-    """Compute a linear layer of ``x`` with a 16-bit weight of ``n`` rows, ``packed`` for sparse tensor cores, into
-    ``out``. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8).
+    """Write a linear layer of ``x`` to ``out``, computed with a 16-bit weight of ``n`` rows that is ``packed`` for
+    sparse tensor cores. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8).
     """
     whole = x.shape[0] % ROWS == 0 and x.shape[1] % DEPTH == 0 and not x.data_ptr() & 15  # a view begins anywhere
     lifted = x if pairs == 2 and whole else _lift_activations(x, pairs)
@@ -91,7 +92,7 @@ def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: i
 
 
 def dense_16bit(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Compute a linear layer of ``x`` with a 16-bit ``weight`` in plain rows into ``out``."""
+    """Write a linear layer of ``x`` to ``out``, computed with a 16-bit ``weight`` in plain rows."""
     if bias is None:
         torch.mm(x, weight.t(), out=out)
     else:

@@ -29,7 +29,9 @@ DEFAULT = {"ALG": -1, "SPLIT_K": 0, "VERSION": 0}
 
 
 def _bind_product(op: sl.Op, workspace: str, config: dict[str, int]) -> None:
-    """Bind the library's C function as the CUDA kernel of a product op, with a default algorithm in ``config``."""
+    """Bind the library's C function as the CUDA kernel of the product ``op``. ``workspace`` is the expression for its
+    scratch bytes. ``config`` names the default algorithm.
+    """
     symbol = f"slidesparse_lt_{op.spec.opname}"
     op.kernel("cuda", sl.cabi(LIBRARY, symbol, align=16), name=NAME, workspace=workspace, configs=[config])
     op.buckets(n="exact", k="exact")  # weights have few sizes, and the best algorithm hangs on each

@@ -21,6 +21,7 @@ from shiplap_slidesparse.lt import native
 __all__ = ["NAME", "OLDEST", "available", "cusparselt_candidates", "open_cusparselt", "supports_product"]
 
 NAME = "libcusparseLt.so.0"
+# The lowest version of cuSPARSELt that is accepted.
 OLDEST = (0, 8, 1)
 CAPABILITY = (8, 0)  # sparse tensor cores
 ASKED = (128, 128, 128)  # m, n, k: whole tiles of every type
@@ -29,8 +30,8 @@ _HOMES = ("nvidia/cu13/lib", "nvidia/cu12/lib", "nvidia/cusparselt/lib", "cuspar
 
 
 def cusparselt_candidates() -> Iterator[Path]:
-    """Yield paths of files that may be the cuSPARSELt library: in ``SHIPLAP_LIBRARY_PATH``, then in the wheels on
-    ``sys.path``.
+    """Yield paths of files that may be the cuSPARSELt library. They lie in the folder that the environment variable
+    ``SHIPLAP_LIBRARY_PATH`` names, then in the wheels on ``sys.path``.
     """
     if (folder := library_folder()) is not None:
         yield folder / NAME
@@ -41,8 +42,8 @@ def cusparselt_candidates() -> Iterator[Path]:
 
 @cache
 def open_cusparselt() -> str:
-    """Open the first cuSPARSELt that is new enough, once per process. Return the reason for a failure, or an empty
-    text.
+    """Open the first cuSPARSELt that is new enough, once per process. Return an empty text, or the reason if none could
+    be opened.
     """
     refused = []
     # Several wheels may link to one file.
@@ -77,11 +78,11 @@ def available(device: torch.device | str | int = "cuda", dtype: torch.dtype | No
 def supports_product(
     device: torch.device, source: torch.dtype, result: torch.dtype | None = None, scaling: int = native.UNSCALED
 ) -> bool | str:
-    """Return True if the open cuSPARSELt makes plans of products with these dtypes, otherwise the message of its
-    refusal.
+    """Return True if the open cuSPARSELt makes plans of products with these dtypes. Otherwise return the message with
+    which it refuses.
 
-    Results are cached, so calls of products do not repeat the query. With ``scaling`` PER_ROW the question is whether
-    the library applies the scales of a weight's rows itself.
+    Results are cached, so calls of products do not repeat the query. With ``PER_ROW`` as ``scaling``, the query is
+    whether the library applies the scales of a weight's rows itself.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     # The version is part of the key: a test may open another one.
@@ -90,8 +91,8 @@ def supports_product(
 
 @cache
 def _query_support(device: int, source: torch.dtype, result: torch.dtype, scaling: int, version: str) -> bool | str:
-    """Return True if cuSPARSELt of this version can run a product of these dtypes on the device, found by letting it
-    make a plan, otherwise the message of its refusal. Results are cached by all arguments.
+    """Return True if cuSPARSELt of this ``version`` makes a plan of a product with these dtypes on ``device``.
+    Otherwise return the message with which it refuses. Results are cached by all arguments.
     """
     with torch.cuda.device(device):
         _ensure_context(device)
@@ -107,12 +108,14 @@ def _query_support(device: int, source: torch.dtype, result: torch.dtype, scalin
 
 
 def _ensure_context(device: int) -> None:
-    """Make torch create the device's CUDA context, without which the driver gives no answer."""
+    """Make torch create the device's CUDA context, which the driver needs to make plans."""
     torch.empty(1, device=torch.device("cuda", device))
 
 
 def require_sparse(device: torch.device, where: str) -> None:
-    """Raise SL401 for ``where`` unless the device has sparse tensor cores and a usable cuSPARSELt."""
+    """Raise ``SL401`` unless ``device`` has sparse tensor cores and a usable cuSPARSELt. ``where`` names the caller in
+    the error.
+    """
     why = available(device)
     if why is not True:
         raise error(

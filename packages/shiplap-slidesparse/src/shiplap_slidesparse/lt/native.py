@@ -54,12 +54,13 @@ RESULT = {
 
 
 class LibraryRefusal(Exception):
-    """The error of a library that does not support a device, type, size or algorithm."""
+    """The error for a device, dtype, size or algorithm that a library does not support."""
 
 
 @dataclass(frozen=True)
 class ProductProblem:
-    """A product ``[m, k] @ [n, k].T`` on a device; the fields of ``slidesparse_lt_problem`` in order.
+    """A product ``[m, k] @ [n, k].T`` on a device. The attributes are the fields of the C struct
+    ``slidesparse_lt_problem`` in its order.
 
     ``algorithm`` -1 and ``split_k`` 0 leave the choice to the library.
     """
@@ -75,7 +76,7 @@ class ProductProblem:
     split_k: int = 0
 
     def with_fields(self, **changes: Any) -> ProductProblem:
-        """Return a copy of the problem with these fields changed."""
+        """Return a copy of the problem with the fields ``changes`` replaced."""
         return replace(self, **changes)
 
     def as_struct(self) -> Any:
@@ -86,7 +87,7 @@ class ProductProblem:
 
 @cache
 def _load_library(path: Path) -> ctypes.CDLL:
-    """Return the loaded library with the result types of its functions set."""
+    """Return the library at ``path``, loaded, with the result types of its functions set."""
     library = ctypes.CDLL(str(path))
     library.slidesparse_lt_plans.restype = ctypes.c_int64
     library.slidesparse_lt_versions.restype = library.slidesparse_lt_forget.restype = None
@@ -94,13 +95,13 @@ def _load_library(path: Path) -> ctypes.CDLL:
 
 
 def _library_functions() -> ctypes.CDLL:
-    """Return the loaded library of slidesparse's CUDA products, which is found and loaded once."""
+    """Return the library of slidesparse's CUDA products. It is found and loaded once."""
     return _load_library(find_library(LIBRARY))
 
 
 def _call_library(name: str, *args: Any) -> None:
-    """Call the C function ``slidesparse_lt_<name>``, which returns a status and a text. Raises LibraryRefusal for an
-    unsupported product, or else SL305.
+    """Call the C function ``slidesparse_lt_<name>`` with ``args``. Raise ``LibraryRefusal`` with the function's text if
+    the product is not supported, and ``SL305`` if it fails otherwise.
     """
     text = ctypes.create_string_buffer(1024)
     # ctypes passes a plain integer as 32 bits, which would cut addresses.
@@ -113,14 +114,17 @@ def _call_library(name: str, *args: Any) -> None:
 
 
 def open_libraries(cublaslt: str, cusparselt: str, driver: str, oldest: Sequence[int]) -> None:
-    """Open those of the libraries that are not open yet, by path; empty paths as in ``manage.h``. Raises LibraryRefusal
-    with the reason.
+    """Open the libraries cuBLASLt, cuSPARSELt and the driver's by their absolute paths. An empty path leaves a library
+    as it is, and a library that is open is not opened again.
+
+    ``oldest`` is the lowest accepted version of cuSPARSELt. Raise ``LibraryRefusal`` with the reason if a library
+    cannot be used.
     """
     _call_library("open", cublaslt, cusparselt, driver, (ctypes.c_int64 * 3)(*oldest))
 
 
 def library_versions() -> tuple[str, str]:
-    """Return the versions of cuBLASLt and cuSPARSELt as text, empty for one that is not open."""
+    """Return the versions of cuBLASLt and cuSPARSELt as text. The version of a library that is not open is empty."""
     numbers = (ctypes.c_int64 * 6)()
     _library_functions().slidesparse_lt_versions(numbers)
     return tuple(".".join(map(str, part)) if part[0] >= 0 else "" for part in (numbers[:3], numbers[3:]))  # type: ignore[return-value]
@@ -128,7 +132,9 @@ def library_versions() -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """The facts of a plan: bytes of workspace and of the compressed weight, and the number of algorithms."""
+    """The properties of a plan. They are the bytes of its workspace and of its compressed weight, and the number of its
+    algorithms.
+    """
 
     workspace: int
     compressed: int
@@ -136,8 +142,8 @@ class ProductPlan:
 
 
 def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> ProductPlan:
-    """Return the plan of a product, which the library makes unless it exists. Raises LibraryRefusal if the library does
-    not support the product.
+    """Return the plan of a product, which the library makes if it does not exist yet. ``sparse`` says whether the
+    weight is packed. Raise ``LibraryRefusal`` if the library does not support the product.
     """
     info = (ctypes.c_int64 * 3)()
     _call_library("prepare", problem.as_struct(), ctypes.c_int32(sparse), stream, info)
@@ -145,14 +151,16 @@ def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> Prod
 
 
 def compressed_size(problem: ProductProblem) -> tuple[int, int]:
-    """Return the numbers of bytes of the compressed weight of a product and of the scratch memory to compress it."""
+    """Return the number of bytes of the compressed weight of a product, and of the scratch memory for compressing."""
     sizes = (ctypes.c_int64 * 2)()
     _call_library("compressed_size", problem.as_struct(), sizes)
     return sizes[0], sizes[1]
 
 
 def compress_at(problem: ProductProblem, weight: int, compressed: int, scratch: int, stream: int) -> None:
-    """Compress a row-major 2:4 weight into ``compressed`` on a CUDA stream. All tensors are passed as addresses."""
+    """Write the compressed form of a row-major 2:4 weight to ``compressed`` on a CUDA stream. All tensors are passed as
+    addresses.
+    """
     _call_library("compress", problem.as_struct(), weight, compressed, scratch, stream)
 
 
@@ -166,10 +174,10 @@ def multiply_at(
     workspace: tuple[int, int],
     stream: int,
 ) -> None:
-    """Compute the product of ``problem`` into ``out`` on a CUDA stream by its plan. All tensors are passed as
-    addresses.
+    """Write the product of ``problem`` to ``out`` on a CUDA stream, by its plan. All tensors are passed as addresses.
 
-    The weight is compressed if ``sparse``. Scales may be 0 for none. The workspace has an address and a size.
+    ``sparse`` says whether the weight is compressed. An address of 0 in ``scales`` stands for no scales. ``workspace``
+    is an address and a number of bytes.
     """
     room = ctypes.c_size_t(workspace[1])
     _call_library(

@@ -18,10 +18,10 @@ def prepare_captures(
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cuda",
 ) -> None:
-    """Call ``run`` (a layer or a model) on zeros ``[m, k]`` for each ``m`` of ``rows``, and wait for the device, so
-    that later CUDA graph captures find every plan.
+    """Call ``run`` (a layer or a model) on zeros ``[m, k]`` for each ``m`` of ``rows``, and wait for the device.
 
-    Afterwards captures of as many rows find every plan; a capture of another number says which one it misses.
+    Later CUDA graph captures with as many rows then find every plan. A capture with another number of rows raises an
+    error that names the missing plan.
     """
     device = torch.device(device)
     with torch.no_grad():

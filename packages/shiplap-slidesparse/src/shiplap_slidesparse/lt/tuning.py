@@ -47,8 +47,8 @@ _LEAVES: dict[sl.Op, tuple[sl.Op | None, sl.Op]] = {
 
 
 def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.ProductProblem:
-    """Return the description of the library call for the product op ``op`` with ``[m, k]`` and ``[n, k]``, in which the
-    library chooses the algorithm itself.
+    """Return the description of the library call for the product ``op`` of ``[m, k]`` and ``[n, k]``. It leaves the
+    choice of the algorithm to the library.
     """
     source = _SOURCE[op]
     scaling = native.PER_ROW if op is ops.mm_fp8 else native.UNSCALED
@@ -56,25 +56,29 @@ def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.Product
 
 
 def _with_config(problem: native.ProductProblem, config: Mapping[str, Value]) -> native.ProductProblem:
-    """Return the description of the library call with the algorithm and the number of parts of the inner dim (split of
-    k) that ``config`` names.
+    """Return ``problem`` with the algorithm that ``config`` names, and with its number of parts of the inner dimension
+    (split of k).
     """
     return problem.with_fields(algorithm=config["ALG"], split_k=config.get("SPLIT_K", 0))
 
 
 class AlgorithmSource(ConfigSource):
-    """The algorithms of a leaf product as the library lists them. A config takes a call for which it has a plan."""
+    """The algorithms of a product as the library lists them, for tuning. A config is usable for a call if the library
+    makes a plan for it.
+    """
 
     def configs(self, op: sl.Op, device: torch.device, sizes: Mapping[str, Any]) -> list[dict[str, int]]:
-        """Return the configs to tune for these sizes: the library's own choice, then every algorithm for which it makes
-        a plan.
+        """Return the configurations to tune for these sizes. The library's own choice comes first, then every algorithm
+        for which it makes a plan.
         """
         problem = problem_of(op, _device_index(device), sizes["m"], sizes["n"], sizes["k"])
         default = {"ALG": -1} if op in kernels.DENSE else kernels.DEFAULT
         return [default, *list_algorithms(op, problem, _stream_handle(device))]
 
     def refusal(self, op: sl.Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
-        """Return the library's reason against the algorithm in ``config`` for these arguments, or an empty text."""
+        """Return the library's reason against the algorithm in ``config`` for the arguments ``args``. Return an empty
+        text if it accepts the algorithm.
+        """
         x = args[0]
         n = len(args[1]) if op in kernels.DENSE else args[2]
         problem = problem_of(op, _device_index(x.device), x.shape[0], n, x.shape[1])
@@ -91,8 +95,9 @@ ALGORITHMS = AlgorithmSource(f"{__name__}:ALGORITHMS", "cuda", kernels.NAME)
 def list_algorithms(
     op: sl.Op, problem: native.ProductProblem, stream: int = 0, splits: Sequence[int] | None = None
 ) -> list[dict[str, int]]:
-    """Return the configs of ``op`` for which the library can run the product: the number of an algorithm and of parts
-    of the inner dim (split of k). By default the number of rows decides which ``splits`` are tried.
+    """Return the configurations of ``op`` for which the library can run the product. Each holds the number of an
+    algorithm, and for packed weights the number of parts of the inner dimension (split of k). By default ``splits``,
+    the numbers of parts to try, depend on the number of rows.
     """
     sparse = op in kernels.SPARSE
     if sparse:
@@ -113,9 +118,7 @@ def list_algorithms(
 
 
 def accepts_config(op: sl.Op, problem: native.ProductProblem, config: Mapping[str, Value], stream: int = 0) -> bool:
-    """Return whether the library can run the product with this config, by letting it make a plan, which is then kept
-    for calls.
-    """
+    """Return whether the library makes a plan of the product with ``config``. The plan is kept for later calls."""
     try:
         native.prepare_plan(_with_config(problem, config), op in kernels.SPARSE, stream)
     except native.LibraryRefusal:
@@ -124,13 +127,13 @@ def accepts_config(op: sl.Op, problem: native.ProductProblem, config: Mapping[st
 
 
 def _cusparselt_version() -> int:
-    """Return the version of the open cuSPARSELt as one number, as C++'s ``Version::number`` does."""
+    """Return the version of the open cuSPARSELt as one number, in the form of C++'s ``Version::number``."""
     major, minor, patch = map(int, native.library_versions()[1].split("."))
     return major * 1000000 + minor * 1000 + patch
 
 
 def _device_index(device: torch.device) -> int:
-    """Return the index of a CUDA device, the current one if it has none."""
+    """Return the index of a CUDA device, or that of the current device if ``device`` has none."""
     return device.index if device.index is not None else torch.cuda.current_device()
 
 
@@ -146,8 +149,8 @@ def tune_product(
     seconds: float = 20.0,
     remeasure: bool = False,
 ) -> list[Choice]:
-    """Tune the algorithm of a product op for each ``(m, n, k)``, with candidates in a process of their own, and return
-    the choices.
+    """Tune the algorithm of a product op for each ``(m, n, k)`` of ``sizes``, and return the choices. Candidates run in
+    a separate process.
     """
     # A packed weight has a size that only the library knows, here any number.
     more = {"_": 1, "layout": ops.CUSPARSELT} if op in kernels.SPARSE else {}
@@ -166,8 +169,8 @@ def tune_layer(
     seconds: float = 20.0,
     remeasure: bool = False,
 ) -> list[Choice]:
-    """Tune the algorithms of both forms of a layer ``[n, k]``, then the form itself, for each number of rows, and
-    return the choices.
+    """Tune a layer ``[n, k]`` for each number of ``rows``, and return the choices. First the algorithms of its dense
+    and its packed form are tuned, then the choice between the forms.
 
     The forms are timed in this process, since their products have been verified and their algorithms are in force here.
     """

@@ -15,11 +15,11 @@ ROWS = 2048  # of an identity matrix at a time
 
 
 def compress_weight(slid: Tensor) -> Tensor:
-    """Return a 2:4 weight ``[n, k']`` on a GPU, in whole tiles, in cuSPARSELt's own packed form, uint8 ``[_]`` (layout
-    1).
+    """Return a 2:4 weight ``[n, k']`` on a GPU in cuSPARSELt's own packed form, as uint8 ``[_]`` (layout 1). Its sizes
+    must be whole tiles.
 
-    An empty weight has no bytes. Raises SL211 for another dtype or size, SL401 without a usable cuSPARSELt, and SL305
-    if the library refuses.
+    An empty weight has no bytes. Raise ``SL211`` for another dtype or size, ``SL401`` without a usable cuSPARSELt, and
+    ``SL305`` if the library refuses the weight.
     """
     where = "slidesparse.lt.compress"
     n, k = slid.shape
@@ -51,11 +51,12 @@ def compress_weight(slid: Tensor) -> Tensor:
 def multiply_weight(
     x: Tensor, weight: Tensor, n: int, result: torch.dtype, *, sparse: bool, scales: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Return ``x [m, k]`` times a weight of ``n`` rows, packed by cuSPARSELt if ``sparse``, in the dtype ``result``.
-    Sizes are whole tiles.
+    """Return ``x [m, k]`` times a weight of ``n`` rows in the dtype ``result``. ``sparse`` says whether cuSPARSELt has
+    packed the weight. Sizes must be whole tiles.
 
-    The leaf ops do not have these cases: other types of results, and FP8 with one scale for all of ``x`` and one for
-    all of a dense weight (``scales``, float32 of one element each). Raises SL305 if the library refuses.
+    This function has cases that the ops lack. It gives other dtypes of results, and multiplies FP8 with one scale for
+    all of ``x`` and one for all of a dense weight. ``scales`` holds these two as float32 tensors of one element. Raise
+    ``SL211`` for operands that do not fit, and ``SL305`` if the library refuses.
     """
     problem = _product_problem(x.device, x.shape[0], n, x.shape[1], x.dtype).with_fields(result=result)
     if scales is None:
@@ -68,8 +69,8 @@ def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype
     """Return ``x [m, k]`` times a packed weight, times the float32 ``scale`` of each weight row, in the dtype
     ``result``.
 
-    cuSPARSELt applies the scales where it can (for integers, see :func:`libraries.takes`). Otherwise PyTorch does, from
-    integers or float32. Either way the result is rounded once.
+    cuSPARSELt applies the scales if :func:`libraries.supports_product` allows it. Otherwise PyTorch applies them to the
+    product in int32 or float32. Either way the result is rounded once.
     """
     n, scale = len(scale), scale.contiguous()
     # One kernel instead of two, and no intermediate result in memory.
@@ -85,8 +86,9 @@ def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype
 def _run_product(
     problem: native.ProductProblem, sparse: bool, x: Tensor, weight: Tensor, scales: tuple[int, int]
 ) -> Tensor:
-    """Return the product of ``problem``, computed by the library from aligned copies of the operands where necessary.
-    ``scales`` are addresses or 0. Raises SL211 and SL305.
+    """Return the product of ``problem``, computed by the library. Operands that are not aligned are copied first.
+    ``scales`` are addresses, or 0 for none. Raise ``SL211`` for operands that do not fit, and ``SL305`` if the library
+    refuses.
     """
     where, x, weight = "slidesparse.lt.product", _align_operand(x), _align_operand(weight)
     _check_operands(where, problem, sparse, x, weight)
@@ -123,9 +125,8 @@ def _run_product(
 
 
 def _check_operands(where: str, p: native.ProductProblem, sparse: bool, x: Tensor, weight: Tensor) -> None:
-    """Raise SL211 for operands that the library would read beyond their end, or from a wrong address.
-
-    An invalid access on a GPU ends the CUDA context of the process.
+    """Raise ``SL211`` for operands that the library would read beyond their end, or from a wrong device. An invalid
+    access on a GPU ends the CUDA context of the process.
     """
     wanted = (torch.uint8, weight.shape[:1]) if sparse else (p.source, (p.n, p.k))
     fits = (weight.dtype, tuple(weight.shape)) == (wanted[0], tuple(wanted[1])) and weight.device == x.device
@@ -141,8 +142,8 @@ def _check_operands(where: str, p: native.ProductProblem, sparse: bool, x: Tenso
 
 
 def _align_operand(t: Tensor) -> Tensor:
-    """Return ``t`` contiguous and at an address that is a multiple of 16 bytes, a copy where necessary, since a view
-    may begin at any element.
+    """Return ``t``, or a copy, contiguous and at an address that is a multiple of 16 bytes. A copy is needed for some
+    views, which may begin at any element.
     """
     t = t.contiguous()
     # Plans are made for addresses that are multiples of 16 bytes.
@@ -150,8 +151,8 @@ def _align_operand(t: Tensor) -> Tensor:
 
 
 def expand_weight(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
-    """Return the weight ``[n, k]`` of cuSPARSELt's packed form: its product with an identity matrix, a few rows at a
-    time.
+    """Return the weight ``[n, k]`` from cuSPARSELt's packed form. It is computed as the product with an identity
+    matrix, a few columns at a time.
     """
     libraries.require_sparse(packed.device, "slidesparse.lt.expand")
     weight = torch.empty(n, k, dtype=dtype, device=packed.device)
@@ -165,8 +166,8 @@ def expand_weight(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
 
 
 def _product_problem(device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> native.ProductProblem:
-    """Return the library's product of ``[m, k]`` and ``[n, k]`` of ``dtype`` on a device, with the usual dtype of the
-    result.
+    """Return the description of the library's product of ``[m, k]`` and ``[n, k]`` of ``dtype`` on ``device``. The
+    result has the usual dtype for ``dtype``.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     return native.ProductProblem(index, m, n, k, dtype, RESULT[dtype])

@@ -51,9 +51,9 @@ def command(
 ) -> None:
     """Train a compiled sparse U-Net on a laser scan, and report what was measured.
 
-    Reads a scan that comes with shiplap, or one of yours, learns which points are ground, judges itself on a part it
-    has not seen, against the best rules of two numbers, counts graphs, breaks and recompiles, compares compiled with
-    eager, and audits the ops.
+    The scan comes with Shiplap, or is one of yours. The network learns which points are ground. It is judged on a part
+    of the scan that it has not seen, and compared with the best rules of two numbers. Graphs, breaks and recompiles are
+    counted, compiled code is compared with eager code, and the ops are audited.
     """
     require_packages("shiplap demo", "demo", "laspy", "lazrs", "matplotlib")
     _parse_codes(classes)
@@ -76,8 +76,8 @@ def command(
 
 
 def _parse_codes(text: str) -> tuple[int, ...]:
-    """Return the class codes of a text such as ``"2,9"`` as ``(2, 9)``. Raises SL613 unless it has numbers from 0 to
-    255, separated by commas.
+    """Return the class codes in a text such as ``"2,9"``, here ``(2, 9)``. Raise ``SL613`` unless the text has numbers
+    from 0 to 255, separated by commas.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) <= 255 for part in parts):
@@ -86,9 +86,7 @@ def _parse_codes(text: str) -> tuple[int, ...]:
 
 
 def _require_device(device: str) -> None:
-    """Raise SL605, before any work, unless ``device`` is of a kind for which the demo has kernels (CPU or CUDA) and is
-    there.
-    """
+    """Raise ``SL605`` if the demo has no kernels for ``device`` (neither CPU nor CUDA) or the device does not exist."""
     if device.partition(":")[0] not in DEVICES:
         raise error(
             "SL605",
@@ -102,9 +100,7 @@ def _require_device(device: str) -> None:
 
 
 def _print_demo(result: DemoResult) -> None:
-    """Print the headline numbers of ``result``, the verdicts of its audits and the path of its HTML report to
-    stdout.
-    """
+    """Print the main numbers of ``result``, the verdicts of its audits and the path of its HTML report to stdout."""
     from shiplap_sparse3d.demo.report import VERDICTS, headline_rows
 
     screen = verbs.out()

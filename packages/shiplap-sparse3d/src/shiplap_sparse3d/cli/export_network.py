@@ -51,7 +51,7 @@ def command(
     """Export a checkpoint of a sparse network as one file.
 
     The network's own code runs on Shiplap's layers in place of spconv. The file takes features and coordinates of any
-    number of voxels. What cannot be exported is named before anything is written.
+    number of voxels. If a part cannot be exported, it is named before anything is written.
     """
     with verbs.own_stdout():
         import torch
@@ -82,8 +82,9 @@ def command(
 
 
 def _cells_per_axis(network: Any, grid: str | None) -> Sequence[int]:
-    """Return the cells per axis in the text ``grid`` of the option ``--grid`` or, without it, those that ``network``
-    has as an attribute, or else 128 for each. Raises SL613 for other texts.
+    """Return the cells per axis in the text ``grid`` of the option ``--grid``. If it is None, return those of the
+    attribute ``sparse_shape`` or ``spatial_shape`` of ``network``, or 128 for each axis. Raise ``SL613`` for any other
+    text.
     """
     if grid is not None:
         parts = grid.split(",")

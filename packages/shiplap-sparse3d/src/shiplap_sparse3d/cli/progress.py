@@ -13,8 +13,8 @@ __all__ = ["show_progress"]
 
 @contextlib.contextmanager
 def show_progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
-    """Show a progress bar for each stage on stderr during the block of a context manager, which gets the function that
-    advances them. Without a terminal, or if ``quiet``, that function does nothing.
+    """Show progress bars for stages of work on stderr during the block of a context manager, which receives the
+    function that advances them. Without a terminal, or if ``quiet``, that function does nothing.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda stage, done, total, note: None
@@ -26,8 +26,8 @@ def show_progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]
         tasks = {}
 
         def advance(stage: str, done: int, total: int, note: str) -> None:
-            """Set the bar of ``stage``, which the first call adds, to ``done`` of ``total`` and its text to
-            ``note``.
+            """Set the bar of ``stage`` to ``done`` of ``total``, with the text ``note``. The first call for a stage
+            adds its bar.
             """
             if stage not in tasks:
                 tasks[stage] = bar.add_task(stage, note="")

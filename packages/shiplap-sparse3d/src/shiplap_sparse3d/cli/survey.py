@@ -61,9 +61,9 @@ def command(
 ) -> None:
     """Classify every point of a laser scan, tile by tile, in constant memory.
 
-    Derives how far the network sees, checks that with a probe, cuts the scan into tiles with that much around them, and
-    writes the points in the order of the input with new classes. Goes on after an interruption. Runs in this process
-    unless --workers or --scheduler names a Dask cluster.
+    The range within which points affect each other in the network is derived, and checked with a probe. The scan is cut
+    into tiles with a margin of that range. The points are written in the order of the input, with new classes. An
+    interrupted run is continued. The work runs in this process unless --workers or --scheduler names a Dask cluster.
     """
     with verbs.own_stdout():
         from shiplap_sparse3d.survey import survey
@@ -73,8 +73,8 @@ def command(
         with show_progress(quiet=json) as advance:
 
             def progress(stage: str, done: int, total: int, note: str) -> None:
-                """Advance the progress bar of ``stage``, or print the address of the workers' dashboard, which is the
-                ``note`` of the stage "workers".
+                """Advance the progress bar of ``stage``. For the stage "workers", print the address of the workers'
+                dashboard, which is ``note``, instead.
                 """
                 if stage == "workers":
                     verbs.err().print(f"dashboard of the workers: {note}", markup=False, soft_wrap=True)
@@ -94,9 +94,8 @@ def command(
 
 
 def _load_model(target: str, *, by_value: bool) -> SurveyModel:
-    """Return the model that ``target`` names, or that the named function returns. Raises SL825 for anything else.
-
-    Workers need not have the file of the model if its classes are sent to them ``by_value``.
+    """Return the model that ``target`` names, or that the named function returns. Raise ``SL825`` if it is anything
+    else. With ``by_value`` the classes of its file are sent to the workers, which then need not have the file.
     """
     from shiplap_sparse3d.survey import SurveyModel
 
@@ -110,7 +109,7 @@ def _load_model(target: str, *, by_value: bool) -> SurveyModel:
 
 
 def _print_survey(result: SurveyResult) -> None:
-    """Print the numbers of a survey to stdout: points, tiles, halo, stride, time, memory and the output's path."""
+    """Print the points, tiles, halo, stride, time and memory of a survey, and the path of its output, to stdout."""
     field = result.field
     text = f"""points  {result.points:,}
 tiles   {result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now

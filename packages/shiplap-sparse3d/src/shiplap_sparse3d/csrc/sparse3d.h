@@ -8,8 +8,7 @@
 extern "C" {
 #endif
 
-/* Return the output voxels of a strided convolution, those of the op ``out_coords``, in ``capacity`` rows, with padding
- * (-1, -1, -1, -1) behind them, and the number of voxels, so that no size depends on data.
+/* Return the output voxels of a strided convolution in ``capacity`` rows, and their number.
  *   sparse3d::out_coords_bounded(Tensor coords, SymInt[] spatial_shape, SymInt[] kernel, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt capacity) -> (Tensor, Tensor)
  *   coords: Int32[Tensor, "n 4"]
  *   reached: Int32[Tensor, "capacity 4"] (output)
@@ -44,8 +43,8 @@ SL_EXPORT int sparse3d_out_coords_bounded(const sl_context* ctx,
                                           int64_t capacity);
 SL_EXPORT const char* sparse3d_out_coords_bounded_signature(void);
 
-/* Return the row of the voxel that holds each query, ``int32 [b, l]``, or -1 if there is none. Queries ``[b, l]``
- * belong to scene ``b``. Raises SL211 for duplicate voxels and those outside the grid.
+/* Return the row of the voxel that contains each query, ``int32 [b, l]``, or -1 if there is none. The first index of
+ * ``queries`` is the scene. Raise ``SL211`` for duplicate voxels and for voxels outside the grid.
  *   sparse3d::nearest_map(Tensor coords, Tensor queries, SymInt[] spatial_shape) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   queries: Float32[Tensor, "b l 3"]
@@ -62,8 +61,8 @@ SL_EXPORT int sparse3d_nearest_map(const sl_context* ctx,
                                    int64_t spatial_shape_len);
 SL_EXPORT const char* sparse3d_nearest_map_signature(void);
 
-/* Return the rows of the eight voxels around each query, and their weights in trilinear interpolation: -1 and 0 where a
- * voxel is missing.
+/* Return the rows of the eight voxels around each query, and their weights in trilinear interpolation. A missing voxel
+ * has the row -1 and the weight 0.
  *   sparse3d::trilinear_map(Tensor coords, Tensor queries, SymInt[] spatial_shape) -> (Tensor, Tensor)
  *   coords: Int32[Tensor, "n 4"]
  *   queries: Float32[Tensor, "b l 3"]
@@ -83,6 +82,7 @@ SL_EXPORT int sparse3d_trilinear_map(const sl_context* ctx,
 SL_EXPORT const char* sparse3d_trilinear_map_signature(void);
 
 /* Return ``out[i] = sum_j weights[i, j] * feats[indices[i, j]]``. An index of -1 adds nothing, whatever its weight.
+ * Raise ``SL211`` for an index outside ``[-1, n)``.
  *   sparse3d::indice_weighted_sum(Tensor feats, Tensor indices, Tensor weights) -> Tensor
  *   feats: Float[Tensor, "n c"]
  *   indices: Int32[Tensor, "q k"]
@@ -97,8 +97,8 @@ SL_EXPORT int sparse3d_indice_weighted_sum(const sl_context* ctx,
                                            DLTensor* out);
 SL_EXPORT const char* sparse3d_indice_weighted_sum_signature(void);
 
-/* Return the gradient of the features of ``indice_weighted_sum``, ``[rows, c]``, from ``grad``, the gradient of its
- * output. ``rows`` is the number of rows of the features.
+/* Return the gradient of ``indice_weighted_sum`` with respect to its features, ``[rows, c]``. ``grad`` is the gradient
+ * of the output, and ``rows`` is the number of rows of the features.
  *   sparse3d::indice_weighted_sum_grad(Tensor grad, Tensor indices, Tensor weights, SymInt rows) -> Tensor
  *   grad: Float[Tensor, "q c"]
  *   indices: Int32[Tensor, "q k"]
@@ -115,8 +115,8 @@ SL_EXPORT int sparse3d_indice_weighted_sum_grad(const sl_context* ctx,
                                                 int64_t rows);
 SL_EXPORT const char* sparse3d_indice_weighted_sum_grad_signature(void);
 
-/* Insert ``keys`` with ``values`` into the table, in place; of several values for a key the lowest stays. Raises SL211
- * when the table has no room, and then its content is undefined.
+/* Insert ``keys`` with ``values`` into the table, in place. Of several values for a key the lowest is stored. Raise
+ * ``SL211`` if the table has no room. Its content is then undefined.
  *   sparse3d::hash_insert(Tensor(a!) table_keys, Tensor(b!) table_values, Tensor keys, Tensor values) -> ()
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
@@ -132,7 +132,7 @@ SL_EXPORT int sparse3d_hash_insert(const sl_context* ctx,
                                    const DLTensor* values);
 SL_EXPORT const char* sparse3d_hash_insert_signature(void);
 
-/* Return the value of each of ``keys`` in the table, or -1 for keys that are not there.
+/* Return the value of each of ``keys`` in the table, or -1 for a key that is missing.
  *   sparse3d::hash_lookup(Tensor table_keys, Tensor table_values, Tensor keys) -> Tensor
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
@@ -148,8 +148,9 @@ SL_EXPORT int sparse3d_hash_lookup(const sl_context* ctx,
                                    DLTensor* out);
 SL_EXPORT const char* sparse3d_hash_lookup_signature(void);
 
-/* Insert the voxels ``coords`` with ``values`` into the table, in place. The key of a voxel is its cell's number,
- * ``((b*X + x)*Y + y)*Z + z``.
+/* Insert the voxels ``coords`` with ``values`` into the table, in place. The key of a voxel is the number of its cell,
+ * ``((b*X + x)*Y + y)*Z + z``. Raise ``SL211`` as ``hash_insert`` does, and for coordinates outside ``spatial_shape``
+ * (cells per axis).
  *   sparse3d::hash_insert_3d(Tensor(a!) table_keys, Tensor(b!) table_values, Tensor coords, Tensor values, SymInt[] spatial_shape) -> ()
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
@@ -169,8 +170,8 @@ SL_EXPORT int sparse3d_hash_insert_3d(const sl_context* ctx,
                                       int64_t spatial_shape_len);
 SL_EXPORT const char* sparse3d_hash_insert_3d_signature(void);
 
-/* Insert each voxel with its row number as the value into the table, in place, so that of equal voxels the first row is
- * found. Raises SL211 as ``hash_insert_3d``.
+/* Insert each voxel with its row number as the value into the table, in place. Of equal voxels the first row is stored.
+ * Raise ``SL211`` as ``hash_insert_3d`` does.
  *   sparse3d::hash_insert_3d_index(Tensor(a!) table_keys, Tensor(b!) table_values, Tensor coords, SymInt[] spatial_shape) -> ()
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
@@ -188,8 +189,8 @@ SL_EXPORT int sparse3d_hash_insert_3d_index(const sl_context* ctx,
                                             int64_t spatial_shape_len);
 SL_EXPORT const char* sparse3d_hash_insert_3d_index_signature(void);
 
-/* Return the value of each voxel in the table, or -1 for voxels that are not there or outside the grid. Raises SL211
- * for a grid with too many cells.
+/* Return the value of each voxel in the table. It is -1 for a voxel outside the grid and for one that is missing from
+ * the table. Raise ``SL211`` if the grid has too many cells.
  *   sparse3d::hash_lookup_3d(Tensor table_keys, Tensor table_values, Tensor coords, SymInt[] spatial_shape) -> Tensor
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
@@ -209,8 +210,8 @@ SL_EXPORT int sparse3d_hash_lookup_3d(const sl_context* ctx,
                                       int64_t spatial_shape_len);
 SL_EXPORT const char* sparse3d_hash_lookup_3d_signature(void);
 
-/* Return the distinct rows of ``coords`` in ascending order, the number of the distinct row of each input row, and how
- * often each distinct row occurs.
+/* Return the distinct rows of ``coords`` in ascending order, the number of the distinct row of each input row, and the
+ * count of each distinct row.
  *   sparse3d::unique_coords(Tensor coords) -> (Tensor, Tensor, Tensor)
  *   coords: Int32[Tensor, "n 4"]
  *   unique: Int32[Tensor, "m 4"] (output)
@@ -227,8 +228,8 @@ SL_EXPORT int sparse3d_unique_coords(const sl_context* ctx,
                                      int64_t* m);
 SL_EXPORT const char* sparse3d_unique_coords_signature(void);
 
-/* Return the mean of the rows of ``feats`` that share an ``index``. ``counts`` has the number of rows of each index,
- * and 0 gives zeros.
+/* Return the mean of the rows of ``feats`` that share an ``index``. ``counts`` holds the number of rows of each index.
+ * A count of 0 gives zeros. Sums are kept in at least float32.
  *   sparse3d::segment_mean(Tensor feats, Tensor index, Tensor counts) -> Tensor
  *   feats: Float[Tensor, "n c"]
  *   index: Int32[Tensor, "n"]
@@ -243,8 +244,8 @@ SL_EXPORT int sparse3d_segment_mean(const sl_context* ctx,
                                     DLTensor* out);
 SL_EXPORT const char* sparse3d_segment_mean_signature(void);
 
-/* Return the neighbour table of a submanifold convolution: the row of the voxel at ``x + (kx - Kx//2)*Dx``, and so on
- * per axis, for each tap of each voxel, or -1.
+/* Return the neighbour table of a submanifold convolution, ``int32 [n, k]``. For each tap of each voxel it holds the
+ * row of the voxel at ``x + (kx - Kx//2)*Dx`` (likewise for y and z), or -1.
  *   sparse3d::subm_table(Tensor coords, SymInt[] spatial_shape, SymInt[] kernel, SymInt[] dilation) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   out: Int32[Tensor, "n k"] (output)
@@ -268,8 +269,8 @@ SL_EXPORT int sparse3d_subm_table(const sl_context* ctx,
                                   int64_t dilation_len);
 SL_EXPORT const char* sparse3d_subm_table_signature(void);
 
-/* Return the output voxels of a strided convolution in ascending order: every cell of the output grid that an input
- * voxel reaches.
+/* Return the output voxels of a strided convolution in ascending order. They are all cells of the output grid that an
+ * input voxel reaches. Raise ``SL211`` as ``subm_table`` does.
  *   sparse3d::out_coords(Tensor coords, SymInt[] spatial_shape, SymInt[] kernel, SymInt[] stride, SymInt[] padding, SymInt[] dilation) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   out: Int32[Tensor, "m 4"] (output)
@@ -302,8 +303,8 @@ SL_EXPORT int sparse3d_out_coords(const sl_context* ctx,
                                   int64_t* m);
 SL_EXPORT const char* sparse3d_out_coords_signature(void);
 
-/* Return the neighbour table of a strided convolution: the input row at ``o*S - P + k*Dl`` for each tap ``k`` of each
- * output ``o``, or -1. Raises SL211 for duplicates and rows outside their grid.
+/* Return the neighbour table of a strided convolution, ``int32 [m, k]``. For each tap ``k`` of each output ``o`` it
+ * holds the input row at ``o*S - P + k*Dl``, or -1. Raise ``SL211`` for duplicate rows and for rows outside their grid.
  *   sparse3d::conv_table(Tensor coords, Tensor out_coords, SymInt[] spatial_shape, SymInt[] kernel, SymInt[] stride, SymInt[] padding, SymInt[] dilation) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   out_coords: Int32[Tensor, "m 4"]
@@ -337,8 +338,9 @@ SL_EXPORT int sparse3d_conv_table(const sl_context* ctx,
                                   int64_t dilation_len);
 SL_EXPORT const char* sparse3d_conv_table_signature(void);
 
-/* Return the transpose of a neighbour table, ``t[table[j, v], v] = j`` and -1 elsewhere: from each input row to the
- * output rows that read it.
+/* Return the transpose of a neighbour table, which holds the output row that reads each input row by each tap. It has
+ * ``t[table[j, v], v] = j`` and -1 elsewhere. Raise ``SL211`` for a number outside ``[-1, rows)``, and if two outputs
+ * read one input by the same tap.
  *   sparse3d::transpose_table(Tensor table, SymInt rows) -> Tensor
  *   table: Int32[Tensor, "m k"]
  *   out: Int32[Tensor, "rows k"] (output)
@@ -351,8 +353,8 @@ SL_EXPORT int sparse3d_transpose_table(const sl_context* ctx,
                                        int64_t rows);
 SL_EXPORT const char* sparse3d_transpose_table_signature(void);
 
-/* Return the convolution over a neighbour table: ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``, where
- * entries of -1 add nothing.
+/* Return the convolution over a neighbour table, ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``. Where the
+ * table has -1, nothing is added.
  *   sparse3d::conv(Tensor feats, Tensor weight, Tensor table, Tensor? bias=None, Tensor? order=None, Tensor? masks=None, Tensor? table_t=None, Tensor? order_t=None, Tensor? masks_t=None, SymInt groups=1, bool reflect=False, bool symmetric=False, bool tf32=False) -> Tensor
  *   feats: Float[Tensor, "n ci"]
  *   weight: Float[Tensor, "co k cg"]
@@ -386,8 +388,9 @@ SL_EXPORT int sparse3d_conv(const sl_context* ctx,
                             int32_t tf32);
 SL_EXPORT const char* sparse3d_conv_signature(void);
 
-/* Return the gradient of the weight of ``conv``, ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``, from ``grad``,
- * the gradient of its output. Raises SL211 for a table entry outside ``[-1, n)``.
+/* Return the gradient of the weight of ``conv``, ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. ``grad`` is the
+ * gradient of the output of ``conv``. ``order``, ``blocks`` and ``counts`` belong to a sorted table, as the ops
+ * ``sort_table`` and ``tap_blocks`` return them. Raise ``SL211`` for a number in the table outside ``[-1, n)``.
  *   sparse3d::conv_weight_grad(Tensor grad, Tensor feats, Tensor table, Tensor? order=None, Tensor? blocks=None, Tensor? counts=None, SymInt groups=1, bool reflect=False, bool tf32=False) -> Tensor
  *   grad: Float[Tensor, "m co"]
  *   feats: Float[Tensor, "n ci"]
@@ -415,8 +418,8 @@ SL_EXPORT int sparse3d_conv_weight_grad(const sl_context* ctx,
                                         int32_t tf32);
 SL_EXPORT const char* sparse3d_conv_weight_grad_signature(void);
 
-/* Return the largest value under the taps of each output, channel by channel (0 without a hit), and its tap: of equal
- * values the first, -1 where there is no hit.
+/* Return the largest value under the taps of each output, channel by channel, and its tap. Of equal values the first
+ * tap is taken. Without a hit the value is 0 and the tap is -1.
  *   sparse3d::max_pool_with_taps(Tensor feats, Tensor table, Tensor? table_t=None) -> (Tensor, Tensor)
  *   feats: Float[Tensor, "n c"]
  *   table: Int32[Tensor, "m k"]
@@ -434,8 +437,9 @@ SL_EXPORT int sparse3d_max_pool_with_taps(const sl_context* ctx,
                                           DLTensor* taps);
 SL_EXPORT const char* sparse3d_max_pool_with_taps_signature(void);
 
-/* Return the gradient of ``max_pool_with_taps`` for its features, ``out[i] = sum_v grad[t[i, v]]`` over the channels
- * whose tap is ``v``. ``t`` is ``table_t``, the transposed table.
+/* Return the gradient of ``max_pool_with_taps`` with respect to its features, ``out[i] = sum_v grad[t[i, v]]`` over the
+ * channels whose tap is ``v``. ``t`` is ``table_t``, the transposed table. The sum runs in the order of taps, so it is
+ * the same in each run. Raise ``SL211`` for a number in ``table_t`` outside ``[-1, m)``.
  *   sparse3d::max_pool_grad(Tensor grad, Tensor taps, Tensor table_t) -> Tensor
  *   grad: Float[Tensor, "m c"]
  *   taps: Int16[Tensor, "m c"]
@@ -450,8 +454,9 @@ SL_EXPORT int sparse3d_max_pool_grad(const sl_context* ctx,
                                      DLTensor* out);
 SL_EXPORT const char* sparse3d_max_pool_grad_signature(void);
 
-/* Return the sum of the rows under the taps of each output or, if ``average``, their mean over the hits. Outputs
- * without a hit are zeros.
+/* Return the sum of the rows under the taps of each output, or with ``average`` their mean over the hits. Outputs
+ * without a hit are zeros. Sums are kept in at least float32. Only the backward reads ``table_t``, and builds it if it
+ * is None. Raise ``SL211`` for a number in the table outside ``[-1, n)``.
  *   sparse3d::sum_pool(Tensor feats, Tensor table, Tensor? table_t=None, bool average=False) -> Tensor
  *   feats: Float[Tensor, "n c"]
  *   table: Int32[Tensor, "m k"]
@@ -467,8 +472,8 @@ SL_EXPORT int sparse3d_sum_pool(const sl_context* ctx,
                                 int32_t average);
 SL_EXPORT const char* sparse3d_sum_pool_signature(void);
 
-/* Return the largest value of each scene, channel by channel (0 without voxels), and its row: of equal values the
- * first, -1 without voxels.
+/* Return the largest value of each scene, channel by channel, and its row. Of equal values the first row is taken. A
+ * scene without voxels has the value 0 and the row -1.
  *   sparse3d::global_max_pool(Tensor feats, Tensor coords, SymInt batch_size) -> (Tensor, Tensor)
  *   feats: Float[Tensor, "n c"]
  *   coords: Int32[Tensor, "n 4"]
@@ -485,8 +490,8 @@ SL_EXPORT int sparse3d_global_max_pool(const sl_context* ctx,
                                        int64_t batch_size);
 SL_EXPORT const char* sparse3d_global_max_pool_signature(void);
 
-/* Return the sum of each scene's rows or, if ``average``, their mean. Scenes without voxels are zeros. Sums are kept in
- * at least float32.
+/* Return the sum of each scene's rows, or with ``average`` their mean. Scenes without voxels are zeros. Sums are kept
+ * in at least float32. A batch index of -1 is padding. Raise ``SL211`` for a batch index outside ``[-1, batch_size)``.
  *   sparse3d::global_sum_pool(Tensor feats, Tensor coords, SymInt batch_size, bool average=False) -> Tensor
  *   feats: Float[Tensor, "n c"]
  *   coords: Int32[Tensor, "n 4"]
@@ -502,8 +507,7 @@ SL_EXPORT int sparse3d_global_sum_pool(const sl_context* ctx,
                                        int32_t average);
 SL_EXPORT const char* sparse3d_global_sum_pool_signature(void);
 
-/* Return five tensors of a neighbour table: the taps that each row hits as bits, the order of the rows by them, and the
- * input rows, output rows and ends of the pairs of each tap.
+/* Return five tensors of a neighbour table for FlexGEMM's masked product.
  *   sparse3d::masked_gemm_signals(Tensor table) -> (Tensor, Tensor, Tensor, Tensor, Tensor)
  *   table: Int32[Tensor, "n v"]
  *   gray_code: Int32[Tensor, "n"] (output)
@@ -523,8 +527,8 @@ SL_EXPORT int sparse3d_masked_gemm_signals(const sl_context* ctx,
                                            DLTensor* valid_signal_seg);
 SL_EXPORT const char* sparse3d_masked_gemm_signals_signature(void);
 
-/* Return, for each block of ``block`` rows in the order ``sorted_index``, the taps that any of its rows hits
- * (ascending, one list for all blocks, then -1), and where each block's taps begin.
+/* Return the taps that any row of each block of ``block`` rows hits, and where the taps of each block begin. Rows are
+ * taken in the order ``sorted_index``.
  *   sparse3d::masked_gemm_kernels(Tensor gray_code, Tensor sorted_index, SymInt block) -> (Tensor, Tensor)
  *   gray_code: Int32[Tensor, "n"]
  *   sorted_index: Int64[Tensor, "n"]
@@ -543,8 +547,8 @@ SL_EXPORT int sparse3d_masked_gemm_kernels(const sl_context* ctx,
                                            int64_t block);
 SL_EXPORT const char* sparse3d_masked_gemm_kernels_signature(void);
 
-/* Return the Z-order codes of voxels, the scene above ``bits`` interleaved bits an axis, of at most ``width`` bits, and
- * -1 for padding. Raises SL211 for rows that do not fit.
+/* Return the Z-order codes of voxels, with -1 for padding. A code of at most ``width`` bits holds the scene above
+ * ``bits`` interleaved bits per axis. Raise ``SL211`` for rows that do not fit.
  *   sparse3d::z_order_encode(Tensor coords, SymInt bits, SymInt[] axes=[0, 1, 2], SymInt width=63) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   codes: Int64[Tensor, "n"] (output)
@@ -567,8 +571,8 @@ SL_EXPORT int sparse3d_z_order_encode(const sl_context* ctx,
                                       int64_t width);
 SL_EXPORT const char* sparse3d_z_order_encode_signature(void);
 
-/* Return the voxels of Z-order codes with ``bits`` bits an axis, rows of -1 for a code of -1. Raises SL211 for codes
- * whose scene is no int32.
+/* Return the voxels of Z-order codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211`` for
+ * codes whose scene is not an int32.
  *   sparse3d::z_order_decode(Tensor codes, SymInt bits, SymInt[] axes=[0, 1, 2]) -> Tensor
  *   codes: Int64[Tensor, "n"]
  *   coords: Int32[Tensor, "n 4"] (output)
@@ -589,8 +593,8 @@ SL_EXPORT int sparse3d_z_order_decode(const sl_context* ctx,
                                       int64_t axes_len);
 SL_EXPORT const char* sparse3d_z_order_decode_signature(void);
 
-/* Return the Hilbert codes of voxels, the scene above ``bits`` bits an axis, of at most ``width`` bits, and -1 for
- * padding. Raises SL211 for rows that do not fit.
+/* Return the Hilbert codes of voxels, with -1 for padding. A code of at most ``width`` bits holds the scene above
+ * ``bits`` bits per axis. Raise ``SL211`` for rows that do not fit.
  *   sparse3d::hilbert_encode(Tensor coords, SymInt bits, SymInt[] axes=[0, 1, 2], SymInt width=63) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   codes: Int64[Tensor, "n"] (output)
@@ -613,8 +617,8 @@ SL_EXPORT int sparse3d_hilbert_encode(const sl_context* ctx,
                                       int64_t width);
 SL_EXPORT const char* sparse3d_hilbert_encode_signature(void);
 
-/* Return the voxels of Hilbert codes with ``bits`` bits an axis, rows of -1 for a code of -1. Raises SL211 for codes
- * whose scene is no int32.
+/* Return the voxels of Hilbert codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211`` for
+ * codes whose scene is not an int32.
  *   sparse3d::hilbert_decode(Tensor codes, SymInt bits, SymInt[] axes=[0, 1, 2]) -> Tensor
  *   codes: Int64[Tensor, "n"]
  *   coords: Int32[Tensor, "n 4"] (output)

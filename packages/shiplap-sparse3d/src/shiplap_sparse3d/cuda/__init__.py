@@ -17,8 +17,8 @@ SORT = "(parts * (24 * {0} + min(8 * {0}, 2097152) + 16384) + 7) // 8 * 8"  # by
 
 @ops.unique_coords.kernel("cuda", name="triton")
 def _(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct rows of ``coords``, the row of each input among them, and how many inputs each has:
-    ``ops.unique_coords`` on CUDA, by Triton kernels.
+    """Return the distinct rows of ``coords``, the row of each input among them, and the number of inputs of each. This
+    is the CUDA kernel of ``ops.unique_coords``, in Triton.
     """
     outputs: tuple[Tensor, Tensor, Tensor] = lazy_function("unique", "unique_coords")(coords)
     return outputs
@@ -26,8 +26,8 @@ def _(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @ops.segment_mean.kernel("cuda", name="triton")
 def _(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -> None:
-    """Write the mean of the rows of ``feats`` with the same ``index`` to ``out``: ``ops.segment_mean`` on CUDA, by
-    Triton kernels.
+    """Write the mean of the rows of ``feats`` with the same ``index`` to ``out``. This is the CUDA kernel of
+    ``ops.segment_mean``, in Triton.
     """
     lazy_function("unique", "segment_mean")(feats, index, counts, out=out)
 
@@ -36,8 +36,8 @@ def _(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -> None:
 def _(
     coords: Tensor, spatial_shape: list[int], kernel: list[int], dilation: list[int], *, out: Tensor, workspace: Tensor
 ) -> None:
-    """Write the neighbour table of a submanifold convolution to ``out``, with the hash map in ``workspace``:
-    ``ops.subm_table`` on CUDA, by Triton kernels.
+    """Write the neighbour table of a submanifold convolution to ``out``, with the hash map in ``workspace``. This is
+    the CUDA kernel of ``ops.subm_table``, in Triton.
     """
     lazy_function("plain_tables", "subm_table")(coords, spatial_shape, kernel, dilation, out=out, workspace=workspace)
 
@@ -56,7 +56,7 @@ def _(
     workspace: Tensor,
 ) -> None:
     """Write the neighbour table of a convolution from ``coords`` to ``out_coords`` to ``out``, with the hash map in
-    ``workspace``: ``ops.conv_table`` on CUDA, by Triton kernels.
+    ``workspace``. This is the CUDA kernel of ``ops.conv_table``, in Triton.
     """
     lazy_function("plain_tables", "conv_table")(
         coords, out_coords, spatial_shape, kernel, stride, padding, dilation, out=out, workspace=workspace
@@ -72,8 +72,8 @@ def _(
     padding: list[int],
     dilation: list[int],
 ) -> Tensor:
-    """Return the voxels ``int32 [m, 4]`` that a convolution reaches from ``coords``: ``ops.out_coords`` on CUDA, by
-    Triton kernels.
+    """Return the voxels ``int32 [m, 4]`` that a convolution reaches from ``coords``. This is the CUDA kernel of
+    ``ops.out_coords``, in Triton.
     """
     return lazy_function("cells", "out_coords")(coords, spatial_shape, kernel, stride, padding, dilation)
 
@@ -110,24 +110,24 @@ norms.norm_relu.kernel(
 
 @pooling.max_pool_with_taps.kernel("cuda", name="triton")
 def _(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
-    """Write the maximum of each output's rows to ``out`` and the tap that it comes from to ``taps``:
-    ``pooling.max_pool_with_taps`` on CUDA, by Triton kernels.
+    """Write the maximum of each output's rows to ``out``, and the tap that it comes from to ``taps``. This is the CUDA
+    kernel of ``pooling.max_pool_with_taps``, in Triton.
     """
     lazy_function("pool", "max_pool_with_taps")(feats, table, table_t, out=out, taps=taps)
 
 
 @pooling.max_pool_grad.kernel("cuda", name="triton")
 def _(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
-    """Write the gradient of a max pooling to ``out``, by the ``taps`` of the maxima: ``pooling.max_pool_grad`` on CUDA,
-    by Triton kernels.
+    """Write the gradient of a max pooling to ``out``, by the ``taps`` of the maxima. This is the CUDA kernel of
+    ``pooling.max_pool_grad``, in Triton.
     """
     lazy_function("pool", "max_pool_grad")(grad, taps, table_t, out=out)
 
 
 @pooling.sum_pool.kernel("cuda", name="triton")
 def _(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
-    """Write the sum, or the mean if ``average``, of each output's rows to ``out``: ``pooling.sum_pool`` on CUDA, by
-    Triton kernels.
+    """Write the sum, or with ``average`` the mean, of each output's rows to ``out``. This is the CUDA kernel of
+    ``pooling.sum_pool``, in Triton.
     """
     lazy_function("pool", "sum_pool")(feats, table, table_t, average, out=out)
 
@@ -137,15 +137,15 @@ _PARTS = "min(cdiv(n, 2048), 256) * batch_size"  # as many as scenes.PART and sc
 
 @pooling.global_max_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * 4 * c")
 def _(feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor) -> None:
-    """Write the maximum over each scene to ``out`` and its row to ``rows``: ``pooling.global_max_pool`` on CUDA, by
-    Triton kernels.
+    """Write the maximum over each scene to ``out``, and its row to ``rows``. This is the CUDA kernel of
+    ``pooling.global_max_pool``, in Triton.
     """
     lazy_function("scenes", "global_max_pool")(feats, coords, batch_size, out=out, rows=rows, workspace=workspace)
 
 
 @pooling.global_sum_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * (8 * c + 8)")
 def _(feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor) -> None:
-    """Write the sum, or the mean if ``average``, over each scene to ``out``: ``pooling.global_sum_pool`` on CUDA, by
-    Triton kernels.
+    """Write the sum, or with ``average`` the mean, over each scene to ``out``. This is the CUDA kernel of
+    ``pooling.global_sum_pool``, in Triton.
     """
     lazy_function("scenes", "global_sum_pool")(feats, coords, batch_size, average, out=out, workspace=workspace)

@@ -44,12 +44,12 @@ SCRATCH = {
 
 
 def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
-    """Return values of a launch program (a sequence of kernel launches), as expressions by name: whether the table of
-    ``n`` voxels is made by bricks (``bricks``; a brick is 4 x 4 x 4 cells with one bit each), whether each brick of the
-    grid has a word (``dense``), and the bytes of the bricks' slots.
+    """Return values of a launch program (a sequence of kernel launches), as expressions by name, for tables made by
+    bricks. A brick is 4 x 4 x 4 cells with one bit each.
 
-    Bricks serve tables that ``sort.py`` ranks, with more voxels than ``hashed``, or than ``dense`` if each brick has
-    a word.
+    ``bricks`` is whether the table of ``n`` voxels is made by bricks. ``dense`` is whether each brick of the grid has a
+    word. ``slot_bytes`` is the number of bytes of the bricks' slots. Bricks are used for tables that ``sort.py`` ranks,
+    with more than ``hashed`` voxels, or than the argument ``dense`` if each brick has a word.
     """
     many, long = f"cdiv(k, max(parts, 1)) > {sort.COUNTED_TAPS}", f"n > min({sort.COUNTED_ROWS}, run)"
     # Launch values have no "or".
@@ -66,7 +66,7 @@ def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
 
 def _brick_arguments(rows: str) -> dict[str, str]:
     """Return the arguments, as expressions by name, of a kernel over bricks (blocks of 4 x 4 x 4 cells with one bit
-    each) whose argument ``rows`` is the number of voxels.
+    each). ``rows`` is the kernel's name for the number of voxels.
     """
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
     around = {f"p{axis}": f"padding_{axis}" for axis in "xyz"}
@@ -75,16 +75,17 @@ def _brick_arguments(rows: str) -> dict[str, str]:
 
 
 def _scratch_offsets(*names: str) -> dict[str, tuple[str, str]]:
-    """Return the types and workspace offsets of the scratch arguments ``names`` of the kernels over bricks (blocks of 4
-    x 4 x 4 cells).
+    """Return the dtype and the workspace offset of each of the scratch arguments ``names`` of the kernels over bricks
+    (blocks of 4 x 4 x 4 cells).
     """
     return {name: SCRATCH[name] for name in names}
 
 
 def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that put voxels into bricks (blocks of 4 x 4
-    x 4 cells with one bit each) and make the keys by which the table's rows are sorted. ``codes`` are the error codes
-    of invalid and of duplicate rows.
+    """Return ``program``, a sequence of kernel launches, plus the launches that put voxels into bricks. A brick is 4 x
+    4 x 4 cells with one bit each. The launches also make the keys by which the table's rows are sorted.
+
+    ``codes`` are the error codes of invalid and of duplicate rows.
     """
     when, arguments = "bricks == 1", _brick_arguments("n")
     # One fill clears the slots, the two counters and the zeros of the sort.
@@ -122,8 +123,8 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
 
 def ordered_entries(program: TritonLaunches, origins: str) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launch that writes the sorted neighbour table, row by
-    row, from bricks (blocks of 4 x 4 x 4 cells with one bit each). ``origins`` is the workspace offset of the row
-    numbers as torch's sort has ordered them.
+    row, from bricks. A brick is 4 x 4 x 4 cells with one bit each. ``origins`` is the workspace offset of the row
+    numbers in the order of torch's sort.
     """
     return program.then(
         brick_entries_kernel,

@@ -32,8 +32,8 @@ ENTRIES = tl.constexpr(64)  # rows of a program that writes: those of one mask
 
 @triton.jit
 def _coords_of(coords, row, inside):
-    """Return the columns (scene, x, y, z) of each ``row`` of ``coords``, -1 where ``inside`` is false. They are read
-    together: rows in random order lie in different cache lines.
+    """Return the columns (scene, x, y, z) of each ``row`` of ``coords``, with -1 where ``inside`` is false. The four
+    are read together, since rows in random order lie in different cache lines.
     """
     at = coords + row.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
     columns = tl.reshape(tl.load(at, mask=inside[:, None], other=-1), (row.shape[0], 2, 2))
@@ -45,8 +45,8 @@ def _coords_of(coords, row, inside):
 
 @triton.jit
 def _quarter(size):
-    """Return ``size / 4``, rounded up: the number of bricks (blocks of 4 x 4 x 4 cells) along an axis of ``size``
-    cells.
+    """Return ``size / 4``, rounded up. This is the number of bricks (blocks of 4 x 4 x 4 cells) along an axis of
+    ``size`` cells.
     """
     return (size >> 2) + ((size & 3) != 0).to(tl.int32)
 
@@ -61,8 +61,9 @@ def _brick_number(b, x, y, z, width, height, depth):
 
 @triton.jit
 def _word_address(slots, slot, DENSE: tl.constexpr):
-    """Return the address of the 64-bit word with the bits of a brick (a block of 4 x 4 x 4 cells): entry ``slot`` of a
-    dense array, or of a hash in which the brick's number + 1 precedes the word.
+    """Return the address of the 64-bit word with the bits of a brick (a block of 4 x 4 x 4 cells). With ``DENSE`` it is
+    element ``slot`` of an array. Otherwise it is in slot ``slot`` of a hash, in which the brick's number + 1 precedes
+    the word.
     """
     at = slot.to(tl.int64)
     if not DENSE:
@@ -82,8 +83,8 @@ def _word_of_ones(word):
 
 @triton.jit
 def _count_below(word, bit):
-    """Return the number of set bits of ``word`` below position ``bit``: the place of a cell among the voxels of its
-    brick (a block of 4 x 4 x 4 cells with one bit each).
+    """Return the number of set bits of ``word`` below position ``bit``. This is the place of a cell among the voxels of
+    its brick (a block of 4 x 4 x 4 cells with one bit each).
     """
     return _word_of_ones(word & ((tl.full(bit.shape, 1, tl.int64) << bit.to(tl.int64)) - 1))
 
@@ -106,9 +107,9 @@ PLACES = ["slots", "counters", "starts", "rows", "own", "taken"]
 
 @triton.jit
 def _take_slots(slots, number, good, room):
-    """Find, or take where it is free, the slot in the hash of bricks (blocks of 4 x 4 x 4 cells) for each key
-    ``number`` (the brick's number + 1), where the mask ``good`` is set, and return the slots as int32. ``room`` is the
-    number of slots.
+    """Return the slot in the hash of bricks (blocks of 4 x 4 x 4 cells) for each key ``number`` where the mask ``good``
+    is set, as int32. A key is a brick's number + 1. A key that is missing takes a free slot. ``room`` is the number of
+    slots.
     """
     entries, slot = _word_pointer(slots), first_slot(number, room)
     seen = tl.load(entries + slot.to(tl.int64) * 2, mask=good, other=0)  # most bricks are there already
@@ -141,9 +142,9 @@ def brick_insert_kernel(
     DENSE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Set the bit of each row's cell in the 64-bit word of its brick (a block of 4 x 4 x 4 cells), and list the slot
-    (place of that word) of each row (``own``) and all used slots (``taken``). Rows outside the grid and duplicates are
-    reported in a status word, from which the host raises SL211 later.
+    """Set the bit of each row's cell in the 64-bit word of its brick (a block of 4 x 4 x 4 cells). Write the slot
+    (place of that word) of each row to ``own``, and all used slots to ``taken``. Rows outside the grid and duplicates
+    are reported in a status word, from which the host raises ``SL211`` later.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = _coords_of(coords, row, row < n)
@@ -203,8 +204,8 @@ def _bricks_of_window(
     KZ: tl.constexpr,
     DENSE: tl.constexpr,
 ):
-    """Return ``[rows, 8]`` slots (places of words) of the eight bricks (blocks of 4 x 4 x 4 cells) that the windows
-    from (x, y, z) on may meet, and their 64-bit words, which are 0 where a brick is missing.
+    """Return the slots ``[rows, 8]`` of the eight bricks (blocks of 4 x 4 x 4 cells) that the windows from (x, y, z) on
+    may meet, and the bricks' 64-bit words. A missing brick has the word 0.
     """
     near = tl.arange(0, 8)[None, :]
     # A window of three cells, or fewer, crosses at most one border of bricks per axis.
@@ -223,8 +224,8 @@ def _bricks_of_window(
 
 @triton.jit
 def _split_corners(of, ROWS: tl.constexpr):
-    """Return the eight columns of ``of [rows, 8]`` as eight tensors. ``of`` has a number for each brick (a block of 4 x
-    4 x 4 cells) that a row's window may meet, two along each axis.
+    """Return the eight columns of ``of [rows, 8]`` as eight tensors. A column belongs to one of the bricks (blocks of 4
+    x 4 x 4 cells) that a row's window may meet, two along each axis.
     """
     # Triton cannot index registers, so the columns are split off axis by axis.
     z0, z1 = tl.split(tl.reshape(of, (ROWS, 2, 2, 2)))
@@ -269,8 +270,8 @@ def brick_hits_kernel(
     DENSE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write each row into the list of the rows of its brick (a block of 4 x 4 x 4 cells), and write the keys by which
-    the neighbour table is sorted: a bit for each tap under which the row has a neighbour.
+    """Write each row into the list of the rows of its brick (a block of 4 x 4 x 4 cells). Write the keys by which the
+    neighbour table is sorted. A key has a bit for each tap under which the row has a neighbour.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = _coords_of(coords, row, row < n)
@@ -304,14 +305,14 @@ def brick_hits_kernel(
 
 @triton.jit
 def _bitwise_or(a, b):
-    """Return ``a | b``, with which a Triton reduction joins the bits of several lanes."""
+    """Return ``a | b``, as the operation of a Triton reduction that joins the bits of several lanes."""
     return a | b
 
 
 @triton.jit
 def _write_entries(columns, rows, word, start, bit, hits, tap, part, place, m, SIZE: tl.constexpr):
-    """Write the rows found under one tap to their places in ``columns``, -1 where ``bit`` of ``word`` is not set, and
-    return ``hits`` with the bit of this tap set where there is a row.
+    """Write the rows found under one tap to their places in ``columns``, with -1 where ``bit`` of ``word`` is not set.
+    Return ``hits``, with the bit of this tap set where a row was found.
     """
     above = word << (63 - bit).to(tl.int64)  # the tap's own bit is the sign, and those below follow
     hit = above < 0
@@ -348,9 +349,9 @@ def brick_entries_kernel(
     DENSE: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """Write the table entries of 64 sorted rows under the taps of one part (a group of taps that is sorted on its own)
-    to ``columns``, the taps that any of them hits to ``masks``, and unless ``ORDERED`` the order as int32. Neighbours
-    are found in bricks, blocks of 4 x 4 x 4 cells with one bit each.
+    """Write the rows under the taps of one part for 64 sorted rows to ``columns``, and the taps that any of them hits
+    to ``masks``. Unless ``ORDERED``, write their order as int32. A part is a group of taps that is sorted separately.
+    Neighbours are found in bricks, blocks of 4 x 4 x 4 cells with one bit each.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * ENTRIES + tl.arange(0, ENTRIES)
@@ -364,6 +365,7 @@ def brick_entries_kernel(
     s000, s001, s010, s011, s100, s101, s110, s111 = _split_corners(begin, ENTRIES)
     listed, hits = _int_pointer(rows), tl.zeros((ENTRIES,), tl.int32)
     for tx in tl.static_range(KX):
+        # Whether the tap reaches into the next brick along this axis.
         far = (x & 3) + tx >= 4
         b00, b01 = tl.where(far, a100, a000), tl.where(far, a101, a001)
         b10, b11 = tl.where(far, a110, a010), tl.where(far, a111, a011)
@@ -376,6 +378,7 @@ def brick_entries_kernel(
             for tz in tl.static_range(KZ):
                 tap, far_z = (tx * KY + ty) * KZ + tz, (z & 3) + tz >= 4
                 word, start = tl.where(far_z, c1, c0), tl.where(far_z, u1, u0)
+                # A brick has one bit for each of its 64 cells.
                 bit = line + ((z + tz) & 3)
                 # Without a branch where all taps belong to one part.
                 if PARTS == 1:

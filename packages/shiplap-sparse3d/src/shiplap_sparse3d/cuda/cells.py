@@ -44,7 +44,7 @@ COPIED = 1 << 16  # rows from here on are copied out of a tensor of which they a
 
 def scenes_for(rows: int, cells: int) -> int:
     """Return the number of scenes, of ``cells`` output cells each, for which a bitmap pays with ``rows`` input voxels.
-    It is 0 for few voxels, which are compared with each other, and for grids that are too large.
+    It is 0 for few voxels, since these are compared with each other. It is also 0 for grids that are too large.
     """
     if rows <= FEW or cells == 0:
         return 0
@@ -53,8 +53,8 @@ def scenes_for(rows: int, cells: int) -> int:
 
 @triton.jit(do_not_specialize=["keys", "count", "capacity", "width", "height", "depth"])
 def place_few_kernel(keys, voxels, count, capacity, width, height, depth, ROWS: tl.constexpr, OTHERS: tl.constexpr):
-    """Write the voxels of ``count`` distinct keys to ``voxels`` in ascending order of the keys, and padding (-1) behind
-    them. Each key is compared with all others, which suits few keys.
+    """Write the voxels of ``count`` distinct keys to ``voxels`` in ascending order of the keys, followed by padding
+    (-1). Each key is compared with all others, which suits few keys.
     """
     m = tl.minimum(tl.load(count), capacity).to(tl.int32)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -124,9 +124,9 @@ def mark_kernel(
     REACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Set the bit of each output cell that a block of input voxels reaches in ``bits``, and the flag ``beyond`` if a
+    """Set the bit of each output cell that a block of input voxels reaches in ``bits``. Set the flag ``beyond`` if a
     voxel lies in a scene without a bitmap. Rows outside the grid are reported in a status word, from which the host
-    raises SL211 later.
+    raises ``SL211`` later.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)
@@ -168,8 +168,8 @@ def count_cells_kernel(bits, sums, CHUNK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["sums", "beyond", "chunks"])
 def sum_cells_kernel(sums, beyond, count, chunks, BLOCK: tl.constexpr):
-    """Replace each of the ``chunks`` numbers in ``sums`` by the sum of those before it, and write their total to
-    ``count``, or -1 if the flag ``beyond`` is set.
+    """Replace each of the ``chunks`` numbers in ``sums`` by the sum of those before it. Write their total to ``count``,
+    or -1 if the flag ``beyond`` is set.
     """
     before = tl.zeros((1,), tl.int32)
     for first in range(0, chunks, BLOCK):
@@ -184,8 +184,8 @@ def sum_cells_kernel(sums, beyond, count, chunks, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["bits", "sums", "capacity"])
 def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
-    """Write the cell numbers of the set bits of a chunk to ``keys``, ascending, from the place on that ``sums`` has for
-    it. Nothing is written if ``count`` is negative.
+    """Write the cell numbers of the set bits of a chunk to ``keys``, ascending, from the place that ``sums`` holds for
+    the chunk. If ``count`` is negative, write nothing.
     """
     word = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     words = tl.load(bits + word)
@@ -200,11 +200,11 @@ def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
 
 
 def _first_voxels() -> TritonLaunches:
-    """Return the launch program (a sequence of kernel launches) of ``bounded.first_voxels``: the output voxels of a
-    convolution in order, up to a capacity, and their number, by comparison of few keys or by a bitmap of the output
-    cells.
+    """Return the launch program (a sequence of kernel launches) of ``bounded.first_voxels``. It finds the output voxels
+    of a convolution in order, up to a capacity, and their number. Few keys are compared with each other, and otherwise
+    a bitmap of the output cells is used.
 
-    The workspace has the keys, then the hash set or the bits, their sums and a flag for a missing scene.
+    The workspace holds the keys, then the hash set or the bits, their sums and a flag for a missing scene.
     """
     keys, behind = ("int64", "0"), "8 * capacity"
     bits, sums = ("int32", behind), ("int32", f"{behind} + 4 * words")
@@ -237,10 +237,9 @@ def _first_voxels() -> TritonLaunches:
 
 
 def _by_cells(program: TritonLaunches, *places: tuple[str, str]) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that list the reached output cells in order,
-    and count them, by one bit for each cell.
-
-    ``places`` are offsets in the workspace: of bits, their sums, a flag and the keys.
+    """Return ``program``, a sequence of kernel launches, plus the launches that list and count the reached output cells
+    in order. They use one bit for each cell. ``places`` are the workspace offsets of the bits, their sums, a flag and
+    the keys.
     """
     bits, sums, beyond, keys = places
     program = program.then(
@@ -279,11 +278,11 @@ FIRST_VOXELS = _first_voxels()
 def out_coords(
     coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """Return the voxels ``int32 [m, 4]`` that a convolution with this ``kernel``, ``stride``, ``padding`` and
-    ``dilation`` reaches, ascending: ``ops.out_coords`` on CUDA, by a bitmap of cells or by a hash where a bitmap would
-    be too large.
+    """Return the voxels ``int32 [m, 4]`` that a convolution reaches from ``coords`` (``int32 [n, 4]``) in the grid
+    ``shape``, ascending. This is the CUDA kernel of ``ops.out_coords``.
 
-    The number of voxels is read back; if it exceeds the reserved rows, the program runs again with more.
+    It uses a bitmap of cells, or a hash if a bitmap would be too large. The host reads the number of voxels. If it
+    exceeds the reserved rows, the program runs again with more rows.
     """
     window, n = (kernel, stride, padding, dilation), coords.shape[0]
     scenes = scenes_for(n, prod(output_shape(shape, *window)))

@@ -20,23 +20,24 @@ SHARED = 227 * 1024  # bytes that a program may have on Hopper
 
 
 def _tile_config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
-    """Return a config, the constants of one compiled form of a Triton template: a tile of ``m`` rows, ``n`` columns and
-    ``k`` channels, ``warps``, pipeline ``stages`` and ``more`` constants.
+    """Return a config, the constants of one compiled form of a Triton template. A tile has ``m`` rows, ``n`` columns
+    and ``k`` channels. ``warps`` and ``stages`` are the numbers of warps and of pipeline stages. ``more`` holds further
+    constants.
     """
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, **more}
 
 
 def _tile_columns(sizes: Sizes, columns: str) -> int:
-    """Return the width of a tile for the channels ``sizes[columns]``: those of one group, rounded up to a power of two
-    between 16 and 256.
+    """Return the width of a tile for the channels ``sizes[columns]``. It is the number of channels of one group,
+    rounded up to a power of two between 16 and 256.
     """
     each = max(1, sizes[columns] // sizes["groups"])
     return min(256, max(16, 1 << (each - 1).bit_length()))
 
 
 def _tile_depth(sizes: Sizes, channels: int, itemsize: int = 2) -> int:
-    """Return how many channels a tile multiplies at a time: ``channels`` rounded up to a power of two, at least 16 and
-    at most 128 bytes of ``itemsize``.
+    """Return how many channels a tile multiplies at a time. It is ``channels`` rounded up to a power of two, at least
+    16 and at most 128 bytes of ``itemsize``.
     """
     return min(128 // itemsize, max(16, 1 << (max(1, channels) - 1).bit_length()))
 
@@ -61,9 +62,9 @@ _FULL = ((64, 128, 16, 4, 3, False), (128, 128, 16, 8, 3, False), (64, 64, 16, 4
 
 
 def _tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configs (dicts of constants, of which the tuner takes the fastest) of the convolution's Triton
-    template that suit ``sizes``, the likely fastest first: tiles as wide as the channels, and low ones first for few
-    rows.
+    """Return the configs of the convolution's Triton template that suit ``sizes``, the likely fastest first. A config
+    is a dict of constants, and the tuner takes the fastest. Tiles are as wide as the channels, and for few rows low
+    tiles come first.
     """
     wide, deep = _tile_columns(sizes, "co"), _tile_depth(sizes, sizes["cg"])
     # Tiles that are wider than the channels multiply zeros, and much narrower ones read rows twice.
@@ -83,8 +84,8 @@ def _tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _channel_splits(sizes: Sizes) -> tuple[int, ...]:
-    """Return into how many parts the input channels may be cut, so that several programs compute one output tile: (1,),
-    or (1, 2, 4) for few tiles with many channels.
+    """Return the numbers of parts into which the input channels may be cut. With several parts, several programs
+    compute one output tile. It is (1, 2, 4) for few tiles with many channels, and (1,) otherwise.
     """
     tiles = sizes.get("parts", 1) * -(-sizes["m"] // 64) * -(-sizes["co"] // 128)
     # An H100 or H200 has 132 multiprocessors: fewer tiles leave some of them idle.
@@ -92,8 +93,8 @@ def _channel_splits(sizes: Sizes) -> tuple[int, ...]:
 
 
 def _accepts_floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Return True if the tile of ``config`` serves floating-point features of these sizes and dtypes, and otherwise the
-    reason why not.
+    """Return True if the tile of ``config`` suits floating-point features of these sizes and dtypes. Otherwise return
+    the reason why not.
     """
     if odd := [str(d) for d in dtypes.values() if d.is_floating_point and d not in FLOATS]:
         return f"{odd[0]}: products are accumulated in float32"
@@ -109,8 +110,8 @@ def _accepts_floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 
 def _in_full_precision(sizes: Sizes, dtypes: Dtypes) -> bool:
-    """Return whether products are computed in full float32, and not with the 19 bits (TF32) that a tensor core reads of
-    it.
+    """Return whether products are computed in full float32, and not with the 19 bits (TF32) that tensor cores read of a
+    number.
     """
     return dtypes["feats"] == torch.float32 and not sizes["tf32"]
 
@@ -121,8 +122,8 @@ def _is_for_full(config: Config) -> bool:
 
 
 def _accepts_product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Return True if the convolution's template with ``config`` supports a call with these sizes and dtypes, and
-    otherwise the reason why not.
+    """Return True if the convolution's template with ``config`` supports a call with these sizes and dtypes. Otherwise
+    return the reason why not.
     """
     if (fits := _accepts_floats(sizes, dtypes, config)) is not True:
         return fits
@@ -146,25 +147,27 @@ def _accepts_product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str
 
 
 def _split_k(sizes: Sizes, config: Config) -> int:
-    """Return how many programs add to one output tile: the parts of the sorted table (groups of taps) times the parts
-    of the input channels.
+    """Return how many programs add to one output tile. It is the number of parts of the sorted table (groups of taps)
+    times the number of parts of the input channels.
     """
     return int(sizes.get("parts", 1)) * int(config["SPLITS"])
 
 
 def _tile_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
-    """Return the launch grid of the convolution: one program for each tile of rows and columns, each part of the table
-    (a group of taps) and each part of the channels, all along the first axis. ``cdiv`` divides and rounds up.
+    """Return the launch grid of the convolution, with all programs along the first axis. There is one program for each
+    tile of rows and columns, each part of the table (a group of taps) and each part of the channels. ``cdiv`` divides
+    and rounds up.
     """
     tiles_n = sizes["groups"] * cdiv(sizes["co"] // sizes["groups"], config["BLOCK_N"])
     return _split_k(sizes, config) * cdiv(sizes["m"], config["BLOCK_M"]) * tiles_n, 1, 1
 
 
 def _should_fuse(sizes: Sizes) -> bool:
-    """Return whether the rest of the layer (norm, residual, activation) is fused into the convolution: short, unsorted
-    rows beyond the cache are faster apart.
+    """Return whether the rest of the layer (norm, residual, activation) is fused into the convolution. Separate kernels
+    are faster for many rows, beyond the cache, with few channels.
 
-    (4,113,056 rows of 64 channels: 1.93 ms with batch norm, residual and ReLU inside, 1.79 behind; H200, 2026-11.)
+    Measured on an H200 in 2026-11 with 4,113,056 rows of 64 channels, batch norm, residual and ReLU: 1.93 ms fused,
+    1.79 ms separate.
     """
     return sizes["co"] > 64 or sizes["m"] < 1 << 20
 
@@ -184,9 +187,9 @@ _OUTER = (
 
 
 def _outer_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configs (dicts of constants, of which the tuner takes the fastest) of the weight gradient's Triton
-    template that suit ``sizes``: the largest tile of a tap's weights that is not mostly padding first, then its
-    neighbours, each with several splits of the rows.
+    """Return the configs of the weight gradient's Triton template that suit ``sizes``. A config is a dict of constants,
+    and the tuner takes the fastest. The largest tile of a tap's weights that is not mostly padding comes first, then
+    its neighbours, each with several splits of the rows.
     """
     high, wide = _tile_columns(sizes, "co"), _tile_columns(sizes, "ci")
     fitting = [
@@ -202,8 +205,8 @@ def _outer_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _accepts_outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Return True if the weight gradient's template with ``config`` supports a call with these sizes and dtypes, and
-    otherwise the reason why not.
+    """Return True if the weight gradient's template with ``config`` supports a call with these sizes and dtypes.
+    Otherwise return the reason why not.
     """
     if (fits := _accepts_floats(sizes, dtypes, config)) is not True:
         return fits
@@ -215,8 +218,8 @@ def _accepts_outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 
 def _outer_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
-    """Return the launch grid of the weight gradient: one program for each tile of each tap's and group's weights and
-    each split of the rows, all along the first axis. ``cdiv`` divides and rounds up.
+    """Return the launch grid of the weight gradient, with all programs along the first axis. There is one program for
+    each tile of each tap's and group's weights and each split of the rows. ``cdiv`` divides and rounds up.
     """
     groups = sizes["groups"]
     tiles = cdiv(sizes["co"] // groups, config["BLOCK_M"]) * cdiv(sizes["ci"] // groups, config["BLOCK_N"])
@@ -224,11 +227,12 @@ def _outer_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]
 
 
 def splits_for(rows: int, taps: int, co: int, cg: int) -> int:
-    """Return into how many runs of rows, each with a program of its own, the weight gradient is cut: a power of two
-    that fills some waves of programs.
+    """Return the number of runs of rows into which the weight gradient is cut. A separate program computes each run.
+    The number is a power of two that fills some waves of programs.
 
-    Of tiles of 128 x 128 two fit a multiprocessor, of 64 x 64 four; from two waves of whole tiles on, cutting costs.
-    (Best of 1 to 64 at 512, 256, 128 and 64 channels: 2, 8, 32 and 64; H200, 2026-11-22.)
+    Two tiles of 128 x 128 fit a multiprocessor, or four of 64 x 64. From two waves of whole tiles on, cutting costs
+    time. The best number of 1 to 64, measured on an H200 on 2026-11-22, was 2, 8, 32 and 64 at 512, 256, 128 and 64
+    channels.
     """
     tiles = max(1, taps * -(-co // 128) * -(-cg // 128))
     narrow = 2 if co <= 64 and cg <= 64 else 1
@@ -237,8 +241,8 @@ def splits_for(rows: int, taps: int, co: int, cg: int) -> int:
 
 
 def attach_templates(device: str) -> None:
-    """Bind the Triton templates of the convolution and of its weight gradient for ``device``: ``"cuda"``, or ``"cpu"``
-    with Triton's interpreter in tests.
+    """Bind the Triton templates of the convolution and of its weight gradient for the device type ``device``. It is
+    ``"cuda"``, or ``"cpu"`` in tests with Triton's interpreter.
     """
     ops.conv.template(
         device,

@@ -45,9 +45,8 @@ IN_LINE = tl.constexpr(3)
 @triton.jit
 def _reached_along(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr):
     """Return the j-th output cell that the input cell ``at`` may reach along one axis, and whether a tap of the window
-    leads there. ``UNIT``: the dilation is 1.
-
-    ``STEP``: the stride, where dilation is 1 and numbers of 32 bits will do, or 0. Divisions are most of this kernel.
+    leads to it. ``UNIT`` means that the dilation is 1. ``STEP`` is the stride if the dilation is 1 and numbers of 32
+    bits suffice, and 0 otherwise. Divisions by a constant are faster, and they take most of this kernel's time.
     """
     if STEP > 0:
         moved = at + padding
@@ -91,7 +90,7 @@ def reached_output(
     TY: tl.constexpr,
     TZ: tl.constexpr,
 ):
-    """Return the j-th output cell (x, y, z) that an input voxel may reach, and whether a tap leads there. ``j`` numbers
+    """Return the j-th output cell (x, y, z) that an input voxel may reach, and whether a tap leads to it. ``j`` numbers
     the combinations of the ``JX``, ``JY`` and ``JZ`` candidates along the axes.
     """
     x, x_there = _reached_along(x, sx, px, dx, j // (JY * JZ), KX, UNIT, TX)
@@ -102,8 +101,8 @@ def reached_output(
 
 @triton.jit
 def _first_slot(key, mask):
-    """Return the first slot of ``key`` in the hash set of output cells: the hash of its line of neighbouring keys, and
-    its place in that line.
+    """Return the first slot of ``key`` in the hash set of output cells. It is the hash of the key's line of
+    neighbouring keys, combined with the key's place in that line.
     """
     # Neighbouring keys share a line of slots, and with it a sector of memory.
     line = key >> LINE
@@ -117,7 +116,7 @@ def _first_slot(key, mask):
 
 @triton.jit(do_not_specialize=["slots", "keys", "count", "size", "capacity"])
 def clear_kernel(slots, keys, count, size, capacity, BLOCK: tl.constexpr):
-    """Write the empty key to the ``size`` slots of the hash set and to the ``capacity`` listed ``keys``, and 0 to
+    """Write the empty key to the ``size`` slots of the hash set and to the ``capacity`` listed ``keys``. Write 0 to
     ``count``.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -173,9 +172,9 @@ def reach_kernel(
     REACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add the keys of all output cells that a block of input voxels reaches to the hash set ``slots``, and each new one
-    to the list ``keys`` and to ``count``. Rows outside the grid are reported in a status word, from which the host
-    raises SL211 later.
+    """Add the keys of all output cells that a block of input voxels reaches to the hash set ``slots``. Append each new
+    key to the list ``keys`` and count it in ``count``. Rows outside the grid are reported in a status word, from which
+    the host raises ``SL211`` later.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)
@@ -209,8 +208,8 @@ def reach_kernel(
 
 @triton.jit
 def write_voxels(reached, place, key, inside, width, height, depth):
-    """Write the voxel (scene, x, y, z) of each ``key``, or padding (-1) for the empty key, to row ``place`` of
-    ``reached``, where ``inside``.
+    """Write the voxel (scene, x, y, z) of each ``key`` to row ``place`` of ``reached``, where ``inside`` is true. The
+    empty key is written as padding (-1).
     """
     there = key != NO_KEY
     at = reached + place.to(tl.int64) * 4
@@ -225,7 +224,7 @@ def write_voxels(reached, place, key, inside, width, height, depth):
 
 @triton.jit(do_not_specialize=["keys", "m", "width", "height", "depth"])
 def rank_kernel(keys, reached, m, width, height, depth, ROWS: tl.constexpr, OTHERS: tl.constexpr):
-    """Write the voxels of ``m`` keys to ``reached`` in ascending order, equal keys in their old order. Each key is
+    """Write the voxels of ``m`` keys to ``reached`` in ascending order, with equal keys in their old order. Each key is
     compared with all others, which suits few keys.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -234,6 +233,7 @@ def rank_kernel(keys, reached, m, width, height, depth, ROWS: tl.constexpr, OTHE
     for first in range(0, m, OTHERS):
         at = first + tl.arange(0, OTHERS)
         other = tl.load(keys + at, mask=at < m, other=NO_KEY)[None, :]
+        # Equal keys keep the order of their rows, so that no two rows have one place.
         before = (other < key[:, None]) | ((other == key[:, None]) & (at[None, :] < row[:, None]))
         place += tl.sum((before & (at < m)[None, :]).to(tl.int32), 1)
     write_voxels(reached, place, key, row < m, width, height, depth)
@@ -256,7 +256,9 @@ def copy_kernel(keys, copy, m, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["voxels", "capacity", "code"])
 def count_kernel(voxels, count, status: tl.int64, capacity, code):
-    """Write the number ``voxels`` as int32 to ``count``, at most ``capacity``. A larger one is reported as an error."""
+    """Write the number ``voxels`` as int32 to ``count``, at most ``capacity``. A larger number is reported in the word
+    ``status``, from which the host raises an error later.
+    """
     total = tl.load(voxels)
     tl.store(count, tl.minimum(total, capacity).to(tl.int32))
     report_row(status, code, capacity, total > capacity)
@@ -268,8 +270,8 @@ SLOTS = f"pow2ceil(max(64, 2 * min(capacity, {ops.OUT_COORDS_BOUND})))"  # of th
 
 
 def output_numbers() -> dict[str, str]:
-    """Return the values, as expressions by name, of a launch program for output voxels: the output grid, the number of
-    candidates of an input along each axis, the size of the hash set and the scenes.
+    """Return the values of a launch program for output voxels, as expressions by name. They are the output grid, the
+    number of candidates of an input along each axis, the size of the hash set and the number of scenes.
     """
     axes = list(enumerate(AXES))
     return {
@@ -289,8 +291,8 @@ def output_numbers() -> dict[str, str]:
 
 
 def window_arguments() -> dict[str, str]:
-    """Return the arguments, as expressions by name, of a kernel that follows a convolution's window: both grids, the
-    window and the number of its candidates.
+    """Return the arguments, as expressions by name, of a kernel that follows a convolution's window. They are both
+    grids, the window and the number of its candidates.
     """
     axes = list(enumerate(AXES))
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
@@ -308,8 +310,8 @@ def window_arguments() -> dict[str, str]:
 
 def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when: str = "1") -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that list the keys of all reached output
-    cells and count them, in calls where the expression ``when`` is 1. ``scratch`` has the workspace offsets of the hash
-    set and of results that are no outputs of the op.
+    cells and count them. They run in calls where the expression ``when`` is 1. ``scratch`` holds the workspace offsets
+    of the hash set and of results that are not outputs of the op.
     """
     # One launch clears both, so its grid is for the longer one.
     clearing = "cdiv(max(size, capacity), 1024)"
@@ -336,11 +338,11 @@ def _order_keys(
     program: TritonLaunches, few: int, rows: str, grid: tuple[str, str, str], given: dict[str, str], keys: str, out: str
 ) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that write the voxels of ``rows`` keys in
-    ascending order to the argument ``out``: up to ``few`` keys by comparison, more by a sort at the offset ``keys`` of
-    the workspace.
+    ascending order to the argument ``out``. Up to ``few`` keys are compared with each other. More keys are sorted at
+    the offset ``keys`` of the workspace.
 
-    ``given`` names the argument that has the keys. It is empty if they lie in the workspace, with room behind them for
-    the sorted keys and their old places.
+    ``given`` names the argument that holds the keys. It is empty if they lie in the workspace, with room behind them
+    for the sorted keys and their old places.
     """
     cells = {name: f"max(1, {size})" for name, size in zip(("width", "height", "depth"), grid, strict=True)}
     arguments, there = {**cells, "m": rows, "reached": out}, ("int64", keys)
@@ -370,23 +372,23 @@ def _order_keys(
 
 
 def _reach_program(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
-    """Return a launch program (a sequence of kernel launches) for the keys of the reached output cells and their
-    number. ``keys`` has their workspace offsets, and the hash set lies at the start of the workspace.
+    """Return a launch program (a sequence of kernel launches) that finds the keys of the reached output cells and their
+    number. ``keys`` holds the workspace offsets for them. The hash set lies at the start of the workspace.
     """
     return with_keys(launch_program(values=output_numbers(), errors=status.ERRORS), {"slots": ("int64", "0"), **keys})
 
 
 def voxels_of_keys(few: int) -> TritonLaunches:
     """Return the launch program (a sequence of kernel launches) of ``bounded.voxels_of_keys``, which writes the voxels
-    of keys in ascending order. Up to ``few`` keys are compared with each other, and more are sorted.
+    of keys in ascending order. Up to ``few`` keys are compared with each other. More keys are sorted.
     """
     return _order_keys(launch_program(), few, "m", ("grid[0]", "grid[1]", "grid[2]"), {"keys": "keys"}, "0", "out")
 
 
 def out_coords_bounded(few: int) -> TritonLaunches:
-    """Return the launch program (a sequence of kernel launches) of ``bounded.out_coords_bounded``, which writes the
-    output voxels of a convolution and their number without a read-back. The workspace has the hash set, the number of
-    keys and the keys.
+    """Return the launch program (a sequence of kernel launches) of ``bounded.out_coords_bounded``. It writes the output
+    voxels of a convolution and their number, and the host reads nothing. The workspace holds the hash set, the number
+    of keys and the keys. Up to ``few`` keys are compared with each other.
     """
     voxels, keys = "8 * size", "8 * size + 8"
     program = _reach_program({"count": ("int64", voxels), "keys": ("int64", keys)})
@@ -406,11 +408,12 @@ REACHED_KEYS, VOXELS_OF_KEYS, BOUNDED = _reach_program({}), voxels_of_keys(FEW),
 def out_coords(
     coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """Return the voxels ``int32 [m, 4]`` that a convolution with this ``kernel``, ``stride``, ``padding`` and
-    ``dilation`` reaches, ascending: ``ops.out_coords`` on CUDA, by a hash set of their keys.
+    """Return the voxels ``int32 [m, 4]`` that a convolution reaches from ``coords`` (``int32 [n, 4]``) in the grid
+    ``shape``, ascending. This is a CUDA implementation of ``ops.out_coords`` with a hash set of the voxels' keys.
 
-    The number of voxels is read back; if there are more outputs than inputs, the program runs again. It is read before
-    the sort, so that fewer keys are sorted, and so that the device is not idle while the next ops are launched.
+    The host reads the number of voxels before the sort. Only that many keys are then sorted, and the device is busy
+    with them while the next ops are launched. If there are more outputs than reserved places, the first kernels run
+    again with more.
     """
     window, n = (kernel, stride, padding, dilation), coords.shape[0]
     keys, count = bounded.reached_keys(coords, shape, *window, max(1024, n))

@@ -32,7 +32,9 @@ def _spread_bits(x):
 
 @triton.jit
 def _gather_bits(x):
-    """Return every third bit of ``x``, 21 in all, without the bits between them: the inverse of ``_spread_bits``."""
+    """Return every third bit of ``x``, 21 in all, without the bits between them. This is the inverse of
+    ``_spread_bits``.
+    """
     x = x & 0x1249249249249249
     x = (x | (x >> 2)) & 0x10C30C30C30C30C3
     x = (x | (x >> 4)) & 0x100F00F00F00F00F
@@ -43,16 +45,16 @@ def _gather_bits(x):
 
 @triton.jit
 def _invert_first_axis(first, bit):
-    """Return ``first`` with all bits below ``bit`` inverted where ``bit`` is set: Skilling's step of the Hilbert curve
-    for the first axis with itself.
+    """Return ``first`` with all bits below ``bit`` inverted where ``bit`` is set. This is Skilling's step of the
+    Hilbert curve for the first axis with itself.
     """
     return first ^ tl.where((first >> bit) & 1 == 1, (1 << bit) - 1, 0)
 
 
 @triton.jit
 def _exchange_axes(first, other, bit):
-    """Return (first, other) after Skilling's step of the Hilbert curve: where ``bit`` of ``other`` is set, the lower
-    bits of ``first`` are inverted, and otherwise those of both axes are exchanged.
+    """Return (first, other) after Skilling's step of the Hilbert curve. Where ``bit`` of ``other`` is set, the lower
+    bits of ``first`` are inverted. Elsewhere the lower bits of both axes are exchanged.
     """
     flip = (other >> bit) & 1 == 1
     swap = tl.where(flip, 0, (first ^ other) & ((1 << bit) - 1))
@@ -61,8 +63,8 @@ def _exchange_axes(first, other, bit):
 
 @triton.jit
 def _to_hilbert(x, y, z, BITS: tl.constexpr):
-    """Return the coordinates of a voxel as a transposed Hilbert index of ``BITS`` bits an axis, whose interleaved bits
-    are the index.
+    """Return the coordinates of a voxel as a transposed Hilbert index of ``BITS`` bits per axis. The interleaved bits
+    of the three numbers are the index.
     """
     for step in range(1, BITS):
         x = _invert_first_axis(x, BITS - step)
@@ -79,8 +81,8 @@ def _to_hilbert(x, y, z, BITS: tl.constexpr):
 
 @triton.jit
 def _from_hilbert(x, y, z, BITS: tl.constexpr):
-    """Return the coordinates of a voxel from its transposed Hilbert index of ``BITS`` bits an axis: the inverse of
-    ``_to_hilbert``.
+    """Return the coordinates of a voxel from its transposed Hilbert index of ``BITS`` bits per axis. This is the
+    inverse of ``_to_hilbert``.
     """
     last = z >> 1
     z = z ^ y
@@ -108,9 +110,9 @@ def encode_kernel(
     HILBERT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the code along a space-filling curve (Hilbert if ``HILBERT``, else Z-order) of each voxel to ``codes [n]``,
-    -1 for padding. ``A0`` to ``A2`` are the order of the axes. Rows that do not fit the code are reported in the word
-    ``status``, from which the host raises SL211 later.
+    """Write the code of each voxel along a space-filling curve to ``codes [n]``, and -1 for padding. The curve is
+    Hilbert's if ``HILBERT``, else the Z-order curve. ``A0`` to ``A2`` are the order of the axes. Rows that do not fit
+    the code are reported in the word ``status``, from which the host raises ``SL211`` later.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
@@ -142,14 +144,15 @@ def decode_kernel(
     HILBERT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the voxel of each code along a space-filling curve (Hilbert if ``HILBERT``, else Z-order) to ``coords [n,
-    4]``, -1 for padding. ``A0`` to ``A2`` are the order of the axes. Invalid codes are reported in the word ``status``,
-    from which the host raises SL211 later.
+    """Write the voxel of each code along a space-filling curve to ``coords [n, 4]``, and -1 for padding. The curve is
+    Hilbert's if ``HILBERT``, else the Z-order curve. ``A0`` to ``A2`` are the order of the axes. Invalid codes are
+    reported in the word ``status``, from which the host raises ``SL211`` later.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
     given = tl.load(codes + row, mask=inside, other=-1)
     b = given >> (3 * BITS)
+    # The scene has to fit into an int32.
     good = (b >= 0) & (b < 0x80000000)
     report_row(status, code, row, (given != -1) & ~good)
     low = given - (b << (3 * BITS))
@@ -169,8 +172,8 @@ _decode = triton_launcher(decode_kernel)
 
 
 def encode_curve(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, codes: Tensor) -> None:
-    """Write the curve code of each voxel to ``codes``, which the Triton kernel of ``op`` (a z-order or Hilbert encode
-    op) computes. Rows that do not fit ``width`` bits are reported in a status word, from which the host raises SL211
+    """Write the curve code of each voxel to ``codes``, computed by the Triton kernel of ``op`` (a Z-order or Hilbert
+    encode op). Rows that do not fit ``width`` bits are reported in a status word, from which the host raises ``SL211``
     later.
     """
     word, rows = status.word(coords.device), coords.shape[0]
@@ -194,8 +197,8 @@ def encode_curve(op: str, coords: Tensor, bits: int, axes: Sequence[int], width:
 
 
 def decode_curve(op: str, codes: Tensor, bits: int, axes: Sequence[int], coords: Tensor) -> None:
-    """Write the voxel of each curve code to ``coords``, which the Triton kernel of ``op`` (a z-order or Hilbert decode
-    op) computes. Invalid codes are reported in a status word, from which the host raises SL211 later.
+    """Write the voxel of each curve code to ``coords``, computed by the Triton kernel of ``op`` (a Z-order or Hilbert
+    decode op). Invalid codes are reported in a status word, from which the host raises ``SL211`` later.
     """
     word, rows = status.word(codes.device), codes.shape[0]
     if rows:

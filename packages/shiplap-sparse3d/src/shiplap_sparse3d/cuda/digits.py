@@ -33,16 +33,16 @@ def _int_pointer(address):
 
 @triton.jit
 def _counts_begin(counts, part, pages, BINS: tl.constexpr):
-    """Return a pointer to the digit counts of a part (a group of taps): ``BINS`` counts for each page, a run of rows
-    that one program moves, and then as many for each group of pages.
+    """Return a pointer to the digit counts of a part (a group of taps). There are ``BINS`` counts for each page, which
+    is a run of rows that one program moves. As many counts for each group of pages follow.
     """
     return _int_pointer(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
 
 
 @triton.jit
 def count_digit(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """Add 1 to the count of ``digit``, a digit of a sort key, in the counts of the row's ``page`` (a run of rows that
-    one program moves) and in those of its group of pages, where ``inside``.
+    """Count ``digit``, a digit of a sort key, for each row where ``inside`` is true. It is counted for the row's
+    ``page`` (a run of rows that one program moves) and for the page's group of pages.
     """
     # Each row is counted in the line of its page and in that of its group.
     mine = _counts_begin(counts, part, pages, BINS) + digit
@@ -52,10 +52,9 @@ def count_digit(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
 
 @triton.jit
 def count_digit_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """Count the digits of all rows of one page, a run of rows of which this program has all, and then add the page's
-    counts to those of its group of pages, once for each digit.
-
-    Atomics on one address wait for each other, and some digits occur thousands of times in a group.
+    """Count the digits of all rows of one page, a run of rows that this program has completely. Then add the page's
+    counts to those of its group of pages, once for each digit. Atomics on one address wait for each other, and some
+    digits occur thousands of times in a group.
     """
     line, bins = _counts_begin(counts, part, pages, BINS), tl.arange(0, BINS)
     tl.atomic_add(line + page * BINS + digit, 1, mask=inside, sem="relaxed")
@@ -68,8 +67,8 @@ def count_digit_page(counts, part, page, pages, digit, inside, BINS: tl.constexp
 
 @triton.jit
 def _add_counts(line, pages, target, count, wanted, BINS: tl.constexpr):
-    """Add ``count`` to two counts in memory, where ``wanted`` and ``target`` is not -1: those of a page of rows and of
-    its group of pages for the digit of a sort key. ``target`` encodes page and digit.
+    """Add ``count`` to two counts of a digit, where ``wanted`` is true and ``target`` is not -1. They are the counts
+    for a page of rows and for its group of pages. ``target`` encodes page and digit.
     """
     wanted = wanted & (target >= 0)
     count = tl.where(wanted, count, 0)  # the interpreter's atomics take every other value of a half for the next one
@@ -80,9 +79,9 @@ def _add_counts(line, pages, target, count, wanted, BINS: tl.constexpr):
 
 @triton.jit
 def _add_pairs(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """Merge the counts of each pair of neighbours with the same ``target`` (page of rows and digit of the sort key in
-    one number), and return half as many targets and counts. The second one of a pair with another target is added to
-    memory at once.
+    """Merge the counts of each pair of neighbours with the same ``target``, and return half as many targets and counts.
+    A target encodes a page of rows and a digit. If the targets of a pair differ, the count of the second one is added
+    to memory at once.
     """
     target, other = tl.split(tl.reshape(target, (SIZE // 2, 2)))
     count, others = tl.split(tl.reshape(count, (SIZE // 2, 2)))
@@ -92,8 +91,8 @@ def _add_pairs(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexp
 
 @triton.jit
 def count_digit_runs(counts, part, page, pages, digit, inside, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """Count the digits of sort keys of ``SIZE`` rows, in the counts of each row's page (a run of rows that one program
-    moves) and of its group of pages, with one atomic addition for up to eight neighbours of the same page and digit.
+    """Count the digits of the sort keys of ``SIZE`` rows, for each row's page (a run of rows that one program moves)
+    and its group of pages. Up to eight neighbours with the same page and digit take one atomic addition.
     """
     line, target = _counts_begin(counts, part, pages, BINS), tl.where(inside, page * BINS + digit, -1)
     target, count = _add_pairs(line, pages, target, tl.full((SIZE,), 1, tl.int32), BINS, SIZE)
@@ -104,9 +103,9 @@ def count_digit_runs(counts, part, page, pages, digit, inside, BINS: tl.constexp
 
 @triton.jit
 def _sum_counts(at, first, begin, before, end, bins, BINS: tl.constexpr):
-    """Return two sums of counts for each digit over the ``GROUP`` lines from ``first`` on, each of which has the counts
-    of one page (run) of rows or of one group of pages: over those from ``begin`` up to ``before``, and from ``begin``
-    up to ``end``.
+    """Return two sums of counts for each digit over the ``GROUP`` lines from ``first`` on. A line has the counts of one
+    page (run of rows) or of one group of pages. The first sum takes the lines from ``begin`` to ``before - 1``, and the
+    second those from ``begin`` to ``end - 1``.
     """
     line = first + tl.arange(0, GROUP)
     inside = ((line >= begin) & (line < end))[:, None]
@@ -132,9 +131,10 @@ def digit_kernel(
     PAGE: tl.constexpr,
 ):
     """Move the keys and rows of a page (a run of rows that one program moves) to their places by one digit of a stable
-    radix sort: behind the smaller digits of their run, and behind the equal digits before them. ``each`` is the number
-    of pages of a run, in which rows are sorted apart from other runs: a multiple of those of a group if there are
-    several runs.
+    radix sort. A row moves behind those of its run with smaller digits, and behind those before it with equal digits.
+
+    ``each`` is the number of pages of a run, in which rows are sorted apart from other runs. If there are several runs,
+    it is a multiple of the number of pages of a group.
     """
     BINS: tl.constexpr = 1 << WIDTH
     page, part, lane, bins = tl.program_id(0), tl.program_id(1), tl.arange(0, PAGE), tl.arange(0, BINS)
@@ -171,10 +171,12 @@ def digit_kernel(
 
 
 def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
-    """Return the launch values, expressions by name that each call computes, of a radix sort by digits: whether there
-    are any digits, how many and of how many bits, the number of pages (runs of rows that one program moves; without
-    digits, tiles of ``tile`` rows), and how many rows the array of counts has. They use the value ``ranked``, which
-    must be among the values.
+    """Return the launch values of a radix sort by digits, as expressions by name that each call computes. The
+    expressions use the value ``ranked``, which must exist.
+
+    They state whether the sort goes by digits, and the number of digits and of their bits. They also give the number of
+    pages and of the rows of the array of counts. A page is a run of rows that one program moves. Without digits it is a
+    tile of ``tile`` rows.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     # Runs have to end at the border of a group, or a group's counts would belong to two runs.
@@ -190,8 +192,8 @@ def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
 
 
 def by_digits(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches of a radix sort, one for each digit, that
-    write each part's rows in the order of their keys into the output ``order``.
+    """Return ``program``, a sequence of kernel launches, plus the launches of a radix sort, one for each digit. They
+    write each part's rows to the output ``order``, in the order of their keys.
     """
     p, parts, rows = sort.prefix, sort.parts, sort.rows
     each = f"4 * {parts} * {rows}"

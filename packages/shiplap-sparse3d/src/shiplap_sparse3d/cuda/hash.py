@@ -49,8 +49,8 @@ def is_inside(b, x, y, z, width, height, depth, batches):
 
 @triton.jit
 def report_row(status, code, row, bad):
-    """Write ``code`` and one of the rows that are ``bad``, if any, to the word at the address ``status``, from which
-    the host raises an error later.
+    """Write ``code`` and one of the rows where ``bad`` is true, if there is one, to the word at the address ``status``.
+    The host raises an error from it later.
     """
     # Any one of several bad rows may win: an error names one row.
     at = status.to(tl.int64).to(tl.pointer_type(tl.int64)) + row * 0
@@ -59,14 +59,16 @@ def report_row(status, code, row, bad):
 
 @triton.jit
 def _half_size(size):
-    """Return ``size / 2``, rounded up: the number of 2 x 2 x 2 blocks along an axis of ``size`` cells."""
+    """Return ``size / 2``, rounded up. This is the number of blocks of 2 x 2 x 2 cells along an axis of ``size``
+    cells.
+    """
     return (size >> 1) + (size & 1)
 
 
 @triton.jit
 def number_of(b, x, y, z, width, height, depth):
-    """Return the number, from 1 on, of the block of 2 x 2 x 2 cells that holds each cell: the key of the hash, in which
-    0 is an empty slot.
+    """Return the number, from 1 on, of the block of 2 x 2 x 2 cells that contains each cell. It is the key in the hash,
+    where 0 is an empty slot.
     """
     # From 1, since 0 is an empty slot.
     line = (b.to(tl.int64) * _half_size(width) + (x >> 1)) * _half_size(height) + (y >> 1)
@@ -75,8 +77,8 @@ def number_of(b, x, y, z, width, height, depth):
 
 @triton.jit
 def first_slot(number, capacity):
-    """Return the slot (place) of the hash, below ``capacity``, at which the search for the block of 2 x 2 x 2 cells
-    with this ``number`` begins.
+    """Return the slot of the hash, below ``capacity``, at which the search for the block with this ``number`` begins. A
+    block is 2 x 2 x 2 cells.
     """
     h = number.to(tl.uint32) * 0x9E3779B1 + (number >> 32).to(tl.uint32) * 0x85EBCA77
     h = (h ^ (h >> 16)) * 0x21F0AAAD
@@ -87,8 +89,8 @@ def first_slot(number, capacity):
 
 @triton.jit
 def cell_addresses(slots, slot, x, y, z, capacity):
-    """Return the addresses of the row numbers (+ 1) of cells in the hash at the address ``slots``: entry ``slot``,
-    which has eight cells, and in it the cell of (x, y, z).
+    """Return the addresses of the row numbers (+ 1) of cells in the hash at the address ``slots``. Slot ``slot`` has
+    eight of them, one for each cell of a block of 2 x 2 x 2 cells, and (x, y, z) selects one.
     """
     rows = (slots.to(tl.int64) + capacity.to(tl.int64) * 8).to(tl.pointer_type(tl.int32))
     return rows + slot.to(tl.int64) * 8 + ((x & 1) * 4 + (y & 1) * 2 + (z & 1))
@@ -96,9 +98,8 @@ def cell_addresses(slots, slot, x, y, z, capacity):
 
 @triton.jit
 def insert_rows(slots, row, b, x, y, z, active, width, height, depth, capacity):
-    """Insert the ``active`` rows into the hash of blocks. Of several rows with the same coordinates the last one stays.
-
-    ``slots`` is the address of the hash. Returns, for each row, the number + 1 of a row that had its cell before, or 0.
+    """Insert the ``active`` rows into the hash of blocks at the address ``slots``. Return, for each row, the number + 1
+    of a row that had its cell before, or 0. Of several rows with the same coordinates the last one remains.
     """
     # Launch programs pass addresses of the workspace as integers.
     entries, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
@@ -115,10 +116,9 @@ def insert_rows(slots, row, b, x, y, z, active, width, height, depth, capacity):
 
 @triton.jit
 def search_blocks(slots, number, active, capacity, WORDS: tl.constexpr = 1):
-    """Return ``(slot, there)`` of shape ``[rows, blocks]``: the hash slots of blocks by their ``number``, where
-    ``active``, and whether each block exists.
-
-    A slot has ``WORDS`` 64-bit words, of which the first is the block's number.
+    """Return the hash slots of the blocks with the given ``number``, and whether each block exists, both ``[rows,
+    blocks]``. Only ``active`` blocks are searched. A slot has ``WORDS`` 64-bit words, of which the first is the block's
+    number.
     """
     slots, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
     slot, searching, there = first_slot(number, capacity), active, active & False
@@ -133,7 +133,7 @@ def search_blocks(slots, number, active, capacity, WORDS: tl.constexpr = 1):
 
 @triton.jit
 def find_rows(slots, b, x, y, z, active, width, height, depth, capacity):
-    """Return ``[rows, taps]``: the row with the coordinates (b, x, y, z), or -1 where there is none or ``active`` is
+    """Return the row with the coordinates (b, x, y, z), ``[rows, taps]``. It is -1 if there is none or ``active`` is
     false. ``slots`` is the address of the hash.
     """
     slot, there = search_blocks(slots, number_of(b, x, y, z, width, height, depth), active, capacity)

@@ -26,13 +26,16 @@ FULL = "row {row} finds no room: more distinct keys than the table has slots"
 TOO_FAR = "coords row {row} has a batch index with which spatial_shape has 2^63 cells or more"
 BLOCK = 256
 
+# The key of a free slot, and the value of a key that is missing.
 EMPTY = tl.constexpr(0xFFFFFFFFFFFFFFFF)
 NO_VALUE = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit
 def _first_slot_of_key(key, capacity):
-    """Return the first slot at which each key of a hash map is searched, as ``hashing.home`` computes it on the CPU."""
+    """Return the first slot at which each key of a hash map is searched, as ``hashing.home_slot`` computes it on the
+    CPU.
+    """
     mixed = (key ^ (key >> 33)) * 0xFF51AFD7ED558CCD
     mixed = (mixed ^ (mixed >> 33)) * 0xC4CEB9FE1A85EC53
     mixed = mixed ^ (mixed >> 33)
@@ -41,14 +44,14 @@ def _first_slot_of_key(key, capacity):
 
 @triton.jit
 def _load_keys(keys, row, n):
-    """Return the keys of the rows as unsigned numbers, or the empty key beyond the ``n`` rows."""
+    """Return the keys of the rows as unsigned numbers. Rows from number ``n`` on have the empty key."""
     return tl.load(keys + row, mask=row < n, other=-1).to(tl.uint64)
 
 
 @triton.jit
 def slot_of(table, key, capacity):
-    """Return the slot of the hash map ``table`` that holds each key (of any shape), int64, or -1 for keys that are not
-    there.
+    """Return the slot of the hash map ``table`` that holds each key (of any shape), as int64. It is -1 for a key that
+    is missing.
     """
     slot, active = _first_slot_of_key(key, capacity), key != EMPTY
     result = tl.where(active, -1, -1).to(tl.int64)
@@ -65,10 +68,10 @@ def slot_of(table, key, capacity):
 
 @triton.jit(do_not_specialize=["n", "capacity", "code"])
 def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
-    """Insert ``keys`` into the slots of the hash map ``table``, and report rows for which the table is full.
+    """Insert ``keys`` into the slots of the hash map ``table``. Report rows for which the table is full.
 
-    No key passes a free slot. If the last free slot is taken meanwhile, the key in hand is in the table already, at
-    most another round away.
+    The search for a slot never passes a free slot. If the last free slot is taken meanwhile, the key that is still to
+    be placed is already in the table. The search then finds it after at most another round.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = _load_keys(keys, row, n)
@@ -87,8 +90,8 @@ def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "capacity"])
 def values_kernel(table, table_values, keys, values, n, capacity, BLOCK: tl.constexpr):
-    """Lower the value of each key in ``table_values`` to its new value, or without ``values`` to its row number: the
-    lowest one remains.
+    """Lower the value of each key in ``table_values`` to its new value if that is lower. Without ``values``, the new
+    value is the row number of the key.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
@@ -101,7 +104,7 @@ def values_kernel(table, table_values, keys, values, n, capacity, BLOCK: tl.cons
 
 @triton.jit(do_not_specialize=["n", "capacity"])
 def lookup_kernel(table, table_values, keys, out, n, capacity, BLOCK: tl.constexpr):
-    """Write the value of each key of the hash map to ``out [n]``, or -1 for keys that it does not hold."""
+    """Write the value of each key of the hash map to ``out [n]``, or -1 for a key that is missing."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
     tl.store(out + row, tl.load(table_values + slot, mask=slot >= 0, other=-1), mask=row < n)
@@ -109,7 +112,7 @@ def lookup_kernel(table, table_values, keys, out, n, capacity, BLOCK: tl.constex
 
 @triton.jit(do_not_specialize=["n", "capacity", "code"])
 def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl.constexpr):
-    """Report the rows whose key an earlier row has as well: the table holds the number of another row."""
+    """Report the rows whose key an earlier row has as well, for which the table holds the number of another row."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
     first = tl.load(table_values + slot, mask=slot >= 0, other=-1)
@@ -120,8 +123,8 @@ def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl
 def voxel_keys_kernel(
     coords, keys, status, n, width, height, depth, batches, code, SEARCH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Write the key ``((b*X + x)*Y + y)*Z + z`` of each voxel, or -1 outside the grid. Rows outside are reported, with
-    ``SEARCH`` only those whose scene has no keys.
+    """Write the key ``((b*X + x)*Y + y)*Z + z`` of each voxel, or -1 outside the grid. Rows outside are reported. With
+    ``SEARCH``, only rows whose scene has no keys are reported.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
@@ -139,13 +142,13 @@ _voxel_keys = triton_launcher(voxel_keys_kernel)
 
 
 def _row_grid(rows: int) -> tuple[int]:
-    """Return the launch grid for ``rows`` rows: one program for each block of them."""
+    """Return the launch grid for ``rows`` rows, with one program for each block of rows."""
     return (-(-rows // BLOCK),)
 
 
 def insert_keys(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:
-    """Insert ``keys`` with ``values``, or with their row numbers, into the hash map: ``hashing.hash_insert`` on CUDA.
-    ``op`` is the op's name in error messages.
+    """Insert ``keys`` with ``values``, or with their row numbers, into the hash map. This is ``hashing.hash_insert`` on
+    CUDA. ``op`` is the op's name in error messages.
     """
     _launch_insert(op, status.word(keys.device), table_keys, table_values, keys.contiguous(), values)
 
@@ -153,8 +156,8 @@ def insert_keys(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor,
 def insert_voxels(
     op: str, table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor | None, shape: Sequence[int]
 ) -> None:
-    """Insert the voxels ``coords`` of a grid of ``shape`` with ``values``, or with their row numbers, into the hash
-    map: ``op``, ``hash_insert_3d`` or ``hash_insert_3d_index``, on CUDA.
+    """Insert the voxels ``coords`` of a grid of ``shape`` into the hash map, with ``values`` or with their row numbers.
+    This is ``op``, either ``hash_insert_3d`` or ``hash_insert_3d_index``, on CUDA.
     """
     word = status.word(coords.device)  # asked once: what this call meets is for the next one to tell
     keys = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE))
@@ -162,16 +165,16 @@ def insert_voxels(
 
 
 def look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
-    """Write the value of each key to ``out``, -1 for keys that the hash map does not hold: ``hashing.hash_lookup`` on
-    CUDA.
+    """Write the value of each key to ``out``, or -1 for a key that the hash map lacks. This is ``hashing.hash_lookup``
+    on CUDA.
     """
     status.word(keys.device)
     _launch_lookup(table_keys, table_values, keys.contiguous(), out)
 
 
 def look_up_voxels(table_keys: Tensor, table_values: Tensor, coords: Tensor, shape: Sequence[int], out: Tensor) -> None:
-    """Write the value of each voxel of a grid of ``shape`` to ``out``, -1 for voxels that the hash map does not hold:
-    ``hashing.hash_lookup_3d`` on CUDA.
+    """Write the value of each voxel of a grid of ``shape`` to ``out``, or -1 for a voxel that the hash map lacks. This
+    is ``hashing.hash_lookup_3d`` on CUDA.
     """
     code = status.code_of("hash_lookup_3d", TOO_FAR)
     _launch_lookup(
@@ -182,12 +185,13 @@ def look_up_voxels(table_keys: Tensor, table_values: Tensor, coords: Tensor, sha
 def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Tensor, Tensor]:
     """Return keys and values of a new hash map from the voxels ``coords`` of a grid of ``shape`` to their row numbers.
     Rows outside the grid and duplicates are reported in the status word at the address ``word``, from which the host
-    raises SL211 later.
+    raises ``SL211`` later.
     """
     keys, rows = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE)), coords.shape[0]
     table, values = init_hashmap(rows, coords.device)
     if rows:
         capacity = table.shape[0]
+        # Three launches, since each needs the results of the one before for all rows.
         _keys[_row_grid(rows)](table, keys, word, rows, capacity, status.code_of(op, FULL), BLOCK=BLOCK)
         _values[_row_grid(rows)](table, values, keys, None, rows, capacity, BLOCK=BLOCK)
         _twins[_row_grid(rows)](table, values, keys, word, rows, capacity, status.code_of(op, TWICE), BLOCK=BLOCK)
@@ -197,8 +201,9 @@ def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tu
 def _launch_insert(
     op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None
 ) -> None:
-    """Launch the kernels that insert ``keys`` into the hash map, with the lowest of old and new values for each. A full
-    table is reported in the status word at the address ``word``, from which the host raises an error of ``op`` later.
+    """Launch the kernels that insert ``keys`` into the hash map. Each key gets the lowest of its old and new values. A
+    full table is reported in the status word at the address ``word``, from which the host raises an error of ``op``
+    later.
     """
     code, count, capacity = status.code_of(op, FULL), keys.shape[0], table_keys.shape[0]
     if not count:
@@ -228,9 +233,9 @@ def _launch_lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: 
 
 
 def _keys_of(coords: Tensor, shape: Sequence[int], word: int, code: int, search: bool = False) -> Tensor:
-    """Return the hash keys ``int64 [n]`` of the voxels ``coords`` in a grid of ``shape``, -1 outside. Invalid rows are
-    reported with ``code`` in the status word at the address ``word``, from which the host raises an error later. In a
-    ``search``, rows outside are valid.
+    """Return the hash keys ``int64 [n]`` of the voxels ``coords`` in a grid of ``shape``, with -1 outside the grid.
+    Invalid rows are reported with ``code`` in the status word at the address ``word``, from which the host raises an
+    error later. In a ``search``, rows outside the grid are valid.
     """
     rows = coords.shape[0]
     keys = torch.empty(rows, dtype=torch.int64, device=coords.device)

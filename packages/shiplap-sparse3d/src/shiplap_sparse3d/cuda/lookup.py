@@ -30,6 +30,7 @@ __all__ = [
     "scenes_below",
 ]
 
+# The texts of the errors that the kernels report.
 OUTSIDE = "coords row {row} is outside spatial_shape or of a scene beyond the last (or its grid has 2^63 cells or more)"
 OUTPUT_OUTSIDE = "out_coords row {row} is outside the output grid (or that has 2^63 cells or more)"
 TWICE = "duplicate coordinates: row {row} occurs more than once"
@@ -49,11 +50,11 @@ AXES = "xyz"
 
 
 class LookupQueries(NamedTuple):
-    """The queries of a lookup among ``coords``: the tensor, its rows, and the texts of its errors.
+    """The queries of a lookup among ``coords``, which are a tensor, its rows, and the text of its error.
 
     Attributes:
-        grid, stride, padding: as expressions for an axis, with ``{i}`` for its number.
-        themselves: whether the queries are the voxels.
+        grid, stride, padding: expressions for one axis, with ``{i}`` for its number.
+        themselves: whether the queries are the voxels themselves.
     """
 
     tensor: str
@@ -66,10 +67,10 @@ class LookupQueries(NamedTuple):
 
 
 def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> dict[str, str]:
-    """Return the launch values, expressions by name that each call computes, of a lookup of neighbours, besides those
-    of its sort (``sort.sort_numbers``): grids, scenes, and by which kernel the rows are found. Up to ``near`` voxels
-    are compared with each other. ``otherwise`` is an expression for whether rows are found in another way, without the
-    hash.
+    """Return the launch values of a lookup of neighbours, as expressions by name that each call computes. They are
+    grids, scenes, and by which kernel the rows are found. Up to ``near`` voxels are compared with each other.
+    ``otherwise`` says whether rows are found in another way, without the hash. ``sort.sort_numbers`` has the values of
+    the sort.
     """
     per_axis = {
         f"{name}{axis}": text.format(i=i)
@@ -82,6 +83,7 @@ def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> d
         **per_axis,
         "batches": scenes_below(*[f"spatial_shape[{i}]" for i in range(3)]),
         "batches_of_grid": scenes_below("grid_x", "grid_y", "grid_z"),
+        # Positions beyond int32 are computed in int64.
         "far": f"{reach} + max(kernel) * max(dilation) >= {2**31}",
         "blocks": "max(kernel) <= 3 and max(dilation) == 1",
         "near": few,
@@ -96,16 +98,15 @@ def batches_below(shape: Sequence[int]) -> int:
 
 def scenes_below(*grid: str) -> str:
     """Return an expression for :func:`batches_below` of a grid, whose three sizes are expressions, in 64-bit numbers.
-    An empty grid allows any number of scenes.
+    For an empty grid the result is the largest number.
     """
     return f"min({2**31 - 1}, {MAX_CELLS - 1} // {' // '.join(f'max(1, {size})' for size in grid)})"
 
 
 def look_up(program: TritonLaunches, queries: LookupQueries, table: tuple[str, str]) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that find the voxel under each tap of each
-    query and write its row to ``table`` in the workspace, together with the keys by which the table is sorted.
-
-    The workspace starts with the hash. The zeros of the sort lie behind it.
+    query. They write its row to ``table`` in the workspace, and the keys by which the table is sorted. The workspace
+    starts with the hash, and the zeros of the sort lie behind it.
     """
     program = _add_hash(program)
     if queries.themselves:
@@ -137,7 +138,7 @@ def look_up(program: TritonLaunches, queries: LookupQueries, table: tuple[str, s
 
 def _add_hash(program: TritonLaunches) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that clear the hash and insert the voxels.
-    Rows outside the grid and duplicates are reported in a status word, from which the host raises SL211 later.
+    Rows outside the grid and duplicates are reported in a status word, from which the host raises ``SL211`` later.
     """
     # The zeros of the sort follow the hash, so one launch clears both.
     return program.fill("0", f"{SLOT_BYTES} * capacity + zeros", when="hashed == 1").then(
@@ -153,8 +154,8 @@ def _add_hash(program: TritonLaunches) -> TritonLaunches:
 
 
 def _shared_arguments(queries: LookupQueries) -> dict[str, str]:
-    """Return the arguments, as expressions by name, that both kernels of a lookup of neighbours take: grids, stride,
-    padding and sizes of the sort.
+    """Return the arguments that both kernels of a lookup of neighbours take, as expressions by name. They are grids,
+    stride, padding and sizes of the sort.
     """
     return {
         **_voxel_grid("batches_of_grid"),
@@ -174,7 +175,7 @@ def _shared_arguments(queries: LookupQueries) -> dict[str, str]:
 
 
 def _add_near(program: TritonLaunches, table: tuple[str, str]) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launch that compares few voxels with each other and
+    """Return ``program``, a sequence of kernel launches, plus the launch that compares few voxels with each other. It
     writes the rows under all taps to ``table``.
     """
     return program.then(

@@ -37,8 +37,8 @@ def insert_kernel(
     code_twice,
     BLOCK: tl.constexpr,
 ):
-    """Insert each row of ``coords`` into the hash ``slots``, without padding. Rows outside the grid and duplicates are
-    reported in a status word, from which the host raises SL211 later.
+    """Insert each row of ``coords`` except padding into the hash ``slots``. Rows outside the grid and duplicates are
+    reported in a status word, from which the host raises ``SL211`` later.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
@@ -51,8 +51,8 @@ def insert_kernel(
 
 @triton.jit
 def _coord_under_tap(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
-    """Return ``[rows, taps]``: the input coordinate ``at * stride - padding + tap * dilation`` along one axis, in 64
-    bits if ``WIDE``.
+    """Return the input coordinate ``at * stride - padding + tap * dilation`` along one axis, ``[rows, taps]``. It has
+    64 bits if ``WIDE``.
     """
     if WIDE:
         at, tap = at.to(tl.int64), tap.to(tl.int64)
@@ -129,11 +129,11 @@ def lookup_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write ``table[j, v]``, the row of the hash under tap v of query j or -1, for the taps of one part (a group of
-    taps that is sorted on its own) and, unless ``KEY`` is 0, the keys by which the table is sorted. Invalid queries are
-    reported in a status word, from which the host raises SL211 later.
+    """Write ``table[j, v]``, the row in the hash under tap v of query j, or -1, for the taps of one part. A part is a
+    group of ``SIZE`` taps that is sorted separately.
 
-    A program looks up the ``SIZE`` taps of one part.
+    Unless ``KEY`` is 0, write the keys by which the table is sorted, too. Invalid queries are reported in a status
+    word, from which the host raises ``SL211`` later.
     """
     part, v = tl.program_id(1), tl.arange(0, TAPS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -220,11 +220,10 @@ def block_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write ``table[j, v]``, the row of the hash under tap v of query j or -1, and the keys of the sort, as
-    ``lookup_kernel``, for dilation 1 and at most three cells per axis: eight blocks of 2 x 2 x 2 cells, the entries of
-    the hash, are searched for each query, then their cells. Each tap is one cell of one block.
+    """Write the same table and keys as ``lookup_kernel``, for windows with dilation 1 and at most three cells per axis.
 
-    Each tap is one cell of one block.
+    Such a window meets at most eight blocks of 2 x 2 x 2 cells, which are the slots of the hash. The eight blocks are
+    searched for each query, and then their cells are read. Each tap is one cell of one block.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = load_coords(queries, row, row < m)
@@ -261,8 +260,8 @@ def block_kernel(
 
 @triton.jit
 def _tap_at(offset, dilation, SIZE: tl.constexpr):
-    """Return the tap of a kernel with ``SIZE`` taps that lies ``offset`` cells from the first one, and whether there is
-    one.
+    """Return the tap of a kernel with ``SIZE`` taps that lies ``offset`` cells from the first one. Also return whether
+    there is a tap at that offset.
     """
     tap = offset // dilation
     # Between the taps of a dilated kernel there is none.
@@ -313,9 +312,9 @@ def near_kernel(
     ROWS: tl.constexpr,
     OTHERS: tl.constexpr,
 ):
-    """Write the neighbour table of few voxels among themselves, ``[n, k]`` rows or -1: each program compares its rows
-    with all of them. Rows outside the grid and duplicates are reported in a status word, from which the host raises
-    SL211 later.
+    """Write the neighbour table ``[n, k]`` of few voxels among themselves, with rows or -1. Each program compares its
+    rows with all voxels. Rows outside the grid and duplicates are reported in a status word, from which the host raises
+    ``SL211`` later.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = load_coords(coords, row, row < n)

@@ -12,8 +12,8 @@ __all__ = ["NORM_RELU"]
 
 @triton.jit(do_not_specialize=["n"])
 def norm_relu_kernel(feats, mean, var, weight, bias, out, n, c, eps, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Write ``out [n, c]``: the features normalised by ``mean`` and ``var``, times ``weight`` plus ``bias``, with
-    negative values set to 0. NaN stays NaN.
+    """Write the features normalised by ``mean`` and ``var``, times ``weight`` plus ``bias``, to ``out [n, c]``.
+    Negative values become 0, and NaN stays NaN.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

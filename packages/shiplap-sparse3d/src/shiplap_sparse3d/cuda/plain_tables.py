@@ -40,7 +40,9 @@ _near = triton_launcher(near_kernel)
 
 
 class TableWindow(NamedTuple):
-    """The window of a lookup: from ``shape`` under the taps of queries in ``grid``."""
+    """The window of a lookup. It leads from voxels in the grid ``shape`` to the taps of queries in the grid
+    ``grid``.
+    """
 
     shape: Sequence[int]
     grid: Sequence[int]
@@ -51,30 +53,28 @@ class TableWindow(NamedTuple):
 
     @property
     def few_blocks(self) -> bool:
-        """Return whether the taps of a query lie in at most eight blocks (2 x 2 x 2 cells) of the hash: at most three
-        cells per axis without dilation.
+        """Whether the taps of a query lie in at most eight blocks (2 x 2 x 2 cells) of the hash. This is so for at most
+        three cells per axis without dilation.
         """
         return max(self.kernel) <= 3 and max(self.dilation) == 1
 
     @property
     def wide(self) -> bool:
-        """Return whether the coordinate under a tap may need more than 32 bits."""
+        """Whether the coordinate under a tap may need more than 32 bits."""
         _, grid, kernel, stride, padding, dilation = self
         return max(grid) * max(stride) + max(padding) + max(kernel) * max(dilation) >= 2**31
 
     @property
     def taps(self) -> dict[str, Any]:
-        """Return the cells of the convolution kernel per axis and ``WIDE``, as keyword arguments of the Triton
-        kernels.
-        """
+        """The cells of the convolution kernel per axis and ``WIDE``, as keyword arguments of the Triton kernels."""
         return {**dict(zip(("KX", "KY", "KZ"), self.kernel, strict=True)), "WIDE": self.wide}
 
 
 def subm_table(
     coords: Tensor, shape: list[int], kernel: list[int], dilation: list[int], *, out: Tensor, workspace: Tensor
 ) -> None:
-    """Write the neighbour table ``[n, k]`` of a submanifold convolution to ``out``: ``ops.subm_table`` on CUDA. Few
-    voxels are compared with each other, more are found in a hash in ``workspace``.
+    """Write the neighbour table ``[n, k]`` of a submanifold convolution to ``out``. This is ``ops.subm_table`` on CUDA.
+    Few voxels are compared with each other. More voxels are found in a hash in ``workspace``.
     """
     word = status.word(coords.device)
     if not out.numel():
@@ -119,8 +119,8 @@ def conv_table(
     out: Tensor,
     workspace: Tensor,
 ) -> None:
-    """Write the neighbour table ``[m, k]`` of a convolution from ``coords`` to ``out_coords`` to ``out``:
-    ``ops.conv_table`` on CUDA, by a hash in ``workspace``.
+    """Write the neighbour table ``[m, k]`` of a convolution from ``coords`` to ``out_coords`` to ``out``. This is
+    ``ops.conv_table`` on CUDA. It uses a hash in ``workspace``.
     """
     word = status.word(coords.device)
     if not coords.shape[0]:
@@ -143,9 +143,9 @@ def _look_up(
     message: str,
     workspace: Tensor,
 ) -> None:
-    """Write the row of ``coords`` under each tap of each of ``queries`` to ``out``, or -1, by a hash at the start of
-    ``workspace``. Errors are reported in the status word at the address ``word``, from which the host raises SL211
-    later.
+    """Write the row of ``coords`` under each tap of each of ``queries`` to ``out``, or -1. The rows are found in a hash
+    at the start of ``workspace``. Errors are reported in the status word at the address ``word``, from which the host
+    raises ``SL211`` later.
     """
     capacity, slots = _build_hash(op, coords, window.shape, workspace, word), workspace.data_ptr()
     (m, k), (shape, grid, _, stride, padding, dilation) = out.shape, window
@@ -164,8 +164,9 @@ def _look_up(
 
 
 def _build_hash(op: str, coords: Tensor, shape: Sequence[int], workspace: Tensor, word: int) -> int:
-    """Insert the voxels ``coords`` into a hash at the start of ``workspace`` and return its number of slots. Rows
-    outside the grid and duplicates are reported in a status word, from which the host raises SL211 later.
+    """Insert the voxels ``coords`` into a hash at the start of ``workspace``, and return the hash's number of slots.
+    Rows outside the grid and duplicates are reported in the status word at the address ``word``, from which the host
+    raises ``SL211`` later.
     """
     n = coords.shape[0]
     capacity = max(2 * n, 64)

@@ -22,21 +22,25 @@ TILE = 2048  # values of a program: 16 a thread
 
 
 def blocks_of(c: int) -> dict[str, int]:
-    """Return the constants of a pooling kernel for ``c`` channels: rows and channels of a program, and warps."""
+    """Return the constants of a pooling kernel for ``c`` channels. They are the numbers of rows and channels of a
+    program, and of warps.
+    """
     # Adjacent channels are adjacent in memory, so wide rows of channels make full loads.
     channels = min(128, triton.next_power_of_2(max(c, 1)))
     return {"ROWS": TILE // channels, "CHANNELS": channels, "num_warps": 4}
 
 
 def is_wide(t: Tensor) -> dict[str, bool]:
-    """Return the constant ``WIDE`` of a kernel: whether ``t`` is float64, and so are its sums."""
+    """Return the constant ``WIDE`` of a kernel, as a keyword argument. It is True if ``t`` is float64, and sums are
+    then float64, too.
+    """
     return {"WIDE": t.dtype == torch.float64}
 
 
 @triton.jit
 def _program_block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Return the numbers of the rows that this program computes with a mask of those below ``m``, and the numbers of
-    its channels with a mask of those below ``c``.
+    """Return the numbers of the rows that this program computes, with a mask of those below ``m``. Return the numbers
+    of its channels, with a mask of those below ``c``.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -45,8 +49,9 @@ def _program_block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _load_entries(table, row, there, v, row_stride, tap_stride, n, status, code):
-    """Return the table entries of the rows under tap ``v`` as a column, and a mask of those that are input rows.
-    Entries other than -1 outside ``[0, n)`` are reported in a status word, from which the host raises SL211 later.
+    """Return the input rows in the table for these rows under tap ``v``, as a column, and a mask of the valid ones.
+
+    Numbers other than -1 outside ``[0, n)`` are reported in a status word, from which the host raises ``SL211`` later.
     """
     entry = tl.load(table + row * row_stride + v * tap_stride, mask=there, other=-1)
     hit = (entry >= 0) & (entry < n)
@@ -56,7 +61,7 @@ def _load_entries(table, row, there, v, row_stride, tap_stride, n, status, code)
 
 @triton.jit
 def make_accumulator(ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
-    """Return zeros ``[ROWS, CHANNELS]``, float64 if ``WIDE`` and otherwise float32."""
+    """Return zeros ``[ROWS, CHANNELS]``, in float64 if ``WIDE`` and otherwise in float32."""
     return tl.zeros([ROWS, CHANNELS], tl.float64 if WIDE else tl.float32)
 
 
@@ -87,8 +92,8 @@ def max_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write ``out [m, c]``, the largest value under the taps of each output (0 without a hit), and ``taps [m, c]``, the
-    tap that it comes from, or -1.
+    """Write the largest value under the taps of each output to ``out [m, c]``, or 0 without a hit. Write the tap that
+    it comes from to ``taps [m, c]``, or -1.
     """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     best = make_accumulator(ROWS, CHANNELS, WIDE)
@@ -126,8 +131,8 @@ def max_grad_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write the gradient of a max pooling, ``out [m, c]``: for each input, the sum of the gradients of those outputs
-    whose maximum it is, by the transposed ``table`` and the ``taps`` of the maxima.
+    """Write the gradient of a max pooling to ``out [m, c]``. For each input it is the sum of the gradients of those
+    outputs whose maximum it is. They are found by the transposed ``table`` and the ``taps`` of the maxima.
     """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     total = make_accumulator(ROWS, CHANNELS, WIDE)
@@ -158,8 +163,8 @@ def sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write ``out [m, c]``: the sum of the values under the taps of each output or, if ``AVERAGE``, their mean over the
-    hits.
+    """Write the sum of the values under the taps of each output to ``out [m, c]``. If ``AVERAGE``, write their mean
+    over the hits.
     """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     total = make_accumulator(ROWS, CHANNELS, WIDE)
@@ -183,7 +188,7 @@ def _pool_grid(m: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
 
 
 def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
-    """Write the maximum of each output's rows to ``out`` and the tap that it comes from to ``taps``:
+    """Write the maximum of each output's rows to ``out``, and the tap that it comes from to ``taps``. This is
     ``pooling.max_pool_with_taps`` on CUDA.
     """
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
@@ -208,8 +213,8 @@ def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, 
 
 
 def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
-    """Write the gradient of a max pooling for its input to ``out``, by the transposed table: ``pooling.max_pool_grad``
-    on CUDA.
+    """Write the gradient of a max pooling with respect to its input to ``out``, by the transposed table. This is
+    ``pooling.max_pool_grad`` on CUDA.
     """
     word, (m, k), (n, c) = status.word(grad.device), table_t.shape, grad.shape
     if out.numel():
@@ -234,7 +239,9 @@ def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -
 
 
 def sum_pool(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
-    """Write the sum of each output's rows, or their mean if ``average``, to ``out``: ``pooling.sum_pool`` on CUDA."""
+    """Write the sum of each output's rows, or with ``average`` their mean, to ``out``. This is ``pooling.sum_pool`` on
+    CUDA.
+    """
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():
         grid, blocks = _pool_grid(m, c)

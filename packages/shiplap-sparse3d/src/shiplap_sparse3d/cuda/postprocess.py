@@ -20,7 +20,9 @@ TAPS = 32  # bits of a code
 
 @triton.jit
 def _load_table(table, row, n, v, TAPS: tl.constexpr):
-    """Return the table entries ``[rows, taps]`` of these rows, -1 beyond its ``n`` rows and ``v`` taps."""
+    """Return the numbers ``[rows, taps]`` in the table for these rows. Beyond its ``n`` rows and ``v`` taps they are
+    -1.
+    """
     tap = tl.arange(0, TAPS)[None, :]
     at = row[:, None] * v + tap
     return tl.load(table + at, mask=(row < n)[:, None] & (tap < v), other=-1)
@@ -28,8 +30,8 @@ def _load_table(table, row, n, v, TAPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "v", "blocks"])
 def codes_kernel(table, codes, ranks, counts, n, v, blocks, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """Write for each row which taps it hits as bits (``codes``) and their rank as a Gray code (``ranks``), and for each
-    block of rows how many of them hit each tap (``counts [v, blocks]``).
+    """Write the taps that each row hits as bits to ``codes``, and the rank of these bits as a Gray code to ``ranks``.
+    Write how many rows of each block hit each tap to ``counts [v, blocks]``.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tap = tl.arange(0, TAPS)
@@ -48,8 +50,8 @@ def codes_kernel(table, codes, ranks, counts, n, v, blocks, ROWS: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["n", "v", "blocks"])
 def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """Write the (input row, output row) pairs of a block of rows to ``inputs`` and ``outputs``: for each tap, behind
-    the pairs of the blocks before. ``ends`` are the running sums of the counts.
+    """Write the (input row, output row) pairs of a block of rows to ``inputs`` and ``outputs``. For each tap they
+    follow the pairs of the blocks before. ``ends`` holds the running sums of the counts.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tap = tl.arange(0, TAPS)
@@ -65,8 +67,9 @@ def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr,
 
 @triton.jit(do_not_specialize=["n", "block", "code"])
 def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """Write which taps any row of each block of the order ``index`` hits, as bits in ``unions``, and how many those
-    are. Invalid row numbers are reported in a status word, from which the host raises SL211 later.
+    """Write which taps any row of each block of the order ``index`` hits, as bits, to ``unions``. Write the number of
+    these taps to ``counts``. Invalid row numbers are reported in a status word, from which the host raises ``SL211``
+    later.
     """
     first = tl.program_id(0).to(tl.int64) * block
     tap = tl.arange(0, TAPS)
@@ -81,14 +84,15 @@ def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.
         report_row(status, code, at, mask & ~good)
         bits = tl.load(codes + row, mask=good, other=0)
         any_row = tl.maximum(any_row, tl.max((bits[:, None] >> tap[None, :]) & 1, 0).to(tl.int64))
+    # A sum of distinct powers of two is a bit mask.
     tl.store(unions + tl.program_id(0), tl.sum(any_row << tap.to(tl.int64), 0).to(tl.int32))
     tl.store(counts + tl.program_id(0), tl.sum(any_row, 0).to(tl.int32))
 
 
 @triton.jit
 def list_kernel(unions, ends, taps, TAPS: tl.constexpr):
-    """Write the numbers of the set bits of each union, ascending, to ``taps``, from the start on that ``ends`` has for
-    it.
+    """Write the numbers of the set bits of each union, ascending, to ``taps``. ``ends`` holds the place of its first
+    number.
     """
     tap = tl.arange(0, TAPS)
     hit = (tl.load(unions + tl.program_id(0)) >> tap) & 1
@@ -103,8 +107,8 @@ _list = triton_launcher(list_kernel)
 
 
 def launch_signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs: Tensor, ends: Tensor) -> None:
-    """Write the tap bits of each row, the stable order of the rows by their Gray rank, and the pairs of each tap with
-    their ends: ``postprocess.masked_gemm_signals`` on CUDA.
+    """Write the tap bits of each row, the order of the rows, and the pairs of each tap with their ends. The order is
+    stable, by the rank of the bits as a Gray code. This is ``postprocess.masked_gemm_signals`` on CUDA.
     """
     status.word(table.device)
     n, v = table.shape
@@ -128,7 +132,7 @@ def launch_signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, 
 
 def launch_kernels(codes: Tensor, index: Tensor, block: int, taps: Tensor, ends: Tensor) -> None:
     """Write the taps that any row of each block of ``block`` rows hits to ``taps``, and where those of each block end
-    to ``ends``: ``postprocess.masked_gemm_kernels`` on CUDA.
+    to ``ends``. This is ``postprocess.masked_gemm_kernels`` on CUDA.
     """
     word, n, blocks = status.word(codes.device), codes.shape[0], ends.shape[0] - 1
     ends.zero_()

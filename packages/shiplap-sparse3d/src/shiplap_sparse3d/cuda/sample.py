@@ -28,7 +28,7 @@ BLOCK = 256
 @triton.jit
 def _cell_of_query(value, size):
     """Return a whole number in floating point as an int32 coordinate, and whether it lies in ``[0, size)``. NaN and
-    numbers beyond int32 do not.
+    numbers beyond int32 do not lie there.
     """
     known = (value >= 0) & (value < 2147483648.0)
     cell = tl.where(known, value, 0.0).to(tl.int32)
@@ -51,8 +51,8 @@ def query_kernel(
     CORNERS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write the row of the voxel that holds each query to ``indices`` (``CORNERS`` 1), or rows and weights of the eight
-    voxels around it (8). A missing voxel is -1 with weight 0.
+    """Write the row of the voxel that contains each query to ``indices`` if ``CORNERS`` is 1. If it is 8, write the
+    rows and weights of the eight voxels around each query. A missing voxel has the row -1 and the weight 0.
     """
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     corner = tl.arange(0, CORNERS)[None, :]
@@ -60,6 +60,7 @@ def query_kernel(
     qx = tl.load(queries + query * 3, mask=inside, other=-1.0)[:, None]
     qy = tl.load(queries + query * 3 + 1, mask=inside, other=-1.0)[:, None]
     qz = tl.load(queries + query * 3 + 2, mask=inside, other=-1.0)[:, None]
+    # The eight corners are centres of cells. The nearest voxel is the cell that contains the point.
     HALF: tl.constexpr = 0.5 if CORNERS == 8 else 0.0
     lx = tl.floor(qx - HALF) + (corner & 1).to(tl.float32)
     ly = tl.floor(qy - HALF) + ((corner >> 1) & 1).to(tl.float32)
@@ -68,6 +69,7 @@ def query_kernel(
     y, y_inside = _cell_of_query(ly, height)
     z, z_inside = _cell_of_query(lz, depth)
     there = x_inside & y_inside & z_inside & inside[:, None]
+    # Queries are listed scene by scene, ``each`` of them per scene.
     key = (((query // each)[:, None] * width + x) * height + y) * depth + z
     slot = slot_of(table, tl.where(there, key, -1).to(tl.uint64), capacity)
     row = tl.load(rows + slot, mask=slot >= 0, other=-1)
@@ -76,6 +78,7 @@ def query_kernel(
     if CORNERS == 8:
         share = (1 - tl.abs(qx - lx - 0.5)) * (1 - tl.abs(qy - ly - 0.5)) * (1 - tl.abs(qz - lz - 0.5))
         share = tl.where(row >= 0, share, 0.0)
+        # Without a voxel all shares are 0 and stay 0.
         total = tl.maximum(tl.sum(share, 1), 1e-12)[:, None]
         tl.store(weights + at, share / total, mask=inside[:, None] & (corner >= 0))
 
@@ -96,8 +99,8 @@ def sum_kernel(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write ``out [queries, channels]``: for each query, the sum over its corners of a feature row times a weight.
-    Invalid indices are reported in a status word, from which the host raises SL211 later.
+    """Write the sum over its corners of a feature row times a weight, for each query, to ``out [queries, channels]``.
+    Invalid indices are reported in a status word, from which the host raises ``SL211`` later.
     """
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -107,6 +110,7 @@ def sum_kernel(
     for corner in range(corners):
         entry = tl.load(indices + query * corners + corner, mask=inside, other=-1)
         share = tl.load(weights + query * corners + corner, mask=inside, other=0.0).to(WIDE)
+        # The programs of other channels read the same entries and need not report them.
         report_row(status, code, query, ((entry < -1) | (entry >= rows)) & (tl.program_id(1) == 0))
         # Invalid entries are reported, and must not be read meanwhile.
         good = ((entry >= 0) & (entry < rows))[:, None] & (channel < channels)[None, :]
@@ -130,7 +134,7 @@ def grad_kernel(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write the gradient of a row's features to ``out[r]``: the weighted sum of the gradients at
+    """Write the gradient of a row's features to ``out[r]``. It is the weighted sum of the gradients at
     ``entries[starts[r] : starts[r + 1]]``, in this order.
     """
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
@@ -154,8 +158,8 @@ def grad_kernel(
 
 @triton.jit(do_not_specialize=["count", "rows", "corners", "code"])
 def check_kernel(indices, keys, status, count, rows, corners, code, BLOCK: tl.constexpr):
-    """Write the sort key of each entry of ``indices``: its row, or ``rows`` if it has none (-1). Invalid entries are
-    reported in a status word, from which the host raises SL211 later.
+    """Write the sort key of each number in ``indices``. It is the number, which is a row, or ``rows`` for -1. Invalid
+    numbers are reported in a status word, from which the host raises ``SL211`` later.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.load(indices + at, mask=at < count, other=-1)
@@ -172,8 +176,9 @@ _check = triton_launcher(check_kernel)
 def find_queries(
     op: str, coords: Tensor, queries: Tensor, shape: Sequence[int], indices: Tensor, weights: Tensor | None
 ) -> None:
-    """Write the row of the voxel that holds each query to ``indices`` (``grid_sample.nearest_map`` on CUDA) or, with
-    ``weights``, rows and weights of the eight voxels around it (``trilinear_map``).
+    """Write the row of the voxel that contains each query to ``indices``, for ``grid_sample.nearest_map`` on CUDA. With
+    ``weights``, write the rows and weights of the eight voxels around each query, for ``trilinear_map``. ``op`` is the
+    op's name in error messages.
     """
     word, count = status.word(coords.device), queries.shape[0] * queries.shape[1]
     table, rows = index_voxels(op, coords, shape, word)
@@ -199,13 +204,15 @@ def find_queries(
 
 
 def _sum_tile(channels: int) -> tuple[int, int]:
-    """Return the number of rows and of channels that a program sums: about 1,024 elements with adjacent channels."""
+    """Return the number of rows and the number of channels that a program sums. Together they are about 1,024 elements,
+    with adjacent channels.
+    """
     wide = min(128, max(16, triton.next_power_of_2(channels)))
     return 1024 // wide, wide
 
 
 def weighted_sum(feats: Tensor, indices: Tensor, weights: Tensor, out: Tensor) -> None:
-    """Write the weighted sum of the rows ``indices`` of ``feats`` for each query to ``out``:
+    """Write the weighted sum of the rows ``indices`` of ``feats`` for each query to ``out``. This is
     ``grid_sample.indice_weighted_sum`` on CUDA.
     """
     word, (queries, corners), channels = status.word(feats.device), indices.shape, feats.shape[1]
@@ -230,8 +237,8 @@ def weighted_sum(feats: Tensor, indices: Tensor, weights: Tensor, out: Tensor) -
 
 
 def weighted_sum_grad(grad: Tensor, indices: Tensor, weights: Tensor, rows: int, out: Tensor) -> None:
-    """Write the gradient of the weighted sum for its ``rows`` features to ``out``, added in a fixed order:
-    ``grid_sample.indice_weighted_sum_grad`` on CUDA.
+    """Write the gradient of the weighted sum with respect to its ``rows`` features to ``out``, added in a fixed order.
+    This is ``grid_sample.indice_weighted_sum_grad`` on CUDA.
     """
     word, count, corners = status.word(grad.device), indices.numel(), indices.shape[1]
     if not out.numel() or not count:
@@ -248,6 +255,7 @@ def weighted_sum_grad(grad: Tensor, indices: Tensor, weights: Tensor, rows: int,
         status.code_of("indice_weighted_sum_grad", ENTRY),
         BLOCK=BLOCK,
     )
+    # Stable, so that the entries of a row are added in one order.
     keys, entries = keys.sort(stable=True)
     # Sorted keys make the entries of a row adjacent. Entries without a row come last.
     starts = torch.searchsorted(keys, torch.arange(rows + 1, dtype=torch.int32, device=grad.device))

@@ -19,13 +19,14 @@ __all__ = ["global_max_pool", "global_sum_pool"]
 
 SCENE = "coords row {row} has a batch index outside [-1, batch_size)"
 PART, PARTS = 2048, 256  # rows of a part, and how many parts at most
+# Above every number of a row.
 NO_ROW = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
 def _program_part(parts, c, CHANNELS: tl.constexpr):
-    """Return the part of the rows (a run of them, pooled on its own), the scene and the channels of this program, and a
-    mask of the channels below ``c``.
+    """Return the part, the scene and the channels of this program, and a mask of the channels below ``c``. A part is a
+    run of rows that is pooled separately.
     """
     pid = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -34,8 +35,10 @@ def _program_part(parts, c, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _scene_members(coords, row, end, scene, scenes, coords_row, status, code):
-    """Return a column mask of the rows below ``end`` that belong to ``scene``. Scene numbers outside of -1 to ``scenes
-    - 1`` are reported in a status word, from which the host raises SL211 later.
+    """Return a column mask of the rows below ``end`` that belong to ``scene``. Scene numbers outside -1 to ``scenes -
+    1`` are reported in a status word, from which the host raises ``SL211`` later.
+
+    - 1`` are reported in a status word, from which the host raises ``SL211`` later.
     """
     b = tl.load(coords + row * coords_row, mask=row < end, other=-1)
     report_row(status, code, row, (b < -1) | (b >= scenes))
@@ -61,8 +64,8 @@ def global_max_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write ``partial[part, scene, c]``: the first row of this part of the rows with the largest value of the scene, or
-    -1.
+    """Write the first row of this part with the largest value of the scene to ``partial[part, scene, c]``, or -1. A
+    part is a run of rows.
     """
     part, scene, channel, within = _program_part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
@@ -91,8 +94,8 @@ def global_max_kernel(
 def global_max_finish(
     feats, partial, out, rows, c, parts, scenes, feats_row, feats_col, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Write the maximum of each scene over all parts to ``out [scenes, c]``, 0 without rows, and its row, or -1, to
-    ``rows``.
+    """Write the maximum of each scene over all parts to ``out [scenes, c]``, or 0 without rows. Write its row to
+    ``rows``, or -1.
     """
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     best = make_accumulator(1, CHANNELS, WIDE)
@@ -127,8 +130,8 @@ def global_sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write the sums ``partial[part, scene, c]`` and the numbers of rows ``counts[part, scene]`` of this part of the
-    rows.
+    """Write the sums of this part of the rows to ``partial[part, scene, c]``, and its numbers of rows to ``counts[part,
+    scene]``.
     """
     part, scene, channel, within = _program_part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
@@ -152,8 +155,8 @@ def global_sum_kernel(
 def global_sum_finish(
     partial, counts, out, c, parts, scenes, AVERAGE: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Write ``out [scenes, c]``: the sum over all parts or, if ``AVERAGE``, the mean over the rows of the scene, 0
-    without rows.
+    """Write the sum over all parts to ``out [scenes, c]``. If ``AVERAGE``, write the mean over the rows of the scene.
+    Without rows the result is 0.
     """
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     total = make_accumulator(1, CHANNELS, WIDE)
@@ -172,7 +175,9 @@ _finish_max, _finish_sum = triton_launcher(global_max_finish), triton_launcher(g
 
 
 def _split_rows(n: int) -> tuple[int, int]:
-    """Return into how many parts ``n`` rows are cut for a pooling over scenes, and the number of rows in each."""
+    """Return the number of parts into which ``n`` rows are cut for a pooling over scenes, and the number of rows in
+    each part.
+    """
     parts = min(triton.cdiv(n, PART), PARTS)
     return parts, triton.cdiv(n, parts) if parts else 0
 
@@ -180,7 +185,7 @@ def _split_rows(n: int) -> tuple[int, int]:
 def global_max_pool(
     feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor
 ) -> None:
-    """Write the maximum over each of ``batch_size`` scenes to ``out`` and its row, or -1, to ``rows``:
+    """Write the maximum over each of ``batch_size`` scenes to ``out``, and its row, or -1, to ``rows``. This is
     ``pooling.global_max_pool`` on CUDA.
     """
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_max_pool", SCENE)
@@ -214,13 +219,14 @@ def global_max_pool(
 def global_sum_pool(
     feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor
 ) -> None:
-    """Write the sum, or the mean if ``average``, over each of ``batch_size`` scenes to ``out``:
+    """Write the sum, or with ``average`` the mean, over each of ``batch_size`` scenes to ``out``. This is
     ``pooling.global_sum_pool`` on CUDA.
     """
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_sum_pool", SCENE)
     if not out.numel():
         return
     (parts, part_rows), blocks = _split_rows(n), blocks_of(c)
+    # 8 bytes for each sum, which float64 needs.
     columns, sums = triton.cdiv(c, blocks["CHANNELS"]), 8 * parts * batch_size * c
     partial = workspace[:sums].view(torch.float64 if feats.dtype == torch.float64 else torch.float32)
     counts = workspace[sums:].view(torch.int32)

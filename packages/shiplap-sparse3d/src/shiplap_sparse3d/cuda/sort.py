@@ -35,8 +35,8 @@ MASK_ROWS = tl.constexpr(64)  # ROWS_PER_MASK
 
 @triton.jit
 def _load_hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
-    """Return the table entries ``[rows, taps]`` of the rows under the taps of a part (a group of ``SIZE`` taps), a
-    number with a bit for each hit, and a mask of the entries inside the table.
+    """Return the input rows ``[rows, taps]`` in the table for these rows under the taps of a part (a group of ``SIZE``
+    taps). Return also a number with a bit for each hit, and a mask of the places inside the table.
     """
     v = tl.arange(0, TAPS)
     tap = part * SIZE + v
@@ -47,8 +47,8 @@ def _load_hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
 
 @triton.jit
 def _sort_key(hits, SIZE: tl.constexpr):
-    """Return the sort key of the tap bits ``hits``: descending ranks in Gray code, so that neighbours in the order hit
-    similar taps and rows without a hit come last.
+    """Return the sort key of the tap bits ``hits``. Ascending keys are descending ranks of a Gray code. Neighbours in
+    the order then hit similar taps, and rows without a hit come last.
     """
     rank = hits ^ (hits >> 1)  # the prefix XOR that undoes a Gray code
     rank ^= rank >> 2
@@ -61,7 +61,7 @@ def _sort_key(hits, SIZE: tl.constexpr):
 @triton.jit
 def _store_key_bits(keys, place, key, inside, KEY: tl.constexpr):
     """Store each key as a number of ``KEY`` bits (16, 32 or 64) at ``place`` behind the address ``keys``, where
-    ``inside``.
+    ``inside`` is true.
     """
     if KEY == 16:
         tl.store(keys.to(tl.int64).to(tl.pointer_type(tl.int16)) + place, key.to(tl.int16), mask=inside)
@@ -87,11 +87,12 @@ def store_key(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Store the keys by which rows with the tap bits ``hits`` (a bit for each tap with a neighbour) are sorted, and
-    count the keys for the sort that follows.
+    """Store the sort keys of rows with the tap bits ``hits`` (a bit for each tap with a neighbour), and count the keys
+    for the sort that follows.
 
-    With ``BINS`` the keys are counted in tiles of rows, and masks are cleared. With 0 a key has part and run as well.
-    ``PAGE`` is the number of rows of a page in which a first digit is counted instead, or 0.
+    If ``PAGE`` is not 0, a first digit of the keys is counted in pages of ``PAGE`` rows. Otherwise, if ``BINS`` is not
+    0, the keys are counted in tiles of rows and the masks are cleared. If both are 0, a key includes the part and the
+    run.
     """
     key, place = _sort_key(hits, SIZE), m.to(tl.int64) * part + row
     if PAGE:
@@ -134,8 +135,8 @@ def key_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write the sort keys of a tile of rows under one part (a group of taps that is sorted on its own), and count them
-    for the sort that follows.
+    """Write the sort keys of a tile of rows under one part, and count them for the sort that follows. A part is a group
+    of taps that is sorted separately.
     """
     part, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, hits, _ = _load_hits(table, row, m, k, part, SIZE, TAPS)
@@ -155,8 +156,8 @@ def alone_kernel(
     BINS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Sort all rows of a part (a group of taps that is sorted on its own) in one program, ``ROWS`` at a time, and write
-    the table in that order, the order, and the taps that each block of rows hits.
+    """Sort all rows of a part in one program, ``ROWS`` at a time. Write the table in that order, the order, and the
+    taps that each block of rows hits. A part is a group of taps that is sorted separately.
     """
     part, bins = tl.program_id(0), tl.arange(0, BINS)
     total = tl.zeros([BINS], tl.int32)
@@ -193,7 +194,7 @@ def alone_kernel(
 def scan_kernel(
     counts: tl.int64, totals: tl.int64, tiles, BINS: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr
 ):
-    """Replace the histogram of each tile by the counts of the tiles before it, and write the sums over all tiles to
+    """Replace the histogram of each tile by the counts of the tiles before it. Write the sums over all tiles to
     ``totals``.
     """
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -206,6 +207,7 @@ def scan_kernel(
         at = counts + (part * tiles + tile).to(tl.int64)[:, None] * BINS + bins[None, :]
         inside = (tile < tiles)[:, None] & (bins < BINS)[None, :]
         count = tl.load(at, mask=inside, other=0)
+        # A sum without the tile itself is where the keys of the tile begin.
         tl.store(at, tl.cumsum(count, 0) - count + before[None, :], mask=inside)
         before += tl.sum(count, 0)
     tl.store(totals + part * BINS + bins, before, mask=bins < BINS)
@@ -227,8 +229,8 @@ def place_kernel(
     BINS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Write the table rows of a tile to their sorted places: behind smaller keys, and behind equal keys before them.
-    The order and the taps that each block hits are written too.
+    """Write the table rows of a tile to their sorted places, which are behind smaller keys and behind earlier equal
+    keys. Write the order and the taps that each block hits, too.
     """
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -244,26 +246,29 @@ def place_kernel(
     for first in range(0, TILE, CHUNK):
         other = first + tl.arange(0, CHUNK)
         theirs = tl.load(mine + tile * TILE + other, mask=tile * TILE + other < m, other=-1).to(tl.int32)
+        # Earlier rows of this tile with the same key.
         place += tl.sum(((theirs[None, :] == key[:, None]) & (other[None, :] < lane[:, None])).to(tl.int32), 1)
     entry, hits, inside = _load_hits(table, row, m, k, part, SIZE, TAPS)
     tap = part * SIZE + tl.arange(0, TAPS)
     tl.store(columns + tap.to(tl.int64)[None, :] * m + place[:, None], entry, mask=inside)
     tl.store(order + part.to(tl.int64) * m + place, row, mask=row < m)
     blocks = (m + MASK_ROWS - 1) // MASK_ROWS
+    # The rows of one mask may be in different programs.
     tl.atomic_or(masks + part.to(tl.int64) * blocks + place // MASK_ROWS, hits, mask=hits != 0, sem="relaxed")
 
 
 @triton.jit
 def ordered_rows(sorted_rows, order, place, part, m, ORDERED: tl.constexpr):
-    """Return the rows at the sorted places ``place`` of a part (a group of taps that is sorted on its own): from
-    ``order`` if ``ORDERED``, and otherwise from ``sorted_rows``, the result of torch's sort, which is then written to
-    ``order`` as int32.
+    """Return the rows at the sorted places ``place`` of a part (a group of taps that is sorted separately). If
+    ``ORDERED``, they are read from ``order``. Otherwise they are read from ``sorted_rows``, the result of torch's sort,
+    and written to ``order`` as int32.
     """
     first = part.to(tl.int64) * m
     if ORDERED:
         row = tl.load(order + first + place, mask=place < m, other=0)
     else:
         sorted_rows = sorted_rows.to(tl.int64).to(tl.pointer_type(tl.int64))
+        # Rows are numbered through all parts there.
         row = (tl.load(sorted_rows + first + place, mask=place < m, other=0) - first).to(tl.int32)
         tl.store(order + first + place, row, mask=place < m)
     return row
@@ -282,26 +287,28 @@ def gather_kernel(
     TAPS: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """Write the table entries of 64 sorted rows of a part (a group of taps that is sorted on its own) to ``columns``,
-    the taps that any of them hits to ``masks``, and unless ``ORDERED`` the order as int32.
+    """Write the input rows of 64 sorted rows of a part to ``columns``, and the taps that any of them hits to ``masks``.
+    Unless ``ORDERED``, write their order as int32. A part is a group of taps that is sorted separately.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
+    # Places behind the last row read row m below, which is out of range and hits nothing.
     row = ordered_rows(sorted_rows, order, place, part, m, ORDERED)
     entry, _, inside = _load_hits(table, tl.where(place < m, row, m), m, k, part, SIZE, TAPS)
     v = tl.arange(0, TAPS)
     tl.store(columns + (part * SIZE + v).to(tl.int64)[None, :] * m + place[:, None], entry, mask=inside)
     any_row = tl.max((entry >= 0).to(tl.int32), 0)
+    # A sum of distinct powers of two is a bit mask.
     tl.store(masks + part.to(tl.int64) * tl.num_programs(0) + block, tl.sum(any_row << v, 0))
 
 
 def sort_numbers(sort: TableSort) -> dict[str, str]:
-    """Return the launch values, expressions by name that each call computes, of the sort of one neighbour table: which
-    of the ways of sorting is taken, the bits of a key, the sizes of histograms, and offsets in the workspace.
+    """Return the launch values of the sort of one neighbour table, as expressions by name that each call computes.
 
-    ``size`` taps of a part; which way it is sorted (``alone``, ``count_digit``, ``ranked``: by ``digits`` or torch);
-    ``key`` bits of a key or 0; ``bins`` that are counted in each of the ``lines`` of all histograms or 0; ``runs`` of a
-    part; bytes of histograms, which start as ``zeros``; then offsets.
+    ``size`` is the number of taps of a part, and ``runs`` the number of its runs of rows. ``alone``, ``counted``,
+    ``ranked`` and ``digits`` say which way of sorting is taken. ``key`` is the number of bits of a key, or 0. ``bins``
+    is the number of counts in each of the ``lines`` of all histograms, or 0. ``zeros`` is the number of bytes of the
+    histograms, which start as zeros. ``counts``, ``totals`` and ``keys`` are offsets in the workspace.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     live, spread = f"{rows} > 0 and {parts} > 0", f"pow2ceil({parts} * {p}runs)"
@@ -329,8 +336,8 @@ def sort_numbers(sort: TableSort) -> dict[str, str]:
 
 
 def scratch_bytes(rows: str, parts: str) -> str:
-    """Return an expression for the most bytes that any sort of ``rows`` rows in ``parts`` parts needs, rounded up to
-    whole 64-bit words, since keys may follow.
+    """Return an expression for the largest number of bytes that any sort of ``rows`` rows in ``parts`` parts needs. It
+    is rounded up to whole 64-bit words, since keys may follow.
     """
     return f"({parts} * (24 * {rows} + min(8 * {rows}, {1 << 21}) + 16384) + 7) // 8 * 8"
 
@@ -362,7 +369,7 @@ def add_sort_keys(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
 
 
 def add_row_sort(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that sort a table whose keys exist, and
+    """Return ``program``, a sequence of kernel launches, plus the launches that sort a table whose keys exist. They
     write its sorted columns, the order and the masks of each block.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
@@ -411,8 +418,8 @@ SORT_TABLE = add_row_sort(add_sort_keys(launch_program(values=sort_numbers(_TABL
 
 @triton.jit(do_not_specialize=["parts", "b", "size"])
 def tap_kernel(masks, blocks, counts, parts, b, size, BLOCK: tl.constexpr):
-    """Write for each tap the blocks of sorted rows in which a row has a neighbour under it, from the front of
-    ``blocks[tap]``, zeros from the back for the others, and the number of such blocks to ``counts``.
+    """Write to ``blocks[tap]`` the blocks of sorted rows in which a row has a neighbour under the tap, followed by
+    zeros. Write the number of such blocks to ``counts``.
     """
     tap, before = tl.program_id(0), 0
     part, bit = tap // size, tl.minimum(tap % size, 31)

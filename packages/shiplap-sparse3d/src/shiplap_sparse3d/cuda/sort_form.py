@@ -8,14 +8,14 @@ __all__ = ["TableSort"]
 
 
 class TableSort(NamedTuple):
-    """The sort of one table in a launch program, whose values about it have names with a prefix.
+    """The sort of one table in a launch program. The names of the program's values about it begin with ``prefix``.
 
     Attributes:
-        rows, parts: as expressions. The table has ``k`` taps.
+        rows, parts: the numbers of rows and of parts, as expressions. The table has ``k`` taps.
         table: a tensor, or the offset of the table in the workspace.
-        scratch: where in the workspace the sort has its memory.
+        scratch: the workspace offset of the memory of the sort.
         outputs: the suffix of the names of the outputs.
-        tableless: whether there is no table, so that what is ranked ends with its order, as an expression.
+        tableless: an expression that is 1 if there is no table. A ranked sort then ends with the order of the rows.
     """
 
     prefix: str
@@ -28,19 +28,17 @@ class TableSort(NamedTuple):
 
     @property
     def origins(self) -> str:
-        """Return the expression of the workspace offset at which torch's sort writes the row numbers."""
+        """The expression of the workspace offset at which torch's sort writes the row numbers."""
         return f"{self.prefix}keys + 16 * {self.parts} * {self.rows}"
 
     @property
     def given(self) -> dict[str, str]:
-        """Return the kernel argument ``table`` as a dictionary, which is empty unless the table is a tensor of the
-        call.
-        """
+        """The kernel argument ``table`` as a dictionary. It is empty unless the table is a tensor of the call."""
         return {"table": self.table} if isinstance(self.table, str) else {}
 
     @property
     def placed(self) -> dict[str, tuple[str, str]]:
-        """Return the scratch argument ``table`` with its type and workspace offset, or an empty dictionary if the table
+        """The scratch argument ``table`` with its dtype and workspace offset, as a dictionary. It is empty if the table
         is a tensor of the call.
         """
         return {} if isinstance(self.table, str) else {"table": self.table}

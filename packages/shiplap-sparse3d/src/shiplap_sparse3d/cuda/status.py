@@ -14,18 +14,18 @@ word, poll = ERRORS.word, ERRORS.poll
 
 
 def code_of(op: str, message: str) -> int:
-    """Return the number under which a kernel reports the error ``message`` of ``op``, as ``code << ROW_BITS | row`` in
-    the status word.
+    """Return the number under which a kernel reports the error ``message`` of ``op``. The status word is ``code <<
+    ROW_BITS | row``.
     """
     return ERRORS.code(f"sparse3d::{op}", message)
 
 
 def synchronize(device: torch.device | str | None = None) -> None:
-    """Wait for ``device`` (by default the current CUDA device) and raise the errors that sparse3d kernels have reported
-    on it. Other devices are ignored.
+    """Wait for ``device`` (by default the current CUDA device), and raise the errors that sparse3d kernels have
+    reported on it. For a device that is not a GPU, do nothing.
 
     Raises:
-        ArgumentError: SL211, naming the op and the row.
+        ArgumentError: ``SL211``, naming the op and the row.
     """
     if device is None and not torch.cuda.is_available():
         return

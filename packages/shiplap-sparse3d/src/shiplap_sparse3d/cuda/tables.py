@@ -50,9 +50,11 @@ HASHED = f"{SLOT_BYTES} * capacity"  # bytes of the hash, at the start of a work
 
 def subm_plan(near: int, hashed: int, dense: int) -> TritonLaunches:
     """Return the launch program (a sequence of kernel launches) of ``planning.subm_plan``, which makes the sorted
-    neighbour table of a submanifold convolution. Up to ``near`` voxels are compared with each other. With more than
-    ``hashed`` voxels, or ``dense`` where each brick (4 x 4 x 4 cells with one bit each) has a word, bricks take the
-    place of the unsorted table (bricks.py).
+    neighbour table of a submanifold convolution.
+
+    Up to ``near`` voxels are compared with each other. With more than ``hashed`` voxels, bricks (4 x 4 x 4 cells with
+    one bit each) replace the unsorted table (``bricks.py``). If each brick has a word, that begins with more than
+    ``dense`` voxels.
     """
     table, below = ("int32", "place"), scenes_below(*[f"spatial_shape[{i}]" for i in range(3)])
     sorting = sort.TableSort("", "n", "parts", table, HASHED, tableless="bricks")
@@ -75,8 +77,10 @@ SUBM_PLAN = subm_plan(NEAR, BRICKS, DENSE)
 
 @triton.jit(do_not_specialize=["entries", "k", "rows", "code", "code_twice"])
 def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_twice, BLOCK: tl.constexpr):
-    """Write the transpose of a neighbour table, ``out[table[j, v], v] = j``. Of two such j the larger one stays, and
-    the row is reported in a status word, from which the host raises SL211 later, as are entries outside of -1 to ``rows
+    """Write the transpose of a neighbour table, ``out[table[j, v], v] = j``. Of two such j the larger one remains, and
+    the row is reported as a duplicate. Numbers outside -1 to ``rows - 1`` are reported, too. The reports go to a status
+    word, from which the host raises ``SL211`` later.
+
     - 1``.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -91,15 +95,17 @@ def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_
 
 @triton.jit(do_not_specialize=["size"])
 def nothing_kernel(out, size, BLOCK: tl.constexpr):
-    """Write -1 to the ``size`` entries of the table ``out``, into which a transpose is written afterwards."""
+    """Write -1 to all ``size`` places of the table ``out``, into which a transpose is written afterwards."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.full((BLOCK,), -1, tl.int32), mask=at < size)
 
 
 def _add_transpose(program: TritonLaunches, twice: str, when: str, **of: Any) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launch that writes the transpose of a table of ``m``
-    rows into one that is filled with -1, in calls where the expression ``when`` is 1 or empty. ``twice`` is the error
-    message for duplicates, and ``of`` has more options of the launch.
+    """Return ``program``, a sequence of kernel launches, plus the launch that transposes a table of ``m`` rows. The
+    transpose is written into a table filled with -1.
+
+    The launch runs in calls where the expression ``when`` is 1, or always if that is empty. ``twice`` is the error
+    message for duplicates. ``of`` has further options of the launch.
     """
     return program.then(
         transpose_kernel,
@@ -124,8 +130,8 @@ TRANSPOSE_TABLE = _add_transpose(
 
 def _conv_plan() -> TritonLaunches:
     """Return the launch program (a sequence of kernel launches) of ``planning.conv_plan``, which makes the sorted
-    neighbour tables of a strided convolution in both directions. The workspace has the hash, the memory of both sorts,
-    and the tables.
+    neighbour tables of a strided convolution in both directions. The workspace holds the hash, the memory of both
+    sorts, and the tables.
     """
     table, back = ("int32", "place"), ("int32", "place_back")
     sorting = sort.TableSort("", "m", "parts", table, HASHED)

@@ -19,15 +19,15 @@ BLOCK = 256
 
 @triton.jit
 def _column_extent(low, high, axis: tl.constexpr):
-    """Return the lowest value of column ``axis``, and how many values there are from it to the highest one."""
+    """Return the lowest value of column ``axis``, and the number of values from it to the highest one."""
     start = tl.load(low + axis).to(tl.int64)
     return start, tl.load(high + axis).to(tl.int64) - start + 1
 
 
 @triton.jit(do_not_specialize=["n"])
 def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
-    """Write a key for each row of ``coords``, in the lexicographic order of the rows, and 1 to ``wide`` if the columns
-    span more cells than keys of 63 bits can count.
+    """Write a key for each row of ``coords``, in the lexicographic order of the rows. Write 1 to ``wide`` if the
+    columns span more cells than keys of 63 bits can count, and 0 otherwise.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
@@ -49,7 +49,7 @@ def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def first_kernel(keys, first, n, BLOCK: tl.constexpr):
-    """Write 1 to ``first`` where a sorted key differs from the one before it, and otherwise 0."""
+    """Write 1 to ``first`` where a sorted key differs from the key before it, and 0 elsewhere."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < n, other=0)
     before = tl.load(keys + at - 1, mask=(at > 0) & (at < n), other=0)
@@ -58,8 +58,8 @@ def first_kernel(keys, first, n, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def group_kernel(coords, rows, groups, unique, inverse, counts, n, BLOCK: tl.constexpr):
-    """Write the distinct rows, the ``inverse`` (the distinct row of each input), and how many inputs each has.
-    ``groups`` is one more than the number of the distinct row of each sorted input; ``counts`` starts as zeros.
+    """Write the distinct rows, the ``inverse`` (the distinct row of each input), and the number of inputs of each.
+    ``groups`` holds one more than the number of the distinct row of each sorted input. ``counts`` must start as zeros.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = at < n
@@ -83,8 +83,9 @@ _group = triton_launcher(group_kernel)
 
 
 def unique_coords(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct rows of ``coords`` in ascending order, the row of each input among them, and their counts:
-    ``ops.unique_coords`` on CUDA. The number of distinct rows is read back. Raises SL211 if they span too many cells.
+    """Return the distinct rows of ``coords`` in ascending order, the row of each input among them, and their counts.
+    This is ``ops.unique_coords`` on CUDA. The host reads the number of distinct rows. Raise ``SL211`` if the rows span
+    too many cells.
     """
     n, coords = coords.shape[0], coords.contiguous()
     status.word(coords.device)
@@ -128,9 +129,10 @@ def mean_kernel(
     WIDE: tl.constexpr,
 ):
     """Write the mean of the rows of ``feats`` in one segment to ``out``. ``rows`` is the order of the rows by segment.
-    Segment numbers outside the output are reported in a status word, from which the host raises SL211 later.
+    Segment numbers outside the output are reported in a status word, from which the host raises ``SL211`` later.
     """
     segment = tl.program_id(0)
+    # The index is sorted, so a number out of range is at one of its ends.
     if segment == 0:
         lowest, highest = tl.load(index), tl.load(index + n - 1)
         report_row(status, code, tl.load(rows), lowest < 0)
@@ -152,8 +154,8 @@ _mean = triton_launcher(mean_kernel)
 
 
 def segment_mean(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -> None:
-    """Write the mean of the rows of each segment to ``out``: ``ops.segment_mean`` on CUDA. Rows are sorted by segment
-    and added in order, so sums do not vary.
+    """Write the mean of the rows of each segment to ``out``. This is ``ops.segment_mean`` on CUDA. Rows are sorted by
+    segment and added in order, so sums do not vary.
     """
     word, (n, c), m = status.word(feats.device), feats.shape, counts.shape[0]
     if not n:

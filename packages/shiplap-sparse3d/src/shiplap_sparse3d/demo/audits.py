@@ -23,9 +23,8 @@ OPS: tuple[sl.Op, ...] = (
 
 
 def audit_network_ops(quick: bool, progress: Progress) -> dict[str, AuditVerdicts]:
-    """Run ``shiplap audit``, which tests an op against its declaration, on each op of the demonstration's network on
-    the CPU. Returns how many of these tests ended with each verdict, by the name of the op. ``quick`` runs fewer of
-    them for a shorter time.
+    """Audit each op of the demonstration's network on the CPU, and return how many checks ended with each verdict, by
+    the name of the op. ``quick`` runs fewer checks for a shorter time.
     """
     verdicts: dict[str, AuditVerdicts] = {}
     for done, op in enumerate(OPS):

@@ -21,7 +21,7 @@ _BASELINE_CELL, _BASELINE_HEIGHT = 12.0, 0.8  # metres: plain numbers, fitted to
 
 
 def predict_by_height(scan: Scan) -> Tensor:
-    """Return ``bool [p]``, the prediction of a plain rule to compare the network with: a point is ground if it is less
+    """Return the prediction of a plain rule to compare the network with, ``bool [p]``. A point is ground if it is less
     than 0.8 m above the lowest point of its 12 m cell.
     """
     cell = (scan.xyz[:, :2] / _BASELINE_CELL).long()
@@ -31,11 +31,12 @@ def predict_by_height(scan: Scan) -> Tensor:
 
 
 def predict_logits(forward: Forward, look: FeatureScaling, scan: Scan, wanted: Tensor, levels: int) -> Tensor:
-    """Return the logits ``[w]`` that the network ``forward`` gives the points that the mask ``wanted`` selects, which
-    must form a strip along x. ``look`` scales the features of points, and ``levels`` is the number of levels of the
-    network.
+    """Return the logits ``[w]`` that the network ``forward`` gives the points that the mask ``wanted`` selects. These
+    points must form a strip along x. ``look`` scales the features of points, and ``levels`` is the number of levels of
+    the network.
 
-    The strip is one tile, with 50 m of context on either side: positions of points, never their labels.
+    The strip is one tile, with 50 m of context on either side. Only positions of points are used from there, never
+    their labels.
     """
     x = scan.xyz[:, 0]
     near = (x >= x[wanted].min() - MARGIN) & (x <= x[wanted].max() + MARGIN)
@@ -46,7 +47,9 @@ def predict_logits(forward: Forward, look: FeatureScaling, scan: Scan, wanted: T
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The milliseconds of a training step on one tile (forward and backward, without tables), median of ``runs``."""
+    """The times of a training step on one tile (forward and backward, without tables), as medians of ``runs`` in
+    milliseconds.
+    """
 
     compiled_ms: float
     eager_ms: float
@@ -54,8 +57,9 @@ class StepTimes:
 
 
 def measure_step_times(net: Forward, compiled: Forward, tile: TrainingTile, runs: int) -> StepTimes:
-    """Return the median times in ms of ``runs`` training steps of the network ``net``, run eagerly, and of
-    ``compiled``, the same network compiled, on the same ``tile``. Both run in turns, so that a busy moment slows both.
+    """Return the median times in ms of ``runs`` training steps of the network, eager and compiled, on the same
+    ``tile``. ``net`` is the eager network, and ``compiled`` the compiled one. They run in turns, so that a busy moment
+    slows both.
     """
     times: dict[str, list[float]] = {"compiled": [], "eager": []}
     # The first run of each compiles or fills caches, and is not timed.

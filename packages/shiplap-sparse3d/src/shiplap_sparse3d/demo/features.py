@@ -19,6 +19,7 @@ __all__ = ["FEATURES", "describe_points", "ground_surfaces", "nearest_points", "
 _CELL = 0.5  # spacings, a cell of the raster of lowest points
 _MOST_CELLS = 2**22  # of the raster: those of an area with few points on it become larger
 _RADII = 1, 2, 4, 8, 16, 32, 64, 128  # cells
+# Numbers of nearest points that are looked at.
 _NEIGHBOURS = 4, 8, 16, 32
 _BLOCK, _MARGIN = 8, 5  # spacings: neighbours are looked for within the margin around a block
 _STEP = 0.05  # metres: less is noise of the scanner
@@ -27,18 +28,18 @@ _FAR = 1e4  # metres: above any terrain
 
 
 def point_spacing(xyz: Tensor) -> float:
-    """Return the mean distance of neighbouring points in metres, if those of ``xyz`` lay on a square grid: from the
-    number of points in the 5 m squares that have any, at most 5 m.
+    """Return the mean distance of neighbouring points in metres, as if the points ``xyz`` lay on a square grid. It is
+    computed from the number of points in the 5 m squares that have any, and is at most 5 m.
     """
     squares = (xyz[:, :2] / 5).floor().long().unique(dim=0)
     return (25 * len(squares) / max(1, len(xyz))) ** 0.5
 
 
 def describe_points(xyz: Tensor, step: float) -> Tensor:
-    """Return the features of each point that the network learns from, heights above the ground and above neighbouring
-    points: ``[p, 3] -> [p, FEATURES]``. ``step`` is the spacing of the points in metres.
+    """Return the features from which the network learns, ``[p, FEATURES]`` for points ``[p, 3]``. They describe heights
+    above the ground and above neighbouring points. ``step`` is the spacing of the points in metres.
 
-    Heights are in square roots of metres with their sign: ten centimetres matter near the ground, and nowhere else.
+    Heights are in square roots of metres, with their sign, since ten centimetres matter only near the ground.
     """
     described = torch.cat([ground_surfaces(xyz, step), _neighbour_features(xyz, step)], 1)
     return described.sign() * described.abs().clamp_max(100).sqrt()
@@ -49,8 +50,8 @@ def ground_surfaces(xyz: Tensor, step: float) -> Tensor:
     the spacing of the points in metres.
 
     The surfaces are the erosion, the opening, and the mean of the opening. The erosion is the lowest point within the
-    radius, and the opening is the highest erosion within it: on a slope the erosion lies below the ground, and the
-    opening does not. Squares stand for discs.
+    radius. The opening is the highest erosion within the radius. On a slope the erosion lies below the ground, and the
+    opening does not. Squares are used in place of discs.
     """
     xy = xyz[:, :2] - xyz[:, :2].amin(0)
     # A few stray points far away must not make the raster huge.
@@ -72,8 +73,8 @@ def ground_surfaces(xyz: Tensor, step: float) -> Tensor:
 
 
 def _square_maximum(raster: Tensor, radius: int) -> Tensor:
-    """Return a matrix with the maximum of ``raster`` over the square from ``-radius`` to ``radius`` cells around each
-    cell.
+    """Return a matrix with the maximum of ``raster`` over the square around each cell. The square extends ``radius``
+    cells to each side.
     """
     for _ in range(2):
         # The transpose lets the second round go along the other axis, and undoes itself.
@@ -82,7 +83,7 @@ def _square_maximum(raster: Tensor, radius: int) -> Tensor:
 
 
 def _maximum_along_rows(raster: Tensor, radius: int) -> Tensor:
-    """Return a matrix in which row ``i`` is the maximum of the rows ``i - radius`` to ``i + radius`` of ``raster``,
+    """Return a matrix whose row ``i`` is the maximum of the rows ``i - radius`` to ``i + radius`` of ``raster``. It is
     computed from windows that double in length.
     """
     window, wide, rows = 2 * radius + 1, 1, raster.shape[0]
@@ -96,16 +97,16 @@ def _maximum_along_rows(raster: Tensor, radius: int) -> Tensor:
 
 
 def _square_mean(values: Tensor, weights: Tensor, radius: int) -> Tensor:
-    """Return a matrix with the weighted mean of ``values`` over the square from ``-radius`` to ``radius`` cells around
-    each cell, or 0 where all weights are 0.
+    """Return a matrix with the weighted mean of ``values`` over the square around each cell, or 0 where all weights are
+    0. The square extends ``radius`` cells to each side.
     """
     total, weight = (_square_sum(v, radius) for v in (values * weights, weights))
     return (total / weight.clamp_min(0.5)).to(values)
 
 
 def _square_sum(values: Tensor, radius: int) -> Tensor:
-    """Return the sum of ``values`` over the square from ``-radius`` to ``radius`` cells around each cell, ``float64``,
-    from differences of running sums.
+    """Return the sum of ``values`` over the square around each cell, in ``float64``, from differences of running sums.
+    The square extends ``radius`` cells to each side.
     """
     total = values.double()
     for _ in range(2):
@@ -116,8 +117,8 @@ def _square_sum(values: Tensor, radius: int) -> Tensor:
 
 
 def _neighbour_features(xyz: Tensor, step: float) -> Tensor:
-    """Return features of the heights and distances of each point's nearest neighbours in the plane (shares, quantiles,
-    deviations and slopes), ``[p, n]``. ``step`` is the spacing in metres.
+    """Return features of the heights and distances of each point's nearest neighbours in the plane, ``[p, n]``. They
+    are shares, quantiles, deviations and slopes. ``step`` is the spacing in metres.
     """
     rise, distance = nearest_points(xyz, _NEIGHBOURS[-1], step)
     told = []
@@ -134,9 +135,10 @@ def _neighbour_features(xyz: Tensor, step: float) -> Tensor:
 
 def nearest_points(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor]:
     """Return the height differences (neighbour minus point) and the horizontal distances of the ``count`` nearest other
-    points in the plane, both ``[p, count]`` in metres. ``step`` is the spacing in metres.
+    points in the plane. Both are ``[p, count]`` in metres. ``step`` is the spacing in metres.
 
-    A neighbour farther than five spacings may be missed. A missing neighbour has that distance and the height 0.
+    A neighbour farther away than five spacings may be missed. It counts as a neighbour at that distance with the height
+    difference 0.
     """
     rise, distance = xyz.new_zeros(len(xyz), count), xyz.new_full((len(xyz), count), _MARGIN * step)
     for rows, near in _square_blocks(xyz[:, :2], step):
@@ -153,8 +155,8 @@ def nearest_points(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor
 
 
 def _square_blocks(xy: Tensor, step: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield pairs of index tensors: points of one square block (at most 2,048 at a time), and all points in that block
-    and in the margin around it. All blocks together contain each point once.
+    """Yield pairs of index tensors. The first has at most 2,048 points of one square block. The second has all points
+    in that block and in the margin around it. All first tensors together contain each point once.
     """
     place = ((xy - xy.amin(0)) / (_BLOCK * step)).long()
     block = place[:, 0] * (int(place[:, 1].max()) + 1) + place[:, 1]

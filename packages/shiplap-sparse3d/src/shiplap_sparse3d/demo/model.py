@@ -14,16 +14,16 @@ __all__ = ["GroundNet"]
 
 
 class ConvNormLayer(nn.Module):
-    """Convolution → norm → ReLU.
+    """A convolution, a norm and a ReLU.
 
-    The norm is per voxel: batch statistics of a hundred-metre tile are those of its trees, and cost 0.17 of validation
-    IoU (0003-demo.md). Without scale and shift the layer's backward has no reduction over voxels: fewer kernels to
-    compile, and none whose code depends on how many voxels there are.
+    The norm is per voxel. Statistics over a tile of a hundred metres would be those of its trees, and cost 0.17 of
+    validation IoU (0003-demo.md). Without scale and shift the layer's backward has no reduction over voxels. So fewer
+    kernels are compiled, and none depends on the number of voxels.
     """
 
     def __init__(self, conv: SubMConv3d | SparseConv3d | SparseInverseConv3d) -> None:
-        """Set the layers: the sparse convolution ``conv``, whose weights are drawn from a normal distribution, and a
-        layer norm without weights.
+        """Set the layers, which are the sparse convolution ``conv`` and a layer norm without weights. The weights of
+        ``conv`` are drawn from a normal distribution.
         """
         super().__init__()
         self.conv, self.norm = conv, nn.LayerNorm(conv.out_channels, elementwise_affine=False)
@@ -37,18 +37,18 @@ class ConvNormLayer(nn.Module):
 
 
 class GroundNet(nn.Module):
-    """Logit of "ground" for each point.
+    """A network that gives each point a logit of being ground.
 
     Args:
-        channels: width of every level. One width means that the layers share their compiled kernels.
-        levels: grids, each half as fine as the one before.
+        channels: the width of every level. With one width the layers share their compiled kernels.
+        levels: the number of grids, each half as fine as the one before.
 
     Shape: voxels ``[n, VOXEL_FEATURES]``, points ``[p, POINT_FEATURES]``, inverse ``int64 [p]`` -> ``[p]``.
     """
 
     def __init__(self, channels: int, levels: int) -> None:
-        """Build a U-Net of ``levels`` grids, each twice as coarse as the one before, with ``channels`` features a voxel
-        in all of them, and the head for single points.
+        """Build a U-Net of ``levels`` grids, each half as fine as the one before, with ``channels`` features per voxel
+        in all of them. Build the head for single points.
         """
         super().__init__()
         c, steps = channels, range(levels - 1)
@@ -64,8 +64,8 @@ class GroundNet(nn.Module):
         self.logit = nn.Linear(2 * c, 1, bias=False)
 
     def forward(self, voxels: SparseTensor, points: Tensor, inverse: Tensor) -> Tensor:
-        """Return a logit for each point, ``[p]``, from its own features ``points`` and from those that the U-Net
-        computes for its voxel, whose row is ``inverse[p]``.
+        """Return a logit for each point, ``[p]``. It is computed from the point's own features ``points`` and from
+        those that the U-Net gives its voxel. ``inverse`` holds the row of the voxel of each point.
         """
         x, skips = self.encoder[0](self.stem(voxels.replace(self.of_features(voxels.feats)))), []
         for down, encode in zip(self.down, self.encoder[1:], strict=True):

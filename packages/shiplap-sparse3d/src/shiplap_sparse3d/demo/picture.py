@@ -23,10 +23,9 @@ _SQUARE = 0.85  # from this ratio of depth to width on, the panels stand in a ro
 
 
 def draw_picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> bytes:
-    """Return a PNG, 1,000 pixels wide, of the scan from above: panels for its heights, the true classes and the
-    predicted ones, with a line left of the held-out points.
-
-    If the scan is about as deep as wide, the three panels stand in a row.
+    """Return a PNG, 1,000 pixels wide, of the scan from above. Its panels show the heights, the true classes and the
+    predicted ones, with a line to the left of the held-out points. If the scan is about as deep as wide, the three
+    panels stand in a row.
 
     Args:
         scan: all points.
@@ -61,11 +60,11 @@ def draw_picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -
 
 
 def _place_panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
-    """Add three panels to ``figure`` and set its size: two small panels above a wide one, or three in a row for a scan
-    that is about as deep as wide. Returns the axes for heights, truth and prediction.
+    """Add three panels to ``figure``, set its size, and return the axes for heights, truth and prediction. Two small
+    panels stand above a wide one. For a scan that is about as deep as wide, the three stand in a row.
 
-    The panels are placed by hand. A metre is as long in y as in x, so the sizes are known, and matplotlib's layouts cut
-    labels off at a fixed aspect.
+    The positions of the panels are computed here. A metre is as long in y as in x, so the sizes are known. The layouts
+    of matplotlib cut labels off at a fixed aspect.
     """
     low, high = scan.xyz[:, :2].amin(0) - _MARGIN, scan.xyz[:, :2].amax(0) + _MARGIN
     # Height over width of the scan decides between the two layouts.
@@ -96,7 +95,7 @@ def _place_panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
 
 def _draw_heights(ax: Axes, scan: Scan) -> None:
     """Draw the points of ``scan`` from above into ``ax``, coloured by height, with a colour bar. Colours span the lower
-    90 % of the heights: with tree tops in the range no wall or slope would be visible.
+    90 % of the heights. If they spanned tree tops as well, no wall or slope would be visible.
     """
     # Higher points are drawn later, on top of lower ones, as seen from above.
     xyz = scan.xyz[scan.xyz[:, 2].argsort()]
@@ -109,8 +108,8 @@ def _draw_heights(ax: Axes, scan: Scan) -> None:
 
 
 def _draw_classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], size: float) -> None:
-    """Draw the points of each group (name, colour, mask of points) in its colour, with dots of ``size``, and a legend
-    with their numbers.
+    """Draw the points of each group (name, colour, mask of points) into ``ax`` in its colour, with dots of ``size``.
+    Add a legend with the number of points of each group.
     """
     for name, colour, mask in groups:
         x, y, _ = scan.xyz[mask].T.numpy()

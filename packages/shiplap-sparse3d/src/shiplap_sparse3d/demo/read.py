@@ -22,8 +22,8 @@ FEWEST_OF_A_CLASS = 100  # in the training area, and in the one that is held out
 
 
 def load_shipped_scan() -> Scan:
-    """Return the scan that comes with the package, a laser scan of the Statue of Liberty. Provenance:
-    ``data/README.md``.
+    """Return the scan that comes with the package, a laser scan of the Statue of Liberty. ``data/README.md`` describes
+    its origin.
     """
     with as_file(files("shiplap_sparse3d.demo") / "data" / "liberty.laz") as path:
         return read_scan(path, (2,), 1.0)
@@ -34,12 +34,13 @@ def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
     Points of ``classes`` are ground.
 
     Args:
-        path: LAS, LAZ or COPC.
-        classes: codes of the classification field that count as ground.
-        metres: of one unit of the file, 0.3048 for feet.
+        path: a LAS, LAZ or COPC file.
+        classes: the codes of the classification field that count as ground.
+        metres: the length of one unit of the file in metres, 0.3048 for feet.
 
     Raises:
-        SurveyError: SL822 for a file that cannot be read, SL826 for one from whose classes nothing can be learned.
+        SurveyError: ``SL822`` for a file that cannot be read, ``SL826`` for one from whose classes nothing can be
+            learned.
     """
     xyz, codes = [], []
     with open_cloud(path) as reader:
@@ -79,8 +80,8 @@ def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
 
 
 def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> None:
-    """Raise SL826 for a scan in which all points or none have one of the ``classes`` that count as ground. ``code`` has
-    the class code of each point.
+    """Raise ``SL826`` if all points of a scan, or none, have one of the ``classes`` that count as ground. ``code``
+    holds the class code of each point.
     """
     present, counts = np.unique(code, return_counts=True)
     listed = (
@@ -95,5 +96,7 @@ def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> No
 
 
 def _unfit_scan_error(path: Path, got: str, expected: str) -> ShiplapError:
-    """Return the error SL826 for a scan from which the demonstration cannot learn."""
+    """Return the error ``SL826`` for a scan from which the demonstration cannot learn. ``got`` and ``expected`` are its
+    texts.
+    """
     return error("SL826", where=str(path), got=got, expected=expected)

@@ -21,7 +21,7 @@ VERDICTS = (
 
 
 def headline_rows(result: DemoResult) -> list[tuple[str, str, str]]:
-    """Return ``(label, value, note)`` as text for every headline number of ``result``, for the terminal and the HTML
+    """Return ``(label, value, note)`` as text for each main number of ``result``, for the terminal and the HTML
     report.
     """
     r = result
@@ -66,8 +66,8 @@ def render_demo_report(result: DemoResult, image: bytes) -> str:
 
 
 def _chart(losses: Sequence[float]) -> dict[str, Any]:
-    """Return the values that the template draws the loss curve from: the points of an SVG polyline, its box, and the
-    labels along both axes with their positions.
+    """Return the values from which the template draws the loss curve. They are the points of an SVG polyline, its box,
+    and the labels along both axes with their positions.
     """
     # A single step has no distance to the next one.
     top, last = _round_up(max(losses)), max(1, len(losses) - 1)
@@ -82,7 +82,9 @@ def _chart(losses: Sequence[float]) -> dict[str, Any]:
 
 
 def _round_up(value: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is not below ``value``, or 1 for values up to 0."""
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least ``value``. Return 1 if ``value`` is not
+    positive.
+    """
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

@@ -11,15 +11,15 @@ __all__ = ["AuditVerdicts", "DemoResult", "DemoSettings", "FittedRule"]
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The settings that a caller may choose.
+    """The settings of the demonstration that a caller may choose.
 
     Attributes:
-        quick: a smaller network and fewer steps; finishes in a minute.
+        quick: whether to use a smaller network and fewer steps, which takes a minute.
         device: where everything runs, ``"cpu"`` or ``"cuda"``.
         out: folder for the report and the picture, created if absent.
-        seed: of weights and tiles.
+        seed: the seed of weights and tiles.
         audit: whether to audit the ops that were used.
-        input: a classified scan to train and to be judged on; None for the packaged one.
+        input: a classified scan for training and evaluation, or None for the packaged one.
         classes: codes of its classification that count as ground.
         unit: metres in one unit of its coordinates.
     """
@@ -36,7 +36,9 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class AuditVerdicts:
-    """The result of the audit of one op: the number of checks by outcome, and the names of those that failed."""
+    """The result of the audit of one op. It has the numbers of checks by verdict, and the names of those that
+    failed.
+    """
 
     ok: int
     fail: int
@@ -47,7 +49,9 @@ class AuditVerdicts:
 
 @dataclass(frozen=True)
 class FittedRule:
-    """The best of one family of rules with two numbers: the rule, its IoU on the training area, and held out."""
+    """The best rule of one family of rules with two numbers. ``fitted`` is its IoU (intersection over union) on the
+    training area, and ``iou`` that on the held-out area.
+    """
 
     name: str
     text: str
@@ -57,9 +61,9 @@ class FittedRule:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """All measurements of a demonstration, times in seconds (``_s``) or milliseconds (``_ms``), and the paths of its
-    files. ``iou`` is that of the class ground on the held-out area, ``scan`` the file that was read (None: the packaged
-    one), and ``backend`` that of torch.compile.
+    """All measurements of a demonstration, and the paths of its files. Times are in seconds (``_s``) or milliseconds
+    (``_ms``). ``iou`` is the intersection over union of ground on the held-out area. ``scan`` is the file that was
+    read, or None for the packaged scan. ``backend`` is that of ``torch.compile``.
     """
 
     graphs: int

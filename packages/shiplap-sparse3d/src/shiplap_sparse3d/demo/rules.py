@@ -31,8 +31,8 @@ _CELL = 2.0  # metres, raster of local minima
 
 
 def over_cell(xyz: Tensor, width: float) -> Tensor:
-    """Return the height of each point over the lowest point of its square cell, whose edge is ``width`` metres:
-    ``[p, 3] -> [p]`` in metres.
+    """Return the height of each point above the lowest point of its square cell, ``[p]`` in metres for points ``[p,
+    3]``. ``width`` is the edge of a cell in metres.
     """
     cell = (xyz[:, :2] / width).floor().long()
     cell -= cell.amin(0)
@@ -44,10 +44,8 @@ def over_cell(xyz: Tensor, width: float) -> Tensor:
 
 
 def lowest_within(xyz: Tensor, radii: Sequence[float]) -> Tensor:
-    """Return the height of each point above the lowest point within each of ``radii`` (metres), measured on a raster of
-    2 m cells.
-
-    Shape: ``[p, 3] -> [p, len(radii)]``, metres, never negative.
+    """Return the height of each point above the lowest point within each of ``radii`` (metres), ``[p, len(radii)]`` in
+    metres for points ``[p, 3]``. It is measured on a raster of 2 m cells and is never negative.
     """
     cell = ((xyz[:, :2] - xyz[:, :2].amin(0)) / _CELL).long()
     width, height = (cell.amax(0) + 1).tolist()
@@ -58,8 +56,8 @@ def lowest_within(xyz: Tensor, radii: Sequence[float]) -> Tensor:
 
 
 def _lowest_in_disc(raster: Tensor, radius: int) -> Tensor:
-    """Return the minimum of ``raster`` (``[1, 1, x, y]``) over a disc of ``radius`` cells around each cell: one pooling
-    along x for each row of the disc, shifted along y.
+    """Return the minimum of ``raster`` (``[1, 1, x, y]``) over a disc of ``radius`` cells around each cell. Each row of
+    the disc takes one pooling along x, shifted along y.
     """
     result = torch.full_like(raster, _FAR)
     height = raster.shape[-1]
@@ -74,9 +72,8 @@ def _lowest_in_disc(raster: Tensor, radius: int) -> Tensor:
 
 
 def best_rules(scan: Scan, held: Tensor) -> tuple[FittedRule, ...]:
-    """Return the best rule of each of two families of fixed formulas that call a point ground by its height. A rule is
-    chosen on the points that the mask ``held`` does not select, and has its intersection over union with the truth on
-    the held-out ones.
+    """Return the best rule of each of two families of formulas that classify a point by its height. A rule is chosen on
+    the points outside the mask ``held``. Its score is the intersection over union with the truth on the points inside.
     """
     return tuple(
         _best_rule(name, tried, scan, held)
@@ -85,8 +82,10 @@ def best_rules(scan: Scan, held: Tensor) -> tuple[FittedRule, ...]:
 
 
 def _best_rule(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held: Tensor) -> FittedRule:
-    """Return the rule of ``tried`` (its text, its prediction of ground ``bool [p]``) with the greatest intersection
-    over union with the truth on the points outside of the mask ``held``, together with its score on those inside.
+    """Return the rule of ``tried`` that fits best, and its score on the points inside the mask ``held``. The best rule
+    has the greatest intersection over union with the truth on the points outside the mask.
+
+    ``tried`` yields the text of a rule and its prediction of ground, ``bool [p]``.
     """
     top = FittedRule(name, "", -1.0, 0.0)
     for text, ground in tried:
@@ -97,8 +96,8 @@ def _best_rule(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held:
 
 
 def _cell_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield (text, prediction ``bool [p]``) of rules that call a point ground below a height above the lowest point of
-    its cell, for several heights and widths of cells.
+    """Yield the text and the prediction ``bool [p]`` of rules for several heights and widths of cells. A point is
+    ground if it is less than the height above the lowest point of its cell.
     """
     for width in _CELLS:
         height = over_cell(xyz, width)
@@ -107,8 +106,10 @@ def _cell_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _slope_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield (text, prediction ``bool [p]``) of rules that call a point ground if it is below a height plus a slope
-    times the distance above the lowest point within each of several distances.
+    """Yield the text and the prediction ``bool [p]`` of rules for several heights and slopes.
+
+    A rule compares the height of a point above the lowest point within each of several distances. The point is ground
+    if this height is always less than the rule's height plus its slope times the distance.
     """
     height, distance = lowest_within(xyz, RADII), xyz.new_tensor(RADII)
     for limit, slope in product(_HEIGHTS, _SLOPES):

@@ -36,8 +36,9 @@ QUICK = TrainingRecipe(steps=100, levels=3)
 
 
 def run_demo(settings: DemoSettings, progress: Progress = lambda stage, done, total, note: None) -> DemoResult:
-    """Run the demonstration: read the scan, train, measure on the held-out area, audit the ops, and write the picture
-    and the HTML report. The number of torch's threads is 1 meanwhile, and then what it was.
+    """Run the demonstration, which reads the scan, trains, measures on the held-out area, audits the ops, and writes
+    the picture and the HTML report. Return all measurements. Torch uses one thread meanwhile, and its former number
+    afterwards.
     """
     # A tile is a few thousand voxels: work for one core. With two, every small loop ends in a wait for the slower one,
     # and on a busy machine a step of 40 ms takes 1,600 (2 cores, load 7, 2026-11-21).
@@ -50,7 +51,7 @@ def run_demo(settings: DemoSettings, progress: Progress = lambda stage, done, to
 
 
 def _run_demo_stages(settings: DemoSettings, progress: Progress) -> DemoResult:
-    """Read the scan, train, evaluate, audit the ops, and write the picture and the report. Returns all measurements.
+    """Read the scan, train, evaluate, audit the ops, and write the picture and the report. Return all measurements.
     ``progress`` is called at the beginning and the end of each stage.
     """
     start = time.perf_counter()
@@ -92,7 +93,7 @@ def _collect_result(
     verdicts: dict[str, AuditVerdicts],
 ) -> DemoResult:
     """Return the result of the demonstration, put together from its parts. ``points`` are the numbers of points in the
-    training area and in the held-out one, ``seconds`` the time of the whole run.
+    training area and in the held-out area. ``seconds`` is the time of the whole run.
     """
     return DemoResult(
         graphs=counts.graphs,
@@ -123,8 +124,8 @@ def _collect_result(
 
 
 def _write_files(files: dict[Path, bytes]) -> None:
-    """Write each file of ``files`` (path to content), with its folders, so that it holds its old or its new content,
-    never half: an interrupt may come at any time.
+    """Write each file of ``files`` (path to content), and make its folders. An interrupt may come at any time, but each
+    file has either its old or its new content.
     """
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
     try:
@@ -141,7 +142,7 @@ def _write_files(files: dict[Path, bytes]) -> None:
 
 @dataclass(frozen=True)
 class _HeldOutScores:
-    """Scores on the held-out area, the speed of the prediction, and the prediction of all points."""
+    """The scores on the held-out area, the speed of the prediction, and the prediction for all points."""
 
     iou: float
     baseline: float
@@ -151,10 +152,9 @@ class _HeldOutScores:
 
 
 def _judge_held_out(scan: Scan, held: Tensor, trained: TrainedNetwork, recipe: TrainingRecipe) -> _HeldOutScores:
-    """Return the scores of the trained network, of the plain baseline and of the best rules on the points that the mask
-    ``held`` selects, and the prediction of all points.
-
-    The training area is predicted again for the picture only.
+    """Return the scores on the points that the mask ``held`` selects, and the prediction for all points. The scores are
+    those of the trained network, of the plain baseline and of the best rules. The training area is predicted only for
+    the picture.
     """
     predicted = torch.empty_like(scan.ground)
     # The held-out strip comes last, so its time remains in ``seconds``.
@@ -174,6 +174,6 @@ def _judge_held_out(scan: Scan, held: Tensor, trained: TrainedNetwork, recipe: T
 
 
 def _describe_environment(device: torch.device) -> str:
-    """Return one line for the report: the GPU or CPU, the versions of torch and Python, and the date."""
+    """Return one line for the report with the GPU or CPU, the versions of torch and Python, and the date."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} thread"
     return f"{name}; torch {torch.__version__}; Python {platform.python_version()}; {time.strftime('%Y-%m-%d')}"

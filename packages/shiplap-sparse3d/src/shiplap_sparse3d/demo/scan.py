@@ -34,9 +34,8 @@ class Scan:
 
 
 def held_out_mask(scan: Scan) -> Tensor:
-    """Return the mask ``bool [p]`` of the held-out points: the 30 % with the largest x.
-
-    The cut is straight, so no tile lies on both sides.
+    """Return the mask ``bool [p]`` of the held-out points, which are the 30 % with the largest x. The cut is straight,
+    so no tile lies on both sides.
     """
     x = scan.xyz[:, 0].double()
     return x >= torch.quantile(x, 1 - HELD_OUT)

@@ -52,7 +52,9 @@ class DescribedArea:
 
 @dataclass(frozen=True)
 class FeatureScaling:
-    """The scaling of features: spacing, and mean and deviation of the features, all of the training area."""
+    """The scaling of features by the mean and deviation in the training area. ``spacing`` is that of the training
+    area's points, in metres.
+    """
 
     spacing: float
     mean: Tensor
@@ -60,8 +62,8 @@ class FeatureScaling:
 
     @classmethod
     def of(cls, areas: Sequence[Scan]) -> tuple[FeatureScaling, list[DescribedArea]]:
-        """Return the scaling of features with mean 0 and deviation 1 over all points of ``areas``, and these areas with
-        their scaled features. Each area is described by its own points.
+        """Return the scaling by which the features of all points of ``areas`` have mean 0 and deviation 1, and these
+        areas with their scaled features. The features of an area depend on its own points only.
         """
         step = point_spacing(max(areas, key=len).xyz)
         described = [describe_points(area.xyz, step) for area in areas]
@@ -70,12 +72,12 @@ class FeatureScaling:
         return look, [look._standardise_features(area, told) for area, told in zip(areas, described, strict=True)]
 
     def describe_area(self, scan: Scan) -> DescribedArea:
-        """Return ``scan`` with its scaled features, as input of :func:`make_tile`. No label is used."""
+        """Return ``scan`` with its scaled features, for :func:`make_tile`. No label is used."""
         return self._standardise_features(scan, describe_points(scan.xyz, self.spacing))
 
     def _standardise_features(self, scan: Scan, told: Tensor) -> DescribedArea:
-        """Return ``scan`` as an area with the features ``told [p, f]``, scaled by this scaling's mean and deviation and
-        clamped.
+        """Return ``scan`` as an area with the features ``told [p, f]``, which are scaled by this scaling's mean and
+        deviation and clamped.
         """
         return DescribedArea(scan, ((told - self.mean) / self.deviation).clamp(-_LIMIT, _LIMIT), self.spacing)
 
@@ -98,8 +100,8 @@ class TrainingTile:
 
 
 def make_tile(area: DescribedArea, levels: int) -> TrainingTile:
-    """Return the points of ``area`` as one tile: voxels, features of points, the voxel of each point and the ground
-    labels. The tables for a U-Net of ``levels`` levels are built, and all sizes are marked as dynamic.
+    """Return the points of ``area`` as one tile, with voxels, features of points, the voxel of each point and the
+    ground labels. The tables for a U-Net of ``levels`` levels are built, and all sizes are marked as dynamic.
     """
     xyz, told = area.scan.xyz, area.features
     size = tuple(area.spacing * cells for cells in VOXEL)
@@ -117,8 +119,8 @@ def make_tile(area: DescribedArea, levels: int) -> TrainingTile:
 
 
 def _build_tables(geometry: Geometry, levels: int) -> list[Tensor]:
-    """Build the tables of all convolutions of a U-Net of ``levels`` levels on ``geometry``, which keeps them, and
-    return their tensors. So the compiled graph contains no building of tables.
+    """Build the tables of all convolutions of a U-Net of ``levels`` levels on ``geometry``, and return their tensors.
+    ``geometry`` stores the tables, so that the compiled graph need not build them.
     """
     tables: list[Tensor] = []
     for level in range(levels):
@@ -131,8 +133,8 @@ def _build_tables(geometry: Geometry, levels: int) -> list[Tensor]:
 
 
 def _let_sizes_vary(tile: TrainingTile, tables: Sequence[Tensor]) -> None:
-    """Mark the first size of the tile's tensors and of its ``tables`` as dynamic, so that the next tile compiles
-    nothing again.
+    """Mark the first size of the tile's tensors and of its ``tables`` as dynamic. The next tile then needs no new
+    compilation.
     """
     for tensor in (tile.voxels.feats, tile.points, tile.inverse, *tables):
         # Otherwise the second tile would be compiled for its own sizes before sizes became dynamic.
@@ -140,8 +142,8 @@ def _let_sizes_vary(tile: TrainingTile, tables: Sequence[Tensor]) -> None:
 
 
 def random_tiles(areas: Sequence[DescribedArea], levels: int, seed: int) -> Iterator[TrainingTile]:
-    """Yield random tiles without end, from a generator with ``seed``: squares of 50 to 120 spacings of one area,
-    thinned out, turned and mirrored, with at least 500 points.
+    """Yield random tiles without end, from a generator with ``seed``. A tile is a square of 50 to 120 spacings of one
+    area, thinned out, turned and mirrored, with at least 500 points.
     """
     draw = torch.Generator().manual_seed(seed)
     # Areas are drawn in proportion to their points.
@@ -159,8 +161,8 @@ def _draw_uniform(low: float, high: float, draw: torch.Generator) -> float:
 
 
 def _crop_square(area: DescribedArea, draw: torch.Generator) -> DescribedArea:
-    """Return a square of ``area`` around a random point, 50 to 120 spacings wide, with a random 70 to 100 % of its
-    points.
+    """Return a square of ``area`` around a random point, 50 to 120 spacings wide. It has a random share of 70 to 100 %
+    of its points.
     """
     xyz = area.scan.xyz
     centre = xyz[int(torch.randint(len(xyz), (), generator=draw)), :2]
@@ -170,8 +172,8 @@ def _crop_square(area: DescribedArea, draw: torch.Generator) -> DescribedArea:
 
 
 def _turn_and_mirror(tile: DescribedArea, draw: torch.Generator) -> DescribedArea:
-    """Return ``tile`` turned about the vertical by a random angle and perhaps mirrored: neither changes ground labels
-    or distances.
+    """Return ``tile`` turned about the vertical by a random angle, and mirrored in half of the calls. Neither changes
+    ground labels or distances.
     """
     angle, mirror = _draw_uniform(0, 2 * math.pi, draw), 1 if _draw_uniform(0, 1, draw) < 0.5 else -1
     c, s = math.cos(angle), math.sin(angle)

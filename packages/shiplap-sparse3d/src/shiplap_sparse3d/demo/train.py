@@ -43,13 +43,13 @@ class TrainedNetwork:
 
     Attributes:
         net: the module.
-        forward: the same, compiled.
+        forward: the same module, compiled.
         look: the scaling of the features of areas.
         threshold: points with a greater logit are ground.
-        losses: one a step.
-        points: smallest and largest number of points of a tile; ``voxels`` likewise.
-        first_step: seconds of the first step, in which everything is compiled.
-        seconds: of the whole training.
+        losses: the loss of each step.
+        points, voxels: the smallest and the largest number of points and of voxels of a tile.
+        first_step: the time of the first step in seconds, in which everything is compiled.
+        seconds: the time of the whole training in seconds.
     """
 
     net: GroundNet
@@ -69,8 +69,8 @@ def loss_of(forward: Forward, tile: TrainingTile) -> Tensor:
 
 
 def choose_backend(device: torch.device) -> str:
-    """Return the name of the backend for torch.compile on ``device``: ``inductor`` or, on a CPU without a C++ compiler,
-    ``aot_eager``, which generates no code.
+    """Return the name of the backend of ``torch.compile`` for ``device``. It is ``inductor``, or on a CPU without a C++
+    compiler ``aot_eager``, which generates no code.
     """
     found = device.type != "cpu" or shutil.which(os.environ.get("CXX") or "g++") is not None
     return "inductor" if found else "aot_eager"
@@ -79,8 +79,8 @@ def choose_backend(device: torch.device) -> str:
 def train_network(
     areas: Sequence[Scan], recipe: TrainingRecipe, seed: int, progress: Progress, *, compiled: bool = True
 ) -> TrainedNetwork:
-    """Train a network on random tiles of ``areas``, on their device, and return it with its threshold and the course of
-    the training. No tile lies in two areas.
+    """Train a network on random tiles of ``areas``, on their device. Return it with its threshold and the losses and
+    times of the training. No tile lies in two areas.
     """
     # Weights are drawn from torch's own generator, and tiles from one of theirs.
     torch.manual_seed(seed)
@@ -109,18 +109,19 @@ def train_network(
         tuple(losses),
         (min(points), max(points)),
         (min(voxels), max(voxels)),
+        # The first step, which compiles.
         marks[1] - marks[0],
         marks[-1] - marks[0],
     )
 
 
 def _best_threshold(forward: Forward, areas: Sequence[DescribedArea], levels: int) -> float:
-    """Return the logit above which points are called ground: the best threshold for intersection over union if the
-    probabilities are right.
+    """Return the logit above which points are called ground. It is the threshold with the best IoU (intersection over
+    union) if the probabilities are right.
 
     Where labels are ambiguous, no probability is near 1, and a threshold of one half would miss most ground. If J is
     the best IoU that any threshold reaches, this threshold is ``J / (1 + J)``, whose logit is the logarithm of J. J is
-    that of the training ``areas``. Their best threshold itself would follow their noise.
+    measured on the training ``areas``. The threshold that gives it there would follow their noise.
     """
     tiles = [make_tile(area, levels) for area in areas]
     logits = torch.cat([forward(tile.voxels, tile.points, tile.inverse).detach() for tile in tiles])

@@ -13,7 +13,7 @@ __all__ = ["ALGORITHMS", "DEFAULT", "Algorithm", "PlanCache", "check_algorithm",
 
 
 class Algorithm:
-    """Names of the algorithms of a convolution. The tile sizes of each are tuned for each call."""
+    """The names of the algorithms of a convolution. The tile sizes of each algorithm are tuned for each call."""
 
     EXPLICIT_GEMM = "explicit_gemm"
     IMPLICIT_GEMM = "implicit_gemm"
@@ -27,7 +27,7 @@ DEFAULT = Algorithm.MASKED_IMPLICIT_GEMM_SPLITK
 
 
 def check_algorithm(algorithm: str, splitk: int = 1) -> None:
-    """Raise SL208 unless ``algorithm`` is one of FlexGEMM's names (``ALGORITHMS``) and ``splitk`` is at least 1."""
+    """Raise ``SL208`` unless ``algorithm`` is one of FlexGEMM's names (``ALGORITHMS``) and ``splitk`` is at least 1."""
     if algorithm not in ALGORITHMS or splitk < 1:
         raise error(
             "SL208",
@@ -38,8 +38,8 @@ def check_algorithm(algorithm: str, splitk: int = 1) -> None:
 
 
 def flat_table(plan: Plan) -> Tensor:
-    """Return the neighbour table of ``plan``, ``int32 [m, k]``: the input row of each output under each tap, or -1, in
-    the order of the outputs and of the weight's taps.
+    """Return the neighbour table of ``plan``, ``int32 [m, k]``. It holds the input row of each output under each tap,
+    or -1, in the order of the outputs and of the weight's taps.
     """
     table = plan.unsorted().table
     return table.flip(1) if plan.reflect else table
@@ -51,22 +51,23 @@ def gather_rows(feats: Tensor, rows: Tensor) -> Tensor:
 
 
 class PlanCache:
-    """The plan of a convolution, for any number of layers and any algorithm, with gradients or without."""
+    """The plan of a convolution, for any number of layers and any algorithm, with or without gradients."""
 
     def __init__(self, plan: Plan) -> None:
-        """Keep ``plan``, from which the plans for other algorithms are derived when they are needed."""
+        """Store ``plan``, from which the plans for other algorithms are derived when they are needed."""
         self._use_plan(plan)
 
     def _use_plan(self, plan: Plan) -> None:
-        """Replace the kept plan (neighbour tables of a convolution) by ``plan``, and forget the sorted or cut forms
+        """Replace the stored plan (neighbour tables of a convolution) by ``plan``, and drop the sorted or cut plans
         that were derived from the old one.
         """
         self._built = plan
         self._plans: dict[int, Plan] = {0 if plan.order is None else -1: plan}  # by parts; -1: as many as are fast
 
     def plan(self, algorithm: str = DEFAULT, splitk: int = 1) -> Plan:
-        """Return the plan (neighbour tables) in the form that ``algorithm`` reads, derived once: unsorted, with rows
-        sorted by the taps that they hit, or cut into ``splitk`` parts of the taps for algorithms that split the sum.
+        """Return the plan (neighbour tables) for ``algorithm``, which is derived once. Algorithms that split the sum
+        get tables cut into ``splitk`` parts of the taps. On a GPU, masked algorithms get rows sorted by the taps that
+        they hit. Others get the unsorted tables.
         """
         taps, parts = self._built.table.shape[1], 0
         if algorithm.endswith("splitk") and splitk > 1 and taps:
@@ -82,8 +83,8 @@ class PlanCache:
     def convolve(
         self, feats: Tensor, weight: Tensor, bias: Tensor | None, algorithm: str, tf32: bool | None = None
     ) -> Tensor:
-        """Return the convolution of ``feats [n, ci]`` with ``weight [co, k, ci]`` by ``algorithm``: ``[m, co]``. The
-        table from outputs to inputs is built first if a gradient of ``feats`` will be needed. Raises SL208 for an
+        """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, k, ci]`` by ``algorithm``. If a
+        gradient of ``feats`` will be needed, the table from outputs to inputs is built first. Raise ``SL208`` for an
         unknown algorithm.
         """
         check_algorithm(algorithm)
@@ -97,6 +98,6 @@ class PlanCache:
 
 def explicit_gemm(feats: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor) -> Tensor:
     """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, k, ci]`` by one product over gathered
-    neighbours, ``[m, k * ci]``. ``table`` has the input rows ``[m, k]`` or -1. This way needs the most memory.
+    neighbours, ``[m, k * ci]``. ``table`` holds the input rows ``[m, k]``, or -1. This algorithm needs the most memory.
     """
     return torch.nn.functional.linear(gather_rows(feats, table).flatten(1), weight.flatten(1), bias)

@@ -16,12 +16,13 @@ __all__ = ["classes_of_axes", "functions_of_axes"]
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 Kind = TypeVar("Kind", bound=type)
+# The numbers of axes for which there are functions and modules, as words for their docstrings.
 AXES = {2: "two", 3: "three", 4: "four"}
 
 
 def functions_of_axes(call: Call, *names: str) -> tuple[Call, Call, Call]:
-    """Return three functions that call ``call`` for voxels with two, three and four axes, under which FlexGEMM has
-    them. Each of the arguments ``names`` may be one number for all axes.
+    """Return three functions that call ``call`` for voxels with two, three and four axes, for which FlexGEMM has names.
+    Each of the arguments ``names`` may be one number for all axes.
     """
     known = [*inspect.signature(call).parameters]
     # An argument may be passed by its position or by its name.
@@ -36,8 +37,8 @@ def _function_of(call: Callable[..., Any], ndim: int, places: tuple[tuple[str, i
     """
 
     def on_axes(*arguments: Any, **options: Any) -> Any:
-        """Return the result of ``call``, the function that was passed to ``_function_of``. Each argument that may be a
-        single number for all axes is passed as one number per axis.
+        """Return the result of ``call`` (argument of ``_function_of``). Each argument that may be a single number for
+        all axes is passed as one number per axis.
         """
         given = list(arguments)
         for name, place in places:
@@ -54,8 +55,8 @@ def _function_of(call: Callable[..., Any], ndim: int, places: tuple[tuple[str, i
 
 
 def classes_of_axes(kind: Kind) -> tuple[Kind, Kind, Kind]:
-    """Return three subclasses of the module class ``kind`` for two, three and four axes, whose arguments per axis may
-    be one number for all.
+    """Return three subclasses of the module class ``kind``, for two, three and four axes. Their arguments per axis may
+    be one number for all axes.
     """
     two, three, four = (
         type(

@@ -59,7 +59,7 @@ __all__ = [
 
 
 class FlexModule(nn.Module):
-    """Base of FlexGEMM's modules, with their arguments per axis, their text, and the call of a function with them.
+    """The base of FlexGEMM's modules. It reads arguments per axis and calls the module's function with them.
 
     Attributes:
         ndim: axes, or None for any number of them.
@@ -72,8 +72,8 @@ class FlexModule(nn.Module):
     arguments: ClassVar[tuple[str, ...]] = ()
 
     def _read_axes(self, value: Axes, name: str, least: int = 1) -> tuple[int, ...]:
-        """Return ``value``, one number for all axes or one for each, as a tuple with one number for each axis. Raises
-        SL208 for numbers below ``least``, and for a single number where the number of axes is not known.
+        """Return ``value``, one number for all axes or one for each, as a tuple with one number for each axis. Raise
+        ``SL208`` for numbers below ``least``, and for a single number if the number of axes is not known.
         """
         if self.ndim is not None:
             return per_axis(value, name, self.ndim, least)
@@ -84,8 +84,8 @@ class FlexModule(nn.Module):
         return per_axis(value, name, len(value), least)
 
     def _call_function(self, *voxels: Any, **options: Any) -> Any:
-        """Return the result of the function that the module's class names, for ``voxels`` and ``options``, with the
-        module's attributes of the names in ``arguments`` as further arguments.
+        """Return the result of the module's ``function`` for ``voxels`` and ``options``. The attributes that
+        ``arguments`` names are passed as further arguments.
         """
         return self.function(*voxels, **{name: getattr(self, name) for name in self.arguments}, **options)
 
@@ -99,20 +99,24 @@ class FlexModule(nn.Module):
 
 
 class ModuleOnInputs(FlexModule):
-    """Base of the modules whose outputs lie on the voxels of the input. They return ``(features, cache)``."""
+    """The base of the modules whose outputs lie on the voxels of the input. Such a module returns ``(features,
+    cache)``.
+    """
 
     def forward(
         self, feats: Tensor, coords: Tensor, shape: Ints, neighbor_cache: NeighborCache | None = None
     ) -> tuple[Tensor, NeighborCache]:
-        """Return the features ``[n, c]`` on the voxels of the input, and the cache of their neighbours, which further
-        calls on the same ``coords`` may get. Raises SL830 for the cache of another call.
+        """Return the features ``[n, c]`` on the voxels of the input, and the cache of their neighbours. The cache can
+        be passed to further calls on the same ``coords``. Raise ``SL830`` for the cache of another call.
         """
         made: tuple[Tensor, NeighborCache] = self._call_function(feats, coords, shape, neighbor_cache=neighbor_cache)
         return made
 
 
 class ModuleOnOutputs(FlexModule):
-    """Base of the modules that lead to other voxels. They return ``(features, coordinates, shape, cache)``."""
+    """The base of the modules that lead to other voxels. Such a module returns ``(features, coordinates, shape,
+    cache)``.
+    """
 
     def forward(
         self,
@@ -124,7 +128,7 @@ class ModuleOnOutputs(FlexModule):
         neighbor_cache: NeighborCache | None = None,
     ) -> Result:
         """Return the features of the outputs, their coordinates, their shape (channels last), and the cache of
-        neighbours. Raises SL830 for the cache of another call.
+        neighbours. Raise ``SL830`` for the cache of another call.
         """
         given = {"output_coords": output_coords, "output_shape": output_shape, "neighbor_cache": neighbor_cache}
         made: Result = self._call_function(feats, coords, shape, **given)
@@ -132,7 +136,7 @@ class ModuleOnOutputs(FlexModule):
 
 
 class FlexConvolution(FlexModule):
-    """Base of the convolutions, with ``weight [out_channels, *kernel, in_channels]``, ``bias``, and their initial
+    """The base of the convolutions, with ``weight [out_channels, *kernel, in_channels]``, ``bias``, and their initial
     values.
     """
 
@@ -148,8 +152,8 @@ class FlexConvolution(FlexModule):
         algorithm: str | None = None,
         allow_tf32: bool | None = None,
     ) -> None:
-        """Create the weight ``[out, *kernel, in]`` and the bias. Stride and dilation are 1 and the padding is 0 unless
-        given. Raises SL208 for sizes of the wrong number or too small.
+        """Create the weight ``[out, *kernel, in]`` and the bias. By default stride and dilation are 1 and the padding
+        is 0. Raise ``SL208`` for sizes of the wrong number or too small.
         """
         super().__init__()
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -174,14 +178,14 @@ class FlexConvolution(FlexModule):
 
 
 class SubmanifoldConv(FlexConvolution, ModuleOnInputs):
-    """Submanifold convolution on the voxels of the input, ``feats [n, in_channels]`` -> ``[n, out_channels]``. It
+    """A submanifold convolution on the voxels of the input, ``feats [n, in_channels]`` -> ``[n, out_channels]``. It
     returns ``(features, cache)``.
 
     Args:
-        in_channels, out_channels: of the features.
-        kernel_size: per axis.
-        dilation: per axis.
-        bias: whether to add one.
+        in_channels, out_channels: the numbers of channels of the input and of the output.
+        kernel_size: the number of taps per axis.
+        dilation: the spacing of the taps per axis.
+        bias: whether to add a bias.
         algorithm, allow_tf32: as in ``submanifold_conv``.
     """
 
@@ -203,12 +207,12 @@ class SubmanifoldConv(FlexConvolution, ModuleOnInputs):
 
 
 class SparseConv(FlexConvolution, ModuleOnOutputs):
-    """Strided convolution, ``feats [n, in_channels]`` -> ``[m, out_channels]``. It returns
-    ``(features, coordinates, shape, cache)``.
+    """A strided convolution, ``feats [n, in_channels]`` -> ``[m, out_channels]``. It returns ``(features, coordinates,
+    shape, cache)``.
 
     Args:
         in_channels, out_channels, kernel_size, dilation, bias, algorithm, allow_tf32: as in :class:`SubmanifoldConv`.
-        stride, padding: per axis.
+        stride, padding: one number per axis, or one for all axes.
     """
 
     function = staticmethod(sparse_conv)
@@ -216,18 +220,18 @@ class SparseConv(FlexConvolution, ModuleOnOutputs):
 
 
 class SparseConvTranspose(SparseConv):
-    """Transposed convolution onto a finer grid, ``feats [n, in_channels]`` -> ``[m, out_channels]``. The arguments
-    are those of :class:`SparseConv`, and a cache is the ``.T`` of that of a convolution.
+    """A transposed convolution onto a finer grid, ``feats [n, in_channels]`` -> ``[m, out_channels]``. The arguments
+    are those of :class:`SparseConv`. Its cache is the ``.T`` of that of a convolution.
     """
 
     function = staticmethod(sparse_conv_transpose)
 
 
 class SubmanifoldPool(ModuleOnInputs):
-    """Pooling onto the voxels of the input, ``feats [n, c]`` -> ``[n, c]``. It returns ``(features, cache)``.
+    """A pooling onto the voxels of the input, ``feats [n, c]`` -> ``[n, c]``. It returns ``(features, cache)``.
 
     Args:
-        kernel_size: per axis.
+        kernel_size: the size of the window per axis.
         reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"``.
     """
 
@@ -235,18 +239,18 @@ class SubmanifoldPool(ModuleOnInputs):
     arguments = ("kernel_size", "reduce")
 
     def __init__(self, kernel_size: Axes, reduce: str = "mean") -> None:
-        """Set the size of the window and the reduction. Raises SL208 for unknown reductions."""
+        """Set the size of the window and the reduction. Raise ``SL208`` for unknown reductions."""
         super().__init__()
         self.kernel_size, self.reduce = self._read_axes(kernel_size, "kernel_size"), _check_reduce(reduce)
 
 
 class SparsePool(ModuleOnOutputs):
-    """Strided pooling, ``feats [n, c]`` -> ``[m, c]``. It returns ``(features, coordinates, shape, cache)``.
+    """A strided pooling, ``feats [n, c]`` -> ``[m, c]``. It returns ``(features, coordinates, shape, cache)``.
 
     Args:
         kernel_size, reduce: as in :class:`SubmanifoldPool`.
-        stride: per axis (default: ``kernel_size``).
-        padding: per axis.
+        stride: the step between windows per axis, by default ``kernel_size``.
+        padding: the padding per axis.
     """
 
     function = staticmethod(sparse_pool)
@@ -255,8 +259,8 @@ class SparsePool(ModuleOnOutputs):
     def __init__(
         self, kernel_size: Axes, stride: Axes | None = None, padding: Axes | None = None, reduce: str = "mean"
     ) -> None:
-        """Set the window and the reduction. The stride is ``kernel_size`` and the padding is 0 unless given. Raises
-        SL208 for unknown reductions.
+        """Set the window and the reduction. By default the stride is ``kernel_size`` and the padding is 0. Raise
+        ``SL208`` for unknown reductions.
         """
         super().__init__()
         self.kernel_size, self.reduce = self._read_axes(kernel_size, "kernel_size"), _check_reduce(reduce)
@@ -265,11 +269,11 @@ class SparsePool(ModuleOnOutputs):
 
 
 class SparseUpsample(ModuleOnOutputs):
-    """Upsampling of each voxel to a block of ``scale_factor`` voxels, ``feats [n, c]`` -> ``[m, c]``. It returns
+    """An upsampling of each voxel to a block of ``scale_factor`` voxels, ``feats [n, c]`` -> ``[m, c]``. It returns
     ``(features, coordinates, shape, cache)``.
 
     Args:
-        scale_factor: per axis.
+        scale_factor: the number of finer cells per axis that a cell becomes.
         mode, padding_mode: as in ``sparse_upsample``.
     """
 
@@ -277,14 +281,14 @@ class SparseUpsample(ModuleOnOutputs):
     arguments = ("scale_factor", "mode", "padding_mode")
 
     def __init__(self, scale_factor: Axes, mode: str = "nearest", padding_mode: str = "normalize") -> None:
-        """Set the factor for each axis and the modes, which each call checks."""
+        """Set the factor for each axis and the modes. Each call checks the modes."""
         super().__init__()
         self.scale_factor = self._read_axes(scale_factor, "scale_factor")
         self.mode, self.padding_mode = mode, padding_mode
 
 
 class SparsePixelShuffle(ModuleOnOutputs):
-    """Pixel shuffle onto finer voxels, ``feats [n, V * c]`` -> ``[n * V, c]`` with ``V = prod(upscale_factor)``. It
+    """A pixel shuffle onto finer voxels, ``feats [n, V * c]`` -> ``[n * V, c]`` with ``V = prod(upscale_factor)``. It
     returns ``(features, coordinates, shape, cache)``.
     """
 
@@ -298,8 +302,8 @@ class SparsePixelShuffle(ModuleOnOutputs):
 
 
 class SparsePixelUnshuffle(ModuleOnOutputs):
-    """Pixel unshuffle onto coarser voxels, ``feats [n, c]`` -> ``[m, V * c]`` with ``V = prod(downscale_factor)``.
-    It returns ``(features, coordinates, shape, cache)``.
+    """A pixel unshuffle onto coarser voxels, ``feats [n, c]`` -> ``[m, V * c]`` with ``V = prod(downscale_factor)``. It
+    returns ``(features, coordinates, shape, cache)``.
     """
 
     function = staticmethod(sparse_pixel_unshuffle)
@@ -312,7 +316,7 @@ class SparsePixelUnshuffle(ModuleOnOutputs):
 
 
 def _check_reduce(reduce: str) -> str:
-    """Return ``reduce``. Raises SL208 unless it is one of ``REDUCTIONS`` (sum, mean, max, min, prod)."""
+    """Return ``reduce``. Raise ``SL208`` unless it is one of ``REDUCTIONS`` (sum, mean, max, min, prod)."""
     if reduce not in REDUCTIONS:
         raise error("SL208", where="pooling, argument 'reduce'", got=repr(reduce), expected=f"one of {REDUCTIONS}")
     return reduce

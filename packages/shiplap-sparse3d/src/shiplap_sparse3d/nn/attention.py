@@ -18,18 +18,18 @@ from shiplap_sparse3d.tensor import SparseTensor
 class SparseAttention(SparseModule):
     """Multi-head self-attention within patches of voxels (Wu et al., Point Transformer V3, CVPR 2024).
 
-    The voxels of each scene are ordered along a curve and cut into patches of ``patch_size``, the last of which may be
-    shorter. A voxel attends to those of its patch. All sizes follow from the numbers of rows and of scenes, so nothing
-    waits for a device and a graph has no size that depends on data.
+    The voxels of each scene are ordered along a curve and cut into patches of ``patch_size``, of which the last may be
+    shorter. A voxel attends to those of its patch. All sizes follow from the numbers of rows and of scenes. So nothing
+    waits for a device, and a graph has no size that depends on data.
 
     Args:
-        channels: of the input and of the output.
-        num_heads: heads, a divisor of the channels.
-        patch_size: voxels of a patch.
+        channels: the number of channels of the input and of the output.
+        num_heads: the number of heads, a divisor of ``channels``.
+        patch_size: the number of voxels of a patch.
         order: ``"z_order"`` or ``"hilbert"``.
-        bias: whether the two linear layers add one.
+        bias: whether the two linear layers have a bias.
 
-    Shape: ``feats [n, channels] -> [n, channels]`` on the same voxels; rows of padding become zeros.
+    Shape: ``feats [n, channels] -> [n, channels]`` on the same voxels. Rows of padding become zeros.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class SparseAttention(SparseModule):
         dtype: torch.dtype | None = None,
         **others: Any,
     ) -> None:
-        """Create the projections. Raises SL208 unless ``num_heads`` divides ``channels`` and ``order`` is known, and
-        SL209 for unknown arguments.
+        """Create the projections. Raise ``SL208`` unless ``num_heads`` divides ``channels`` and ``order`` is known, and
+        ``SL209`` for unknown arguments.
         """
         super().__init__()
         self._refuse_arguments(others)
@@ -63,8 +63,8 @@ class SparseAttention(SparseModule):
         self.proj = nn.Linear(channels, channels, bias, device, dtype)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the sparse tensor of the attention of each voxel to the voxels of its patch (``patch_size`` neighbours
-        along the curve), with zeros for padding.
+        """Return the attention of each voxel to the voxels of its patch (``patch_size`` neighbours along the curve), as
+        a sparse tensor with zeros for padding.
         """
         self._check_axes(x, x.geometry.ndim)
         if x.feats.size(1) != self.channels:
@@ -84,9 +84,9 @@ class SparseAttention(SparseModule):
         return x.replace(torch.where(x.is_voxel, self.proj(out.index_select(0, slots)), 0))
 
     def _slots(self, x: SparseTensor) -> tuple[Tensor, int]:
-        """Return ``int64 [n]``, the place of each row in the patches (groups of ``patch_size`` places that attend to
-        each other), which are filled along the curve and of which each scene begins a new one. Also return a bound of
-        the number of patches that no data decides.
+        """Return the place of each row in the patches, ``int64 [n]``, and a bound of the number of patches that no data
+        determines. A patch is a group of ``patch_size`` places that attend to each other. Patches are filled along the
+        curve, and each scene begins a new patch.
         """
         coords, scenes, size = x.geometry.coords, x.batch_size, self.patch_size
         codes = encode_seq(coords, (scenes, 1, *x.geometry.spatial_shape), self.order)

@@ -16,20 +16,20 @@ __all__ = ["Sequential"]
 
 
 class Sequential(nn.Sequential, SparseModule):
-    """Container in which sparse modules get the sparse tensor, and any other module (batch norm, activation, linear)
-    its features.
+    """A container in which sparse modules receive the sparse tensor, and any other module (batch norm, activation,
+    linear) receives its features.
 
-    Behind a :class:`GlobalPool` everything gets the plain tensor that it returns. What
-    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` puts in place of a batch norm counts voxels, as
-    :class:`shiplap_sparse3d.SyncBatchNorm` does, on every device.
+    Modules behind a :class:`GlobalPool` receive the plain tensor that it returns. A module that
+    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` has put in place of a batch norm counts voxels on every device, as
+    :class:`shiplap_sparse3d.SyncBatchNorm` does.
 
     Raises:
-        ArgumentError: SL208 for a batch norm of torch that would learn from padding rows.
+        ArgumentError: ``SL208`` for a batch norm of torch that would learn from padding rows.
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor | Tensor:
-        """Return ``x`` after all modules in turn. Sparse modules get the sparse tensor, and torch's own modules get its
-        features. A plain tensor goes through all of them.
+        """Return ``x`` after all modules in turn. Sparse modules receive the sparse tensor, and torch's own modules
+        receive its features. A plain tensor is passed to every module.
         """
         if isinstance(x, SparseTensor):
             self._check_gradient(x)
@@ -39,8 +39,9 @@ class Sequential(nn.Sequential, SparseModule):
 
 
 def _apply_module(module: nn.Module, x: Any) -> Any:
-    """Return ``module`` applied to ``x``: to a sparse tensor if the module takes one, to its features otherwise, or to
-    a plain tensor. Raises SL208 for a batch norm that would learn from padding.
+    """Return ``module`` applied to ``x``. A sparse tensor is passed as it is if the module accepts one, and otherwise
+    the module is applied to its features. A plain tensor is always passed. Raise ``SL208`` for a batch norm that would
+    learn from padding.
     """
     if not isinstance(x, SparseTensor) or isinstance(module, SparseModule):
         return module(x)
@@ -51,6 +52,7 @@ def _apply_module(module: nn.Module, x: Any) -> Any:
     if torch.compiler.is_compiling():
         if isinstance(module, (nn.BatchNorm1d, nn.GroupNorm)):
             return module(x)  # torch's function asks how many rows there are, that of a sparse tensor does not
+        # The rules above apply to each of its modules.
         if type(module) is nn.Sequential and not (module._forward_hooks or module._forward_pre_hooks):
             for inner in module:
                 x = _apply_module(inner, x)
@@ -59,8 +61,8 @@ def _apply_module(module: nn.Module, x: Any) -> Any:
 
 
 def _refuse_learning(module: nn.Module) -> None:
-    """Raise SL208 for a batch norm of torch in ``module``, at any depth, that is in training mode and would learn from
-    rows of padding.
+    """Raise ``SL208`` if ``module``, or a module inside it, is a batch norm of torch in training mode, which would
+    learn from rows of padding.
     """
     for inner in module.modules():
         if inner.training and isinstance(inner, (nn.BatchNorm1d, nn.SyncBatchNorm)):

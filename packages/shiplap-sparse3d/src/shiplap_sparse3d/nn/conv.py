@@ -52,7 +52,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Convolution(SparseModule):
-    """Base of the sparse convolutions, with weight, bias and the call that they share."""
+    """The base of the sparse convolutions, with the weight, the bias and the call that they share."""
 
     ndim = 3
 
@@ -68,8 +68,9 @@ class Convolution(SparseModule):
         others: Mapping[str, Any],
         taps: tuple[int, ...] | None = None,
     ) -> None:
-        """Create the weight ``[out, *kernel, in / groups]``, or ``[out, taps, in / groups]`` with ``taps``, and the
-        bias. Raises SL208, SL209 or SL204 for sizes, ``others`` (arguments that the layer does not have) and dtypes.
+        """Create the bias and the weight ``[out, *kernel, in / groups]``, or ``[out, taps, in / groups]`` with
+        ``taps``. Raise ``SL208`` for invalid sizes, ``SL209`` for ``others`` (arguments that the layer does not have),
+        and ``SL204`` for other dtypes.
         """
         super().__init__()
         # torch's layers have this argument, and its default is the only mode here.
@@ -96,13 +97,15 @@ class Convolution(SparseModule):
         self.reset_parameters()
 
     def _dtype_error(self, what: str, dtype: torch.dtype) -> ShiplapError:
-        """Return the error SL204 for ``what`` of a dtype in which convolutions are not computed."""
+        """Return the error ``SL204`` for a dtype in which convolutions are not computed. ``what`` is the argument that
+        has it.
+        """
         expected = ", ".join(map(str, _FLOATS))
         return error("SL204", where=f"{type(self).__name__}, {what}", got=dtype, expected=expected)
 
     def _padding(self, padding: Axes | str, stride: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the padding per axis from numbers, ``"valid"`` or ``"same"``, as in ``torch.nn.Conv3d``. Raises SL208
-        for other words, and for ``"same"`` where it would be uneven.
+        """Return the padding per axis from numbers, ``"valid"`` or ``"same"``, as in ``torch.nn.Conv3d``. Raise
+        ``SL208`` for any other text, and for ``"same"`` if the padding would be uneven.
         """
         if not isinstance(padding, str):
             return per_axis(padding, "padding", self.ndim, 0)
@@ -119,18 +122,18 @@ class Convolution(SparseModule):
         return tuple(cells // 2 for cells in around)
 
     def _triple(self, value: tuple[int, ...], fill: int = 1) -> Triple:
-        """Return ``value`` for three axes, with ``fill`` on the axes that the layer does not have."""
+        """Return ``value`` for three axes. Axes that the layer does not have get ``fill``."""
         return expand_axes(value, "window", self.ndim, fill)
 
     def _capacity(self, capacity: int | None) -> int | None:
-        """Return ``capacity``, the fixed number of output rows, or None for as many as there are. Raises SL208 or SL209
-        unless it is a number from 0 on.
+        """Return ``capacity``, the fixed number of output rows, or None for no fixed number. Raise ``SL208`` or
+        ``SL209`` unless it is an integer of at least 0.
         """
         return None if capacity is None else self._whole_number(capacity, "capacity", 0)
 
     def reset_parameters(self) -> None:
-        """Set weight and bias to random values, Kaiming uniform over the fan-in ``in_channels / groups * taps``, as
-        ``torch.nn.Conv3d`` does.
+        """Set weight and bias to random values as ``torch.nn.Conv3d`` does. They are Kaiming uniform over the fan-in
+        ``in_channels / groups * taps``.
         """
         fan_in = self.in_channels // self.groups * math.prod(self.weight.shape[1:-1])
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
@@ -139,8 +142,8 @@ class Convolution(SparseModule):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def _check_input(self, x: SparseTensor) -> None:
-        """Raise SL201 for another number of axes than the layer's, SL202 for other channels, SL204 for another dtype
-        than a float, and SL209 for anything but a sparse tensor.
+        """Raise ``SL201`` for another number of axes than the layer's, ``SL202`` for other channels, and ``SL204`` for
+        a dtype that is not supported. Raise ``SL209`` if ``x`` is not a sparse tensor.
         """
         self._check_axes(x, self.ndim)
         if x.feats.size(1) != self.in_channels:  # shape would be a tuple with a symbol for the rows, in a graph
@@ -149,19 +152,19 @@ class Convolution(SparseModule):
             raise self._dtype_error("feats", x.feats.dtype)
 
     def _convolve(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return the convolution of ``feats [n, in]`` with the layer's weight and bias over the neighbours of ``plan``:
-        ``[m, out]``.
+        """Return the convolution ``[m, out]`` of ``feats [n, in]`` with the layer's weight and bias over the neighbours
+        of ``plan``.
         """
         return plan.conv(feats, self.weight.flatten(1, -2), self.bias, self.groups)
 
     def _step(self, x: SparseTensor, step: Strided) -> SparseTensor:
-        """Return the convolution of ``x`` as a sparse tensor on the output voxels of ``step``, a pair of these voxels
-        and of the plan (neighbour tables) onto them.
+        """Return the convolution of ``x`` as a sparse tensor on the output voxels of ``step``. A step is a pair of
+        these voxels and of the plan (neighbour tables) onto them.
         """
         return SparseTensor(self._convolve(x.feats, step.plan), geometry=step.geometry)
 
     def extra_repr(self) -> str:
-        """Return the sizes, the unusual options and the shape of the weight as text."""
+        """Return the sizes, the options that differ from their defaults, and the shape of the weight as text."""
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
         for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
             value = getattr(self, name, None)
@@ -172,8 +175,8 @@ class Convolution(SparseModule):
 
 
 def _select_taps(plan: Plan, taps: tuple[int, ...]) -> Plan:
-    """Return the plan (neighbour tables) that has only the ``taps`` (numbers) of ``plan``, that of a submanifold
-    convolution with an odd kernel. Its transposed table has the opposite taps.
+    """Return the plan (neighbour tables) that has only the ``taps`` (numbers) of ``plan``, which must be that of a
+    submanifold convolution with an odd kernel. Its transposed table has the opposite taps.
     """
     table, opposite = plan.unsorted().table, tuple(plan.table.shape[1] - 1 - tap for tap in taps)
     # Taps that are their own mirror image have a table that is its own transpose.
@@ -189,23 +192,23 @@ def _columns(table: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 class SubMConv3d(Convolution):
-    """Submanifold convolution: outputs on the input's voxels only (Graham et al., CVPR 2018).
+    """A submanifold convolution, whose outputs lie on the input's voxels only (Graham et al., CVPR 2018).
 
     Args:
         in_channels, out_channels: channels of the input and of the output.
-        kernel_size: one int or one per axis. An even one reaches one voxel further back than ahead.
+        kernel_size: one int or one per axis. An even size reaches one voxel further back than ahead.
         region: ``"cube"`` for all taps of the kernel, ``"cross"`` for those on an axis through its middle.
         offsets: the cells that a voxel reads, ``[0, 0, 0]`` for itself, in place of ``kernel_size``.
         stride, padding: outputs lie on the voxels of the input, so the stride is 1 and the padding
             ``dilation * (kernel_size // 2)``, or ``"same"``.
-        dilation: spacing of the taps.
-        groups: channels are convolved in as many groups, as in ``torch.nn.Conv3d``; ``in_channels`` of them: depthwise.
-        bias: whether to add one.
+        dilation: the spacing of the taps.
+        groups: the number of groups of channels, as in ``torch.nn.Conv3d``. With ``in_channels`` it is depthwise.
+        bias: whether to add a bias.
 
     Shape: ``feats [n, in_channels] -> [n, out_channels]`` on the same coordinates.
 
     Raises:
-        ArgumentError: SL208 for another stride or padding.
+        ArgumentError: ``SL208`` for another stride or padding.
     """
 
     def __init__(
@@ -225,8 +228,9 @@ class SubMConv3d(Convolution):
         offsets: Sequence[Sequence[int]] | None = None,
         **others: Any,
     ) -> None:
-        """Create a convolution of a box ``kernel_size``, of a ``cross`` in it, or of ``offsets``. Raises SL208 for a
-        stride or padding that would lead to other voxels, and SL209 unless exactly one of kernel and offsets is given.
+        """Create a convolution with a box ``kernel_size``, a ``cross`` in it, or ``offsets``. Raise ``SL208`` for a
+        stride or padding that would lead to other voxels. Raise ``SL209`` unless exactly one of ``kernel_size`` and
+        ``offsets`` is given.
         """
         kernel, taps = self._read_region(kernel_size, region, offsets)
         super().__init__(in_channels, out_channels, kernel, groups, bias, device, dtype, others, taps)
@@ -236,8 +240,8 @@ class SubMConv3d(Convolution):
     def _read_region(
         self, kernel_size: Axes | None, region: str, offsets: Sequence[Sequence[int]] | None
     ) -> tuple[Axes, tuple[int, ...] | None]:
-        """Return the kernel's box, and the numbers of those cells in it that are taps, or None if all are. Raises SL208
-        for an unknown region, even crosses and offsets that repeat or reach too far.
+        """Return the kernel's box, and the numbers of those of its cells that are taps, or None if all are. Raise
+        ``SL208`` for an unknown region, a cross of even size, and offsets that repeat or reach too far.
         """
         where, ndim = type(self).__name__, self.ndim
         if (kernel_size is None) == (offsets is None):
@@ -273,8 +277,8 @@ class SubMConv3d(Convolution):
         return box, tuple(taps)
 
     def _check_window(self, stride: tuple[int, ...], padding: Axes | str) -> None:
-        """Raise SL208 unless the stride is 1 and the padding centres the kernel, so that the outputs lie on the voxels
-        of the input.
+        """Raise ``SL208`` unless the stride is 1 and the padding centres the kernel. Otherwise the outputs would not
+        lie on the voxels of the input.
         """
         around = tuple(k // 2 * d for k, d in zip(self.kernel_size, self.dilation, strict=True))
         if any(step != 1 for step in stride):
@@ -288,8 +292,8 @@ class SubMConv3d(Convolution):
         raise error("SL208", where=type(self).__name__, got=got, expected=expected, fix=fix)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the convolution of ``x`` as a sparse tensor on the same voxels. Raises SL201, SL202 or SL204 for other
-        axes, channels or dtypes.
+        """Return the convolution of ``x`` as a sparse tensor on the same voxels. Raise ``SL201``, ``SL202`` or
+        ``SL204`` for other axes, channels or dtypes.
         """
         self._check_input(x)
         plan = x.geometry.subm(self.kernel_size, self.dilation)
@@ -297,19 +301,20 @@ class SubMConv3d(Convolution):
 
 
 class SparseConv3d(Convolution):
-    """Strided convolution: outputs wherever the kernel reaches an input voxel, as ``torch.nn.Conv3d`` on those cells.
+    """A strided convolution with outputs at all cells where the kernel reaches an input voxel. Their values are those
+    of ``torch.nn.Conv3d`` at these cells.
 
     Args:
         in_channels, out_channels, kernel_size, dilation, bias, groups: as in :class:`SubMConv3d`.
-        stride: step between outputs.
-        padding: cells added on each side: numbers, ``"valid"`` (none) or ``"same"``.
-        capacity: rows of the result if fixed, see ``Geometry.strided``.
-        out_coords: ``"reached"``, or ``"floor"`` for outputs at ``floor(c / stride)`` of the voxels alone, as in
-            MinkowskiEngine: the middle tap lies on the first cell of those that an output spans, without a padding.
+        stride: the step between outputs.
+        padding: the cells added on each side, as numbers, ``"valid"`` (none) or ``"same"``.
+        capacity: the number of rows of the result if it is fixed, see ``Geometry.strided``.
+        out_coords: ``"reached"``, or ``"floor"`` for outputs only at ``floor(c / stride)`` of the voxels, as in
+            MinkowskiEngine. The middle tap then lies on the first cell that an output spans, without a padding.
 
-    A call takes the voxels of its outputs as a second argument, a sparse tensor or coordinates on the coarser grid.
+    The second argument of a call gives the output voxels, as a sparse tensor or as coordinates on the coarser grid.
 
-    Shape: ``feats [n, in_channels] -> [m, out_channels]`` on the coarser grid; ``m`` depends on the coordinates.
+    Shape: ``feats [n, in_channels] -> [m, out_channels]`` on the coarser grid. ``m`` depends on the coordinates.
     """
 
     def __init__(
@@ -329,7 +334,7 @@ class SparseConv3d(Convolution):
         out_coords: Literal["reached", "floor"] = "reached",
         **others: Any,
     ) -> None:
-        """Create a strided convolution. Raises SL208 for an ``out_coords`` that is unknown, or ``"floor"`` with a
+        """Create a strided convolution. Raise ``SL208`` if ``out_coords`` is unknown, or if it is ``"floor"`` with a
         padding or a capacity.
         """
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
@@ -342,8 +347,9 @@ class SparseConv3d(Convolution):
             raise error("SL208", where=f"{type(self).__name__}, argument 'out_coords'", got=got, expected=expected)
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return the convolution of ``x`` as a sparse tensor on the voxels that it reaches, on the input's cells
-        rounded down (``out_coords="floor"``), or on the voxels ``coordinates``.
+        """Return the convolution of ``x`` as a sparse tensor on the voxels that it reaches. If ``coordinates`` are
+        given, they are the output voxels. With ``out_coords="floor"`` the outputs are the input's cells on the coarser
+        grid, rounded down.
         """
         self._check_input(x)
         if coordinates is not None or self.out_coords == "floor":
@@ -352,8 +358,8 @@ class SparseConv3d(Convolution):
         return self._step(x, x.geometry.strided(*window, capacity=self.capacity))
 
     def _onto(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
-        """Return the step (output voxels and plan) from ``x`` onto the voxels ``coordinates``, or for None onto the
-        input's cells on the coarser grid.
+        """Return the step (output voxels and plan) from ``x`` onto the voxels ``coordinates``. If they are None, it
+        leads to the input's cells on the coarser grid.
         """
         if coordinates is None:
             return x.geometry.floored(self.kernel_size, self.stride, self.dilation)
@@ -363,18 +369,19 @@ class SparseConv3d(Convolution):
 
 
 class SparseConvTranspose3d(Convolution):
-    """Transposed convolution onto new voxels: all that an input reaches, as ``torch.nn.ConvTranspose3d`` there.
+    """A transposed convolution onto all voxels that an input reaches. Their values are those of
+    ``torch.nn.ConvTranspose3d`` at these cells.
 
     Args:
         in_channels, out_channels, kernel_size, dilation, bias, groups: as in :class:`SubMConv3d`.
-        stride: step between inputs on the finer grid.
-        padding: cells cut off on each side.
-        output_padding: cells added at the far end.
-        capacity: rows of the result if fixed, see ``Geometry.strided``.
+        stride: the step between inputs on the finer grid.
+        padding: the cells cut off on each side.
+        output_padding: the cells added at the far end.
+        capacity: the number of rows of the result if it is fixed, see ``Geometry.strided``.
 
-    A call takes the voxels of its outputs as a second argument, a sparse tensor or coordinates on the finer grid.
+    The second argument of a call gives the output voxels, as a sparse tensor or as coordinates on the finer grid.
 
-    Shape: ``feats [n, in_channels] -> [m, out_channels]`` on the finer grid; ``m`` depends on the coordinates.
+    Shape: ``feats [n, in_channels] -> [m, out_channels]`` on the finer grid. ``m`` depends on the coordinates.
     """
 
     def __init__(
@@ -401,8 +408,8 @@ class SparseConvTranspose3d(Convolution):
         self.output_padding = per_axis(output_padding, "output_padding", self.ndim)
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return the transposed convolution of ``x`` as a sparse tensor on the voxels that it reaches, or on the voxels
-        ``coordinates``.
+        """Return the transposed convolution of ``x`` as a sparse tensor on the voxels that it reaches. If
+        ``coordinates`` are given, they are the output voxels.
         """
         self._check_input(x)
         window = self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding
@@ -415,17 +422,17 @@ class SparseConvTranspose3d(Convolution):
 
 
 class SparseInverseConv3d(Convolution):
-    """The way back of the step that made the input's voxels: transposed convolution onto the voxels before it.
+    """A transposed convolution back onto the voxels before the step that made the input's voxels.
 
     Args:
         in_channels, out_channels, bias, groups: as in :class:`SubMConv3d`.
-        kernel_size: that of the step, a strided or transposed convolution or a pooling.
+        kernel_size: the kernel size of the step, which is a strided or transposed convolution or a pooling.
 
-    Shape: ``feats [m, in_channels] -> [n, out_channels]`` on the coordinates before.
-    Equals ``conv_transpose3d`` at those cells.
+    Shape: ``feats [m, in_channels] -> [n, out_channels]`` on the coordinates before the step.
+    The values are those of ``conv_transpose3d`` at these cells.
 
     Raises:
-        ArgumentError: SL208 when the input did not come from a step with this kernel.
+        ArgumentError: ``SL208`` if the input does not come from a step with this kernel.
     """
 
     def __init__(
@@ -443,8 +450,8 @@ class SparseInverseConv3d(Convolution):
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the convolution back onto the voxels from which a strided convolution made those of ``x``. Raises
-        SL208 if no such convolution with this kernel came before.
+        """Return the convolution back onto the voxels from which a strided convolution made those of ``x``. Raise
+        ``SL208`` if no such convolution with this kernel came before.
         """
         self._check_input(x)
         origin = origin_of(self, x, self.kernel_size)
@@ -452,13 +459,13 @@ class SparseInverseConv3d(Convolution):
 
 
 class GenerativeConv3d(Convolution):
-    """Convolution whose voxels grow: outputs wherever its kernel reaches, at stride 1 (Gwak et al., ECCV 2020).
+    """A convolution at stride 1 with outputs wherever its kernel reaches, so that voxels grow (Gwak et al., ECCV 2020).
 
     :class:`SparseConvTranspose3d` grows voxels and refines the grid at once.
 
     Args:
-        in_channels, out_channels, kernel_size, dilation, bias, groups: as in :class:`SubMConv3d`, whose taps these are.
-        capacity: rows of the result if fixed, see ``Geometry.strided``.
+        in_channels, out_channels, kernel_size, dilation, bias, groups: as in :class:`SubMConv3d`, with the same taps.
+        capacity: the number of rows of the result if it is fixed, see ``Geometry.strided``.
 
     Shape: ``feats [n, in_channels] -> [m, out_channels]``.
     The grid stays as it is, or grows by ``dilation`` for an even kernel.
@@ -478,7 +485,7 @@ class GenerativeConv3d(Convolution):
         capacity: int | None = None,
         **others: Any,
     ) -> None:
-        """Create a generative convolution, whose outputs are all cells under the kernel around each voxel."""
+        """Create a generative convolution. Its outputs are all cells under the kernel around each voxel."""
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), self._capacity(capacity)
 

@@ -19,11 +19,13 @@ __all__ = ["SparseModule"]
 
 
 class SparseModule(nn.Module):
-    """Base of the modules that take a ``SparseTensor``: :class:`Sequential` passes the tensor itself to subclasses."""
+    """The base of the modules that take a ``SparseTensor``. :class:`Sequential` passes the tensor itself to its
+    subclasses.
+    """
 
     @classmethod
     def _refuse_arguments(cls, others: Mapping[str, Any]) -> None:
-        """Raise SL209 if ``others``, the arguments that the constructor does not have, is not empty."""
+        """Raise ``SL209`` if ``others``, the arguments that the constructor does not have, is not empty."""
         if others:
             got = ", ".join(f"{name}={value!r}" for name, value in others.items())
             # ``others`` only collects the arguments that are refused here.
@@ -32,19 +34,19 @@ class SparseModule(nn.Module):
             raise error("SL209", where=cls.__name__, got=got, expected=f"arguments of {cls.__name__}", fix=fix)
 
     def _whole_number(self, value: Any, name: str, least: int) -> int:
-        """Return ``value``, the argument ``name``, as an int. Raises SL209 for anything but an integer, and SL208 for
-        one below ``least``.
+        """Return ``value``, the argument ``name``, as an int. Raise ``SL209`` if it is not an integer, and ``SL208`` if
+        it is below ``least``.
         """
         (number,) = per_axis(value, f"{type(self).__name__}, argument {name!r}", 1, least)
         return number
 
     def _check_gradient(self, x: SparseTensor) -> None:
-        """Raise SL215 if a reentrant checkpoint would lose the gradient of ``x``."""
+        """Raise ``SL215`` if a reentrant checkpoint would lose the gradient of ``x``."""
         refuse_reentrant(type(self).__name__, x)
 
     def _check_axes(self, x: SparseTensor, ndim: int) -> None:
-        """Raise SL209 for an input that is no sparse tensor, SL201 for another number of axes than ``ndim``, and SL202
-        if features and voxels differ in number.
+        """Raise ``SL209`` if ``x`` is not a sparse tensor, and ``SL201`` if it does not have ``ndim`` axes. Raise
+        ``SL202`` if its features and its voxels differ in number.
         """
         if not isinstance(x, SparseTensor):
             raise error(
@@ -67,8 +69,8 @@ class SparseModule(nn.Module):
 
 
 def voxels_of(target: Tensor | SparseTensor) -> Tensor | Geometry:
-    """Return the voxels of ``target``, the argument that chooses the outputs of a call: the geometry of a sparse
-    tensor, or coordinates as they are.
+    """Return the voxels of ``target``, the argument that chooses the outputs of a call. For a sparse tensor this is its
+    geometry, and coordinates are returned unchanged.
     """
     return target.geometry if isinstance(target, SparseTensor) else target
 
@@ -76,8 +78,9 @@ def voxels_of(target: Tensor | SparseTensor) -> Tensor | Geometry:
 def origin_of(
     module: nn.Module, x: SparseTensor, kernel: Sequence[int], stride: Sequence[int] | None = None
 ) -> GeometryOrigin:
-    """Return the strided step that made the voxels of ``x``, a record of the voxels before and of the window, along
-    which ``module`` goes back. Raises SL208 if there is none with this ``kernel``, and with this ``stride`` if given.
+    """Return the record of the strided step that made the voxels of ``x``, along which ``module`` goes back. The record
+    holds the voxels before the step and its window. Raise ``SL208`` if there is no step with this ``kernel``, and with
+    this ``stride`` if given.
     """
     ndim, origin = x.geometry.ndim, x.geometry.parent
     if origin is not None:

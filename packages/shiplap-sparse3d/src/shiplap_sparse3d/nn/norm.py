@@ -19,13 +19,13 @@ __all__ = ["BatchNorm", "InstanceNorm", "SyncBatchNorm"]
 class BatchNorm(nn.BatchNorm1d, SparseModule):
     """``torch.nn.BatchNorm1d`` over the voxels of a tensor, with its arguments, buffers and state dict.
 
-    Padding rows count for nothing and become zeros. How many rows are voxels stays on the device, so nothing waits for
-    it. Scenes without voxels change no statistics, and a single voxel, where torch refuses, has variance zero.
+    Padding rows are not counted and become zeros. The number of voxels stays on the device, so nothing waits for it.
+    Scenes without voxels change no statistics. A single voxel, which torch refuses, has variance zero.
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
-        """Return ``x`` with its features normalised per channel: by the statistics of its voxels in training, padding
-        excluded, and otherwise by the running ones. Raises SL202 for another number of channels.
+        """Return ``x`` with its features normalised per channel. In training the statistics are those of its voxels
+        without padding, and otherwise the running statistics. Raise ``SL202`` for another number of channels.
         """
         self._check_gradient(x)
         if x.feats.size(1) != self.num_features:
@@ -40,8 +40,8 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
 
     @property
     def _has_mixed_dtypes(self) -> bool:
-        """Return whether weight and statistics differ in dtype, as under a mixed-precision policy of FSDP2, which
-        torch's own batch norm refuses.
+        """Whether weight and statistics differ in dtype, as under a mixed-precision policy of FSDP2. torch's own batch
+        norm refuses that.
         """
         weight, mean = self.weight, self.running_mean
         return weight is not None and mean is not None and weight.dtype != mean.dtype
@@ -54,7 +54,7 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
 
 
 class InstanceNorm(SparseModule):
-    """``torch.nn.InstanceNorm3d`` over the voxels of each scene, and blind to padding, which becomes zeros.
+    """``torch.nn.InstanceNorm3d`` over the voxels of each scene. Padding is not counted and becomes zeros.
 
     Args:
         num_features: channels.
@@ -67,7 +67,7 @@ class InstanceNorm(SparseModule):
     def __init__(
         self, num_features: int, eps: float = 1e-5, affine: bool = False, device: Any = None, dtype: Any = None
     ) -> None:
-        """Set the number of features and, if ``affine``, weight and bias."""
+        """Set the number of features, and weight and bias if ``affine``."""
         super().__init__()
         self.num_features, self.eps = self._whole_number(num_features, "num_features", 0), eps
         self.weight = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype)) if affine else None
@@ -75,7 +75,7 @@ class InstanceNorm(SparseModule):
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         """Return ``x`` with its features normalised per channel over the voxels of each scene, and zeros for padding.
-        Raises SL202 for another number of channels.
+        Raise ``SL202`` for another number of channels.
         """
         self._check_axes(x, x.geometry.ndim)
         if x.feats.shape[1] != self.num_features:
@@ -108,17 +108,19 @@ class SyncBatchNorm(BatchNorm):
         process_group: the ranks that share statistics, by default all ranks.
 
     Raises:
-        ShiplapError: SL215 for an input that enters or leaves a reentrant checkpoint.
+        ShiplapError: ``SL215`` for an input that enters or leaves a reentrant checkpoint.
     """
 
     def __init__(self, *args: Any, process_group: Any = None, **options: Any) -> None:
-        """Set the ranks that share statistics, None for all. The other arguments are those of :class:`BatchNorm`."""
+        """Set the ranks that share statistics, or None for all ranks. The other arguments are those of
+        :class:`BatchNorm`.
+        """
         super().__init__(*args, **options)
         self.process_group = process_group
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
-        """Return ``x`` with its features normalised per channel by the statistics of the voxels of all ranks, or as
-        :class:`BatchNorm` in evaluation and in a single process.
+        """Return ``x`` with its features normalised per channel by the statistics of the voxels of all ranks. In
+        evaluation and in a single process, return the result of :class:`BatchNorm`.
         """
         self._check_gradient(x)
         return x.replace(shared_norm(self, x)) if shares_statistics(self) else super().forward(x)
@@ -146,8 +148,8 @@ class SyncBatchNorm(BatchNorm):
 
     @classmethod
     def _from_norm(cls, norm: BatchNorm, process_group: Any) -> SyncBatchNorm:
-        """Return a synchronised batch norm with the very parameters and buffers of ``norm``. Hooks of ``norm`` are not
-        taken over, as in torch.
+        """Return a synchronised batch norm that shares the parameters and buffers of ``norm``. As in torch, hooks of
+        ``norm`` are not copied.
         """
         # On ``meta``, since the parameters and buffers are replaced at once.
         made = cls(norm.num_features, norm.eps, norm.momentum, process_group=process_group, device="meta")
@@ -158,8 +160,8 @@ class SyncBatchNorm(BatchNorm):
 
 
 def shares_statistics(norm: SyncBatchNorm | nn.SyncBatchNorm) -> bool:
-    """Return whether ``norm`` takes statistics of the batch, in training or without running ones, and more than one
-    process shares them.
+    """Return whether ``norm`` uses statistics of the batch and more than one process shares them. Statistics of the
+    batch are used in training and if there are no running ones.
     """
     if not norm.training and norm.track_running_stats:
         return False
@@ -174,7 +176,7 @@ def shared_norm(norm: SyncBatchNorm | nn.SyncBatchNorm, x: SparseTensor) -> Tens
 
     def total(part: Tensor) -> Tensor:
         """Return the sum of ``part`` over the ranks of ``norm.process_group`` (``norm`` is the argument of
-        ``shared_norm``), differentiable.
+        ``shared_norm``). It is differentiable.
         """
         summed: Tensor = _RankTotal.apply(part, group)
         return summed
@@ -183,11 +185,13 @@ def shared_norm(norm: SyncBatchNorm | nn.SyncBatchNorm, x: SparseTensor) -> Tens
 
 
 class _RankTotal(torch.autograd.Function):
-    """The sum over the ranks of a group; its gradient is the sum of theirs, since all of them use it."""
+    """The sum over the ranks of a group. Its gradient is the sum of the ranks' gradients, since all ranks use the
+    sum.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
-        """Return the sum of ``part`` over the ranks of ``group``, and keep the group for the backward pass."""
+        """Return the sum of ``part`` over the ranks of ``group``, and store the group for the backward pass."""
         ctx.group = group
         # ``all_reduce`` works in place, and the caller still needs its tensor.
         summed = part.clone()
@@ -196,7 +200,9 @@ class _RankTotal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Return the sum of ``grad`` over the ranks of the group: each rank's part enters the results of all."""
+        """Return the sum of ``grad`` over the ranks of the group, since each rank's part affects the results of all
+        ranks.
+        """
         summed = grad.contiguous().clone()
         dist.all_reduce(summed, group=ctx.group)
         return summed, None
@@ -208,10 +214,9 @@ def batch_norm(
     keep: Tensor,
     total: row_norms.Total = lambda part: part,
 ) -> Tensor:
-    """Return ``feats [n, c]`` normalised by the statistics of the rows to ``keep`` (``bool [n, 1]``), with which the
-    running statistics of ``norm`` are updated in training.
-
-    ``total`` sums over all processes that share the statistics.
+    """Return ``feats [n, c]`` normalised by the statistics of the rows to ``keep`` (``bool [n, 1]``). In training,
+    update the running statistics of ``norm`` with them. ``total`` sums a tensor over all processes that share the
+    statistics.
     """
     out, voxels, *seen = row_norms.batch_norm(feats, keep, norm.weight, norm.bias, norm.eps, total)
     if norm.training and norm.track_running_stats:

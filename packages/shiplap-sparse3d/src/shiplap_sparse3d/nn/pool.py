@@ -38,10 +38,10 @@ class WindowPool(SparseModule):
     """Pooling over the voxels of a window, onto every voxel that an input reaches.
 
     Args:
-        kernel_size: size of the window, one int or one per axis.
-        stride: step between windows (default: ``kernel_size``).
-        padding, dilation: as in convolution. Padded cells hold no voxel.
-        capacity: rows of the result if fixed, see ``Geometry.strided``.
+        kernel_size: the size of the window, one int or one per axis.
+        stride: the step between windows, by default ``kernel_size``.
+        padding, dilation: as in a convolution. Padded cells contain no voxel.
+        capacity: the number of rows of the result if it is fixed, see ``Geometry.strided``.
 
     Shape: ``feats [n, c] -> [m, c]`` on the coarser grid.
     """
@@ -58,8 +58,8 @@ class WindowPool(SparseModule):
         capacity: int | None = None,
         **others: Any,
     ) -> None:
-        """Set the window. ``stride`` None is the kernel size. Raises SL209 for arguments of torch's pools that have no
-        meaning here.
+        """Set the window. If ``stride`` is None, it is the kernel size. Raise ``SL209`` for arguments of torch's pools
+        that have no meaning here.
         """
         super().__init__()
         # Arguments of torch's pools are accepted with their default values only.
@@ -73,16 +73,16 @@ class WindowPool(SparseModule):
         self.capacity = None if capacity is None else self._whole_number(capacity, "capacity", 0)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the pooled features of ``x`` as a sparse tensor on the voxels that the windows reach. Raises SL201 for
-        another number of axes.
+        """Return the pooled features of ``x`` as a sparse tensor on the voxels that the windows reach. Raise ``SL201``
+        for another number of axes.
         """
         self._check_axes(x, self.ndim)
         step = x.geometry.pooled(self.kernel_size, self.stride, self.padding, self.dilation, capacity=self.capacity)
         return SparseTensor(self._pool(x.feats, step.plan), geometry=step.geometry)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return the features of the outputs, ``[m, c]``, from those of the inputs by the neighbour tables ``plan``,
-        whose rows are in the order of the outputs. Subclasses compute a maximum, a mean or a sum.
+        """Return the features of the outputs, ``[m, c]``, from those of the inputs. ``plan`` holds the neighbour
+        tables, whose rows are in the order of the outputs. Subclasses compute a maximum, a mean or a sum.
         """
         raise NotImplementedError
 
@@ -95,7 +95,7 @@ class SparseMaxPool3d(WindowPool):
     __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The largest value of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return, for each output, the largest of its existing inputs, ``[m, c]``."""
+        """Return the largest of the existing inputs of each output, ``[m, c]``."""
         return pooling.max_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 
@@ -103,7 +103,7 @@ class SparseAvgPool3d(WindowPool):
     __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The mean of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return, for each output, the mean of its existing inputs, ``[m, c]``."""
+        """Return the mean of the existing inputs of each output, ``[m, c]``."""
         return pooling.avg_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 
@@ -111,25 +111,26 @@ class SparseSumPool3d(WindowPool):
     __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The sum of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return, for each output, the sum of its existing inputs, ``[m, c]``."""
+        """Return the sum of the existing inputs of each output, ``[m, c]``."""
         return pooling.sum_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 
 class SparseUnpool3d(SparseModule):
-    """The way back of the step that made the input's voxels: each voxel before it gets those that it led to.
+    """An unpooling back onto the voxels before the step that made the input's voxels. Each of them gets the features of
+    the voxels that it led to.
 
-    Where no step made them, the result lies on all cells of the finer grid that the voxels reach.
+    If no step made the input's voxels, the result lies on all cells of the finer grid that they reach.
 
     Args:
-        kernel_size: that of the step, a pooling or a convolution.
-        stride: accepted where it is that of the step (default).
-        mode: ``"sum"`` of the voxels that the window of a voxel reached, or their ``"mean"``. Of windows that do not
-            overlap there is one, so both copy it: nearest upsampling.
+        kernel_size: the kernel size of the step, which is a pooling or a convolution.
+        stride: the stride of the step, which is the default and the only accepted value.
+        mode: ``"sum"`` or ``"mean"`` of the voxels that the windows of a voxel led to. Windows that do not overlap lead
+            to one voxel, so both modes copy it, which is nearest upsampling.
 
-    Shape: ``feats [m, c] -> [n, c]`` on the coordinates before.
+    Shape: ``feats [m, c] -> [n, c]`` on the coordinates before the step.
 
     Raises:
-        ArgumentError: SL208 when the input came from a step with another window.
+        ArgumentError: ``SL208`` if the input comes from a step with another window.
     """
 
     ndim = 3
@@ -137,7 +138,9 @@ class SparseUnpool3d(SparseModule):
     def __init__(
         self, kernel_size: Axes, stride: Axes | None = None, mode: Literal["sum", "mean"] = "sum", **others: Any
     ) -> None:
-        """Set the window, and whether overlapping windows are summed or averaged. Raises SL208 for another mode."""
+        """Set the window, and whether overlapping windows are summed or averaged. Raise ``SL208`` for an unknown
+        mode.
+        """
         super().__init__()
         self._refuse_arguments(others)
         if mode not in ("sum", "mean"):
@@ -147,8 +150,9 @@ class SparseUnpool3d(SparseModule):
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the features of ``x`` spread over the voxels from which a strided layer made its voxels or, if there
-        was no such layer, over all cells in reach. Raises SL208 for a layer with another window.
+        """Return the features of ``x`` spread over the voxels from which a strided layer made its voxels. If there was
+        no such layer, they are spread over all cells that the window reaches. Raise ``SL208`` for a layer with another
+        window.
         """
         self._check_axes(x, self.ndim)
         if x.geometry.parent is None:
@@ -251,14 +255,14 @@ class GlobalPool(SparseModule):
     """
 
     def __init__(self, mode: Literal["max", "avg", "sum"] = "avg") -> None:
-        """Set the reduction. Raises SL208 for another mode."""
+        """Set the reduction. Raise ``SL208`` for an unknown mode."""
         super().__init__()
         if mode not in ("max", "avg", "sum"):
             raise error("SL208", where="GlobalPool, mode", got=repr(mode), expected="'max', 'avg' or 'sum'")
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> Tensor:
-        """Return ``[batch_size, c]``: the maximum, mean or sum of the features of each scene, without padding."""
+        """Return the maximum, mean or sum of the features of each scene without padding, ``[batch_size, c]``."""
         self._check_gradient(x)
         return pooling.global_pool(x.feats, x.geometry.coords, x.batch_size, self.mode)
 

@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Resampling(SparseModule):
-    """A module between a coarse grid and one that is finer by whole factors."""
+    """A module between a coarse grid and a grid that is finer by whole factors."""
 
     ndim = 3
 
@@ -44,8 +44,8 @@ class Resampling(SparseModule):
         self.factor = per_axis(factor, "factor", self.ndim, 1)
 
     def _step_to_finer(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
-        """Return the step (output voxels and plan) from ``x`` to all finer cells that its voxels span, or to those in
-        ``coordinates``.
+        """Return the step (output voxels and plan) from ``x`` to all finer cells that its voxels span. If
+        ``coordinates`` are given, they are the output voxels.
         """
         self._check_axes(x, self.ndim)
         if coordinates is None:
@@ -53,8 +53,8 @@ class Resampling(SparseModule):
         return x.geometry.onto(voxels_of(coordinates), self._window(up=True), plain=True)
 
     def _window(self, *, up: bool) -> StepWindow:
-        """Return the window of blocks of ``factor`` cells that do not overlap: from the coarse to the fine grid if
-        ``up``, and otherwise from the fine to the coarse one.
+        """Return the window of blocks of ``factor`` cells that do not overlap. It leads from the coarse to the fine
+        grid if ``up``, and otherwise from the fine to the coarse grid.
         """
         factor = expand_axes(self.factor, "factor", self.ndim)
         zeros, ones = expand_axes(0, "padding", self.ndim, 0), expand_axes(1, "dilation", self.ndim)
@@ -66,18 +66,18 @@ class Resampling(SparseModule):
 
 
 class SparseUpsample3d(Resampling):
-    """Nearest upsampling: each cell of the finer grid gets the features of the voxel that spans it.
+    """Nearest upsampling, in which each cell of the finer grid gets the features of the voxel that spans it.
 
     Args:
         factor: cells of the finer grid for each cell, an int or one per axis.
 
-    Shape: ``feats [m, c] -> [n, c]`` on all cells that the voxels span, or on the voxels of the second argument of a
-    call, a sparse tensor or coordinates: zeros where no voxel spans one.
+    Shape: ``feats [m, c] -> [n, c]`` on all cells that the voxels span. The second argument of a call, a sparse tensor
+    or coordinates, may give other output voxels. They are zeros where no voxel spans them.
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return ``x`` on a grid finer by ``factor``: each voxel's features on all finer cells that it spans, or on
-        those in ``coordinates``.
+        """Return ``x`` on a grid finer by ``factor``. Each finer cell that a voxel spans has the voxel's features. If
+        ``coordinates`` are given, they are the output voxels.
         """
         step = self._step_to_finer(x, coordinates)
         plan = step.plan.unsorted()
@@ -87,21 +87,22 @@ class SparseUpsample3d(Resampling):
 
 
 class SparsePixelShuffle3d(Resampling):
-    """Pixel shuffle: the channels of each voxel become cells of a finer grid, as ``torch.nn.PixelShuffle`` at those
-    cells.
+    """Pixel shuffle, in which the channels of each voxel become cells of a finer grid. The values are those of
+    ``torch.nn.PixelShuffle`` at these cells.
 
-    Channel ``c * k + v`` goes to channel ``c`` of cell ``v`` of the ``k = prod(factor)`` cells that a voxel spans, the
-    last axis fastest.
+    A voxel spans ``k = prod(factor)`` cells, numbered with the last axis fastest. Channel ``c * k + v`` becomes channel
+    ``c`` of cell ``v``.
 
     Args:
-        factor: as in :class:`SparseUpsample3d`, and so is the second argument of a call.
+        factor: as in :class:`SparseUpsample3d`. The second argument of a call is the same, too.
 
     Shape: ``feats [m, c * k] -> [n, c]``.
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return ``x`` on a grid finer by ``factor``, with its ``V * c`` channels spread over the ``V`` finer cells
-        that each voxel spans, or over those in ``coordinates``. Raises SL202 for other numbers of channels.
+        """Return ``x`` on a grid finer by ``factor``. The ``V * c`` channels of a voxel become ``c`` channels of each
+        of the ``V`` finer cells that it spans. If ``coordinates`` are given, they are the output voxels. Raise
+        ``SL202`` if ``V`` does not divide the channels.
         """
         taps = math.prod(self.factor)
         if x.feats.shape[1] % taps:
@@ -120,10 +121,11 @@ class SparsePixelShuffle3d(Resampling):
 
 
 class SparsePixelUnshuffle3d(Resampling):
-    """Pixel unshuffle: the cells of each coarser cell become its channels, as ``torch.nn.PixelUnshuffle`` over the
-    cells that hold a voxel.
+    """Pixel unshuffle, in which the finer cells of each coarser cell become its channels. The values are those of
+    ``torch.nn.PixelUnshuffle`` at the cells that contain a voxel.
 
-    Cells without a voxel give zeros. It is the inverse of :class:`SparsePixelShuffle3d` onto the voxels of its input.
+    Finer cells without a voxel give zeros. This is the inverse of :class:`SparsePixelShuffle3d` onto the voxels of its
+    input.
 
     Args:
         factor: as in :class:`SparseUpsample3d`.
@@ -133,8 +135,9 @@ class SparsePixelUnshuffle3d(Resampling):
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return ``x`` on a grid coarser by ``factor``, or on the voxels ``coordinates``: the features of the ``V``
-        finer voxels of a cell side by side, ``V * c`` channels, with zeros for missing ones.
+        """Return ``x`` on a grid coarser by ``factor``. A coarser cell has the features of its ``V`` finer voxels side
+        by side, ``V * c`` channels, with zeros for missing ones. If ``coordinates`` are given, they are the output
+        voxels.
         """
         self._check_axes(x, self.ndim)
         if coordinates is None:

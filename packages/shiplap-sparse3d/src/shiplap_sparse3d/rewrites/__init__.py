@@ -16,17 +16,18 @@ from shiplap_sparse3d.row_norms import running_norm
 
 __all__ = ["conv_norm_sparse3d"]
 
+# The classes with which a pattern states a dtype.
 KINDS = {torch.float32: Float32, torch.bfloat16: BFloat16, torch.float16: Float16}
 
 
 def _written_norm(kind: Any) -> Callable[..., Tensor]:
     """Return the computation of ``sparse3d.BatchNorm`` in evaluation as a function with type annotations of the dtype
-    ``kind``. A rewrite, which replaces a pattern in compiled code, is written from it. The dtype decides which casts
+    ``kind``. A rewrite, which replaces a pattern in compiled code, is made from it. The dtype determines which casts
     the pattern has.
     """
 
     def norm(x: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
-        """Return ``x`` normalised by running statistics: ``(x - mean) / sqrt(var + eps) * scale + shift``."""
+        """Return ``x`` normalised by running statistics, ``(x - mean) / sqrt(var + eps) * scale + shift``."""
         return running_norm(x, mean, var, scale, shift, eps)
 
     norm.__annotations__ |= dict.fromkeys(("mean", "var", "scale", "shift"), kind[Tensor, "c"])
@@ -35,8 +36,8 @@ def _written_norm(kind: Any) -> Callable[..., Tensor]:
 
 
 def _norm_examples() -> Iterator[Program]:
-    """Yield programs (functions with example arguments) in which the rewrite of a sparse convolution with a batch norm
-    behind it must find these two, with and without a bias.
+    """Yield programs (functions with example arguments) in which the rewrite must find a sparse convolution followed by
+    a batch norm. Some have a bias.
     """
     rng = torch.Generator().manual_seed(0)
     columns = [torch.randperm(7, generator=rng) for _ in range(3)]  # no row twice under one tap
@@ -57,8 +58,8 @@ def _conv_batch_norm(
     shift: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return a sparse convolution over the neighbour ``table`` and then torch's batch norm in evaluation, by the given
-    statistics: the computation that the rewrite ``conv_norm_sparse3d`` has to find in a graph.
+    """Return a sparse convolution over the neighbour ``table``, followed by torch's batch norm in evaluation with the
+    given statistics. The rewrite ``conv_norm_sparse3d`` has to find this computation in a graph.
     """
     out = ops.conv(feats, weight, table, bias)
     return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)
@@ -67,8 +68,8 @@ def _conv_batch_norm(
 def _conv_running_norm(
     feats: Tensor, weight: Tensor, table: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor
 ) -> Tensor:
-    """Return a sparse convolution over the neighbour ``table`` and then the norm that ``sparse3d.BatchNorm`` computes
-    in evaluation: the computation that the rewrite ``conv_norm_sparse3d`` has to find in a graph.
+    """Return a sparse convolution over the neighbour ``table``, followed by the norm of ``sparse3d.BatchNorm`` in
+    evaluation. The rewrite ``conv_norm_sparse3d`` has to find this computation in a graph.
     """
     return running_norm(ops.conv(feats, weight, table), mean, var, scale, shift, 1e-3)
 

@@ -18,15 +18,15 @@ __all__: list[str] = []
 
 
 class _TensorMembers:
-    """The members of a tensor besides features and indices. They never make the trees of two tensors differ."""
+    """The attributes of a tensor besides features and indices. They never make the trees of two tensors differ."""
 
     def __init__(self, source: SparseConvTensor) -> None:
-        """Keep ``source``, from which a rebuilt tensor takes all members other than features and indices."""
+        """Store ``source``, from which a rebuilt tensor takes all attributes other than features and indices."""
         self.source = source
 
     def __eq__(self, other: object) -> bool:
-        """Return True for any other instance: pytrees of sparse tensors have the same structure whatever their members
-        are.
+        """Return True for any other instance, since pytrees of sparse tensors have the same structure whatever these
+        attributes are.
         """
         return isinstance(other, _TensorMembers)
 
@@ -36,7 +36,7 @@ class _TensorMembers:
 
 
 def _make_tensor(children: Sequence[Any], rest: _TensorMembers) -> SparseConvTensor:
-    """Return a sparse tensor of the leaves ``children`` (features, indices) of a pytree, with the other members of
+    """Return a sparse tensor with the leaves ``children`` (features, indices) of a pytree and the other attributes of
     ``rest.source``. If the indices are other ones, its ``indice_dict``, the records of convolutions by key, is empty.
     """
     made = object.__new__(SparseConvTensor)

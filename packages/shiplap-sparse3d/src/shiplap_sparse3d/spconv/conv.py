@@ -56,10 +56,11 @@ class SparseConvolution(SparseModule):
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, output_padding: as in torch.
-        indice_key: name under which tables are kept (``SubM``: also found) in the tensor's ``indice_dict``.
-        algo: the algorithm that spconv would run; layers that share an ``indice_key`` must agree on it.
-        act_type: ReLU, Sigmoid or LeakyReLU (with slope ``act_alpha``) behind the layer, of cumm or by name.
-        fp32_accum, large_kernel_fast_algo: accepted; sums are always kept in float32.
+        indice_key: name under which tables are kept in the tensor's ``indice_dict``. A ``SubM`` layer also reads them.
+        algo: the algorithm that spconv would run. Layers that share an ``indice_key`` must have the same one.
+        act_type: ReLU, Sigmoid or LeakyReLU (with slope ``act_alpha``) behind the layer, as cumm's constant or by name.
+        fp32_accum: accepted without effect, since sums are always kept in float32.
+        large_kernel_fast_algo: without ``algo``, whether masked implicit GEMM is chosen up to 128 taps instead of 32.
         record_voxel_count: keep the largest number of output voxels in a buffer.
         name, device, dtype: as in torch and spconv.
 
@@ -96,7 +97,7 @@ class SparseConvolution(SparseModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Create the layer and its parameters. Raises SL208 for sizes and options that do not fit together."""
+        """Create the layer and its parameters. Raise ``SL208`` if sizes or options do not fit together."""
         super().__init__(name=name)
         check_ndim(type(self).__name__, ndim)
         self.ndim, self.in_channels, self.out_channels, self.groups = ndim, in_channels, out_channels, groups
@@ -106,6 +107,7 @@ class SparseConvolution(SparseModule):
         self.subm, self.transposed, self.inverse = subm, transposed, inverse
         self.indice_key, self.record_voxel_count, self.fp32_accum = indice_key, record_voxel_count, fp32_accum
         taps = math.prod(self.kernel_size)
+        # spconv's own limits of taps for its masked algorithm.
         self.algo = indices.choose_algorithm(algo, taps, 128 if large_kernel_fast_algo else 32)
         # A kernel of one cell needs no neighbours, so the layer is a matrix product.
         self.conv1x1 = taps == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
@@ -115,8 +117,8 @@ class SparseConvolution(SparseModule):
         self._create_parameters(bias, device=device, dtype=dtype)
 
     def _check_arguments(self) -> None:
-        """Raise SL208 unless ``groups`` divides both numbers of channels, and unless a kernel of one cell with stride 1
-        has no padding.
+        """Raise ``SL208`` unless ``groups`` divides both numbers of channels. Raise it also if a kernel of one cell
+        with stride 1 has padding, unless the layer is submanifold.
         """
         where = type(self).__name__
         if self.in_channels % self.groups or self.out_channels % self.groups:
@@ -127,8 +129,10 @@ class SparseConvolution(SparseModule):
             raise error("SL208", where=where, got=got, expected="padding 0 with a kernel of one cell and stride 1")
 
     def _create_parameters(self, bias: bool, **factory: Any) -> None:
-        """Create the weight ``[out, *kernel_size, in / groups]``, the bias if wanted, and the counter of voxels, in the
-        order of spconv's checkpoints. ``factory`` has their device and dtype.
+        """Create the weight ``[out, *kernel_size, in / groups]`` and, if ``bias`` is True, the bias. With
+        ``record_voxel_count``, also create the counter of voxels.
+
+        They are created in the order of spconv's checkpoints. ``factory`` holds their device and dtype.
         """
         # The other layers make no new voxels.
         if self.record_voxel_count and not self.subm and not self.inverse:
@@ -141,8 +145,8 @@ class SparseConvolution(SparseModule):
         self.register_load_state_dict_pre_hook(indices.without_count)
 
     def reset_parameters(self) -> None:
-        """Set weight and bias to random values, Kaiming uniform with ``a = sqrt(5)`` over the fan-in, as
-        ``torch.nn.Conv3d`` does.
+        """Set weight and bias to random values, as ``torch.nn.Conv3d`` does. The distribution is Kaiming uniform with
+        ``a = sqrt(5)`` over the fan-in.
         """
         fan_in = math.prod(self.weight.shape[1:])
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
@@ -151,34 +155,38 @@ class SparseConvolution(SparseModule):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def is_inverseable(self) -> bool:
-        """Return whether a ``SparseInverseConv`` layer can go back along this layer: it has an ``indice_key`` and
-        changes the voxels.
+        """Return whether a ``SparseInverseConv`` layer can map this layer's outputs back to its inputs. That needs an
+        ``indice_key`` and a layer that changes the voxels.
         """
         return self.indice_key is not None and not self.subm
 
     def get_max_num_voxels(self) -> Tensor | None:
-        """Return the counter of voxels, ``int32 [1]`` with the largest number of output voxels so far, or None without
+        """Return the largest number of output voxels so far, ``int32 [1]``. Return None for a layer without
         ``record_voxel_count``.
         """
         return getattr(self, indices.COUNT, None)
 
     @property
     def weight_shape(self) -> list[int]:
-        """Return ``[out_channels, *kernel_size, in_channels / groups]``, as spconv's layers have it."""
+        """The shape of the weight as a list, ``[out_channels, *kernel_size, in_channels / groups]``, under spconv's
+        name.
+        """
         return list(self.weight.shape)
 
     @property
     def window(self) -> LayerWindow:
-        """Return kernel, stride, padding and dilation, and for a transposed layer the output padding, as one object, by
-        which the layer's output voxels and neighbours are found.
+        """The kernel, stride, padding and dilation of the layer as one object. For a transposed layer it also holds the
+        output padding.
         """
         extra = self.output_padding if self.transposed else None
         return LayerWindow(self.kernel_size, self.stride, self.padding, self.dilation, extra)
 
     @partial(one_node, in_graph=convolve_in_graph)
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
-        """Return the convolution of ``input`` with its bias and activation, plus ``add_input`` if given. Raises SL209
-        for anything but a sparse tensor, and SL202 or SL208 for features or an ``indice_key`` that do not fit.
+        """Return the convolution of ``input`` with its bias and activation, plus ``add_input`` if given.
+
+        Raise ``SL209`` if ``input`` is not a sparse tensor, and ``SL202`` if the number of channels or rows does not
+        fit. Raise ``SL208`` if an earlier layer used the ``indice_key`` in a way that this layer cannot share.
         """
         where = type(self).__name__
         checkpointed = check_sparse(where, input)
@@ -194,15 +202,16 @@ class SparseConvolution(SparseModule):
         return output if add_input is None else output + add_input
 
     def pointwise(self, features: Tensor) -> Tensor:
-        """Return ``features [n, in]`` times the weight of a kernel of one cell, plus the bias: ``[n, out]``."""
+        """Return ``features [n, in]`` times the weight of a kernel of one cell, plus the bias, ``[n, out]``."""
         # spconv views the memory of [out, 1, .., in] as [in, out], which is no transpose; so do its checkpoints.
         weight = self.weight.reshape(self.in_channels, self.out_channels)
         return nn.functional.linear(features, weight.t(), self.bias)
 
     def _convolve(self, input: SparseConvTensor, features: Tensor, data: IndiceData, inside: bool) -> SparseConvTensor:
         """Return the convolution of ``features`` as a sparse tensor on the output voxels, without the activation.
-        ``data`` is the record of input voxels, output voxels and neighbours, and ``inside`` says whether this runs
-        inside a reentrant checkpoint.
+
+        ``data`` is the record of input voxels, output voxels and neighbours. ``inside`` is true inside a reentrant
+        checkpoint.
         """
         if self.inverse:
             # The next forward pass then builds both ways in one launch program.
@@ -220,9 +229,10 @@ class SparseConvolution(SparseModule):
         return output
 
     def indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData:
-        """Return the record of input voxels, output voxels and neighbours that ``input`` has under ``key`` if this
-        layer may use it, or a new one. Raises SL208 for a record that does not fit this layer. ``where`` is the layer's
-        name for the message.
+        """Return the record of input voxels, output voxels and neighbours that this layer computes with. It is the one
+        that ``input`` has under ``key``, or a new one if there is none.
+
+        Raise ``SL208`` if this layer cannot use the existing record. ``where`` is the layer's name in the message.
         """
         data = indices.find_record(where, input, key, self.algo)
         if self.inverse:
@@ -247,7 +257,9 @@ class SparseConvolution(SparseModule):
 
 
 class _Strided(SparseConvolution):
-    """Base of the strided convolutions, and by ``TRANSPOSED`` of the transposed ones, with ``NDIM`` axes."""
+    """Base of the strided convolutions with ``NDIM`` axes. If ``TRANSPOSED`` is true, it is the base of the transposed
+    ones.
+    """
 
     NDIM: ClassVar[int]
     TRANSPOSED: ClassVar[bool] = False
@@ -269,8 +281,8 @@ class _Strided(SparseConvolution):
         large_kernel_fast_algo: bool = False,
         name: str | None = None,
     ) -> None:
-        """Create a convolution, or a transposed one, for the number of axes of the class. The arguments are those of
-        :class:`SparseConvolution`.
+        """Create a convolution for the number of axes of the class, or a transposed one for a transposed class. The
+        arguments are those of :class:`SparseConvolution`.
         """
         super().__init__(
             self.NDIM,
@@ -299,7 +311,9 @@ class _Transposed(_Strided):
 
 
 class _Inverse(SparseConvolution):
-    """Base of the inverse convolutions with ``NDIM`` axes."""
+    """Base of the inverse convolutions with ``NDIM`` axes. An inverse convolution maps the outputs of an earlier layer
+    back to that layer's inputs.
+    """
 
     NDIM: ClassVar[int]
 
@@ -316,7 +330,7 @@ class _Inverse(SparseConvolution):
         name: str | None = None,
     ) -> None:
         """Create the inverse of the layer that has the same ``indice_key``, for the number of axes of the class.
-        ``kernel_size`` must be that layer's.
+        ``kernel_size`` must equal that layer's.
         """
         super().__init__(
             self.NDIM,
@@ -334,7 +348,7 @@ class _Inverse(SparseConvolution):
 
 
 class _SubM(SparseConvolution):
-    """Base of the submanifold convolutions with ``NDIM`` axes."""
+    """Base of the submanifold convolutions with ``NDIM`` axes. Their outputs lie on the input's voxels."""
 
     NDIM: ClassVar[int]
 
@@ -354,7 +368,7 @@ class _SubM(SparseConvolution):
         large_kernel_fast_algo: bool = False,
         name: str | None = None,
     ) -> None:
-        """Create a submanifold convolution, whose outputs are the input's voxels, for the number of axes of the class.
+        """Create a submanifold convolution for the number of axes of the class. Its outputs lie on the input's voxels.
         The arguments are those of :class:`SparseConvolution`.
         """
         super().__init__(
@@ -377,114 +391,110 @@ class _SubM(SparseConvolution):
 
 
 class SparseConv1d(_Strided):
-    """Strided convolution on voxels with one axis: outputs lie on every cell that the kernel reaches from an input,
-    ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of :class:`SparseConvolution`.
+    """Strided convolution on voxels with one axis, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs lie on
+    every cell that the kernel reaches from an input. Arguments and errors are those of :class:`SparseConvolution`.
     """
 
     NDIM = 1
 
 
 class SparseConv2d(_Strided):
-    """Strided convolution on voxels with two axes: outputs lie on every cell that the kernel reaches from an input,
-    ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of :class:`SparseConvolution`.
+    """Strided convolution on voxels with two axes, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs lie on
+    every cell that the kernel reaches from an input. Arguments and errors are those of :class:`SparseConvolution`.
     """
 
     NDIM = 2
 
 
 class SparseConv3d(_Strided):
-    """Strided convolution on voxels with three axes: outputs lie on every cell that the kernel reaches from an
-    input, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
-    :class:`SparseConvolution`.
+    """Strided convolution on voxels with three axes, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs lie on
+    every cell that the kernel reaches from an input. Arguments and errors are those of :class:`SparseConvolution`.
     """
 
     NDIM = 3
 
 
 class SparseConv4d(_Strided):
-    """Strided convolution on voxels with four axes: outputs lie on every cell that the kernel reaches from an
-    input, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
-    :class:`SparseConvolution`.
+    """Strided convolution on voxels with four axes. Four axes are not supported, so creating the layer raises
+    ``SL208``.
     """
 
     NDIM = 4
 
 
 class SparseConvTranspose1d(_Transposed):
-    """Transposed convolution on voxels with one axis: outputs lie on every cell of the finer grid that an input
-    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
-    :class:`SparseConvolution`.
+    """Transposed convolution on voxels with one axis, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs lie on
+    every cell of the finer grid that an input reaches. Arguments and errors are those of :class:`SparseConvolution`.
     """
 
     NDIM = 1
 
 
 class SparseConvTranspose2d(_Transposed):
-    """Transposed convolution on voxels with two axes: outputs lie on every cell of the finer grid that an input
-    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
-    :class:`SparseConvolution`.
+    """Transposed convolution on voxels with two axes, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs lie on
+    every cell of the finer grid that an input reaches. Arguments and errors are those of :class:`SparseConvolution`.
     """
 
     NDIM = 2
 
 
 class SparseConvTranspose3d(_Transposed):
-    """Transposed convolution on voxels with three axes: outputs lie on every cell of the finer grid that an input
-    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
-    :class:`SparseConvolution`.
+    """Transposed convolution on voxels with three axes, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs lie
+    on every cell of the finer grid that an input reaches. Arguments and errors are those of :class:`SparseConvolution`.
     """
 
     NDIM = 3
 
 
 class SparseConvTranspose4d(_Transposed):
-    """Transposed convolution on voxels with four axes: outputs lie on every cell of the finer grid that an input
-    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
-    :class:`SparseConvolution`.
+    """Transposed convolution on voxels with four axes. Four axes are not supported, so creating the layer raises
+    ``SL208``.
     """
 
     NDIM = 4
 
 
 class SparseInverseConv1d(_Inverse):
-    """Inverse of the layer with the same ``indice_key`` on voxels with one axis: outputs lie on the voxels before
-    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
-    kernel size than its own.
+    """Inverse of the layer with the same ``indice_key`` on voxels with one axis, ``[m, in_channels]`` -> ``[n,
+    out_channels]``. Its outputs lie on the voxels that the earlier layer read.
+
+    The call raises ``SL208`` if there is no such layer or if its kernel size differs.
     """
 
     NDIM = 1
 
 
 class SparseInverseConv2d(_Inverse):
-    """Inverse of the layer with the same ``indice_key`` on voxels with two axes: outputs lie on the voxels before
-    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
-    kernel size than its own.
+    """Inverse of the layer with the same ``indice_key`` on voxels with two axes, ``[m, in_channels]`` -> ``[n,
+    out_channels]``. Its outputs lie on the voxels that the earlier layer read.
+
+    The call raises ``SL208`` if there is no such layer or if its kernel size differs.
     """
 
     NDIM = 2
 
 
 class SparseInverseConv3d(_Inverse):
-    """Inverse of the layer with the same ``indice_key`` on voxels with three axes: outputs lie on the voxels before
-    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
-    kernel size than its own.
+    """Inverse of the layer with the same ``indice_key`` on voxels with three axes, ``[m, in_channels]`` -> ``[n,
+    out_channels]``. Its outputs lie on the voxels that the earlier layer read.
+
+    The call raises ``SL208`` if there is no such layer or if its kernel size differs.
     """
 
     NDIM = 3
 
 
 class SparseInverseConv4d(_Inverse):
-    """Inverse of the layer with the same ``indice_key`` on voxels with four axes: outputs lie on the voxels before
-    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
-    kernel size than its own.
+    """Inverse convolution on voxels with four axes. Four axes are not supported, so creating the layer raises
+    ``SL208``.
     """
 
     NDIM = 4
 
 
 class SubMConv1d(_SubM):
-    """Submanifold convolution on voxels with one axis: outputs lie on the voxels of the input, ``[n, in_channels]``
-    -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    """Submanifold convolution on voxels with one axis, ``[n, in_channels]`` -> ``[n, out_channels]``. Its outputs lie
+    on the voxels of the input. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
     :class:`SparseConvolution`.
     """
 
@@ -492,8 +502,8 @@ class SubMConv1d(_SubM):
 
 
 class SubMConv2d(_SubM):
-    """Submanifold convolution on voxels with two axes: outputs lie on the voxels of the input, ``[n, in_channels]``
-    -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    """Submanifold convolution on voxels with two axes, ``[n, in_channels]`` -> ``[n, out_channels]``. Its outputs lie
+    on the voxels of the input. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
     :class:`SparseConvolution`.
     """
 
@@ -501,8 +511,8 @@ class SubMConv2d(_SubM):
 
 
 class SubMConv3d(_SubM):
-    """Submanifold convolution on voxels with three axes: outputs lie on the voxels of the input, ``[n, in_channels]``
-    -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    """Submanifold convolution on voxels with three axes, ``[n, in_channels]`` -> ``[n, out_channels]``. Its outputs lie
+    on the voxels of the input. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
     :class:`SparseConvolution`.
     """
 
@@ -510,9 +520,8 @@ class SubMConv3d(_SubM):
 
 
 class SubMConv4d(_SubM):
-    """Submanifold convolution on voxels with four axes: outputs lie on the voxels of the input, ``[n, in_channels]`` ->
-    ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
-    :class:`SparseConvolution`.
+    """Submanifold convolution on voxels with four axes. Four axes are not supported, so creating the layer raises
+    ``SL208``.
     """
 
     NDIM = 4

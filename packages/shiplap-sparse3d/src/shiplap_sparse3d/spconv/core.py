@@ -36,19 +36,22 @@ __all__ = [
     "scatter_nd",
 ]
 
+# The kernels of these layers have up to three axes.
 MAX_NDIM = 3
 
 
 def expand_nd(ndim: int, val: int | Sequence[int]) -> list[int]:
-    """Return a list with one int per axis from a number for all ``ndim`` axes or a sequence of ``ndim`` numbers. Raises
-    SL208 for a sequence of another length.
+    """Return a list of ``ndim`` ints, one per axis. ``val`` is one number for all axes or a sequence of ``ndim``
+    numbers.
+
+    Raise ``SL208`` if the sequence has another length.
     """
     return list(per_axis(val, "spconv", ndim))
 
 
 def check_ndim(where: str, ndim: int) -> None:
-    """Raise SL208 unless ``ndim``, the number of spatial axes, is between 1 and the largest that is supported.
-    ``where`` is the layer's name for the message.
+    """Raise ``SL208`` unless ``ndim``, the number of spatial axes, is from 1 to ``MAX_NDIM``. ``where`` is the layer's
+    name in the message.
     """
     if not 1 <= ndim <= MAX_NDIM:
         raise error(
@@ -61,11 +64,14 @@ def check_ndim(where: str, ndim: int) -> None:
 
 
 def check_sparse(where: str, x: Any) -> bool:
-    """Raise SL209 for anything but a sparse tensor, and SL202 if features and voxels differ in number, and return
-    whether the forward pass of a reentrant checkpoint is running. ``where`` is the layer's name.
+    """Check the sparse tensor ``x`` before a layer reads it, and return whether the forward pass of a reentrant
+    checkpoint is running.
 
-    Layers check before they read, and not when a tensor is made: models replace the features first and assign the
-    voxels afterwards.
+    Raise ``SL209`` if ``x`` is not a sparse tensor, and ``SL202`` if features and voxels differ in number. ``where`` is
+    the layer's name.
+
+    The check is not made when the tensor is created, because models replace the features first and assign the voxels
+    afterwards.
     """
     if not isinstance(x, SparseConvTensor):
         fix = "pass SparseConvTensor(features, indices, spatial_shape, batch_size)"
@@ -78,8 +84,8 @@ def check_sparse(where: str, x: Any) -> bool:
 
 
 def autocast_features(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in the dtype of ``torch.autocast`` for its device. It is unchanged in float64 and while
-    autocast is off.
+    """Return ``tensor`` in the dtype of ``torch.autocast`` for its device. It is returned unchanged if it is float64 or
+    if autocast is off.
     """
     device = tensor.device.type
     if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
@@ -88,16 +94,16 @@ def autocast_features(tensor: Tensor) -> Tensor:
 
 
 def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return zeros of ``shape`` in which ``updates`` are written at the places ``indices [..., d]``, which must be
-    distinct.
+    """Return zeros of ``shape`` in which ``updates`` are written at the positions ``indices [..., d]``. The positions
+    must be distinct.
     """
     return updates.new_zeros(*shape).index_put(tuple(indices.long().unbind(-1)), updates)
 
 
 @built_outside_modes
 def indices_of(coords: Tensor, ndim: int) -> Tensor:
-    """Return coordinates ``int32 [n, 4]`` of shiplap's geometry as spconv's ``[n, 1 + ndim]``: the scene and the last
-    ``ndim`` axes.
+    """Return ``coords``, the ``int32 [n, 4]`` coordinates of shiplap's geometry, as spconv's ``[n, 1 + ndim]``. The
+    columns are the scene and the last ``ndim`` axes.
     """
     return coords if ndim == MAX_NDIM else torch.cat([coords[:, :1], coords[:, -ndim:]], 1)
 
@@ -110,12 +116,12 @@ class SparseConvTensor(SummableTensor):
         indices: ``int32 [n, 1 + ndim]`` rows (batch, then one index per axis), distinct and inside the grid.
         spatial_shape: cells per axis, one to three.
         batch_size: number of scenes.
-        grid, benchmark, permanent_thrust_allocator, enable_timer, force_algo: accepted; nothing reads them.
-        voxel_num: carried along.
+        grid, benchmark, permanent_thrust_allocator, enable_timer, force_algo: accepted, but no layer reads them.
+        voxel_num: passed on to the tensors made from this one.
         indice_dict: records of earlier layers by ``indice_key``.
 
     Raises:
-        ArgumentError: SL208 for four axes and for arguments that do not fit each other.
+        ArgumentError: ``SL208`` for four axes and for arguments that do not fit each other.
     """
 
     spelled = "x.replace_feature", "x.features", "SparseSequential"
@@ -127,8 +133,8 @@ class SparseConvTensor(SummableTensor):
     checkpointed: bool = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a new object or, while ``torch.fx`` traces and an argument is its proxy, a proxy for the call of this
-        class.
+        """Return a new object of this class. While ``torch.fx`` traces and an argument is its proxy (stand-in), return
+        a proxy of the constructor's call instead.
         """
         if is_compiling() or (proxy := proxy_among((*args, *kwargs.values()))) is None:
             return object.__new__(cls)
@@ -148,8 +154,9 @@ class SparseConvTensor(SummableTensor):
         enable_timer: bool = False,
         force_algo: ConvAlgo | None = None,
     ) -> None:
-        """Set the members. Raises SL208 or SL204 if features, indices and spatial shape do not fit together; the number
-        of rows is checked by the first layer.
+        """Set the members. Raise ``SL208`` or ``SL204`` if features, indices and spatial shape do not fit together.
+
+        The number of rows is checked later, by the first layer.
         """
         self._features = features
         self._indices = indices
@@ -163,8 +170,8 @@ class SparseConvTensor(SummableTensor):
         self._check()
 
     def _check(self) -> None:
-        """Raise SL208 unless indices are a matrix with a column for the scene and one per axis of the spatial shape,
-        and SL204 unless they are int32. Features are checked too.
+        """Raise ``SL208`` unless ``indices`` is a matrix with one column for the scene and one per spatial axis. Raise
+        ``SL204`` unless it is int32. Check the features too.
         """
         where, shape = "SparseConvTensor", self.spatial_shape
         check_ndim(where, len(shape))
@@ -181,7 +188,7 @@ class SparseConvTensor(SummableTensor):
         self._indices, self._features = name_rows(*as_many_rows(self._indices, self._features))
 
     def _check_features(self) -> None:
-        """Raise SL208 unless the features are a matrix, and SL204 if they are quantised."""
+        """Raise ``SL208`` unless the features are a matrix, and ``SL204`` if they are quantised."""
         where, features = "SparseConvTensor, features", self._features
         if features.ndim != 2:
             raise error("SL208", where=where, got=f"{features.ndim} dims", expected="2 dims")
@@ -196,17 +203,17 @@ class SparseConvTensor(SummableTensor):
 
     @property
     def features(self) -> Tensor:
-        """Return the features ``[n, c]``, a row for each voxel."""
+        """The features ``[n, c]``, one row for each voxel."""
         return self._features
 
     @features.setter
     def features(self, val: Tensor) -> None:
-        """Replace the features in place, since models of spconv 1.x assign them."""
+        """Replace the features in place. Models of spconv 1.x assign them."""
         self._features = val  # models of spconv 1.x assign them
 
     @property
     def indices(self) -> Tensor:
-        """Return the voxels ``int32 [n, 1 + ndim]``: the scene, then the coordinates in the order of
+        """The voxels, ``int32 [n, 1 + ndim]``. The scene comes first, followed by the coordinates in the order of
         ``spatial_shape``.
         """
         return self._indices
@@ -218,13 +225,13 @@ class SparseConvTensor(SummableTensor):
 
     @property
     def ndim(self) -> int:
-        """Return the number of spatial axes."""
+        """The number of spatial axes."""
         return len(self.spatial_shape)
 
     @property
     def geometry(self) -> Geometry:
-        """Return the voxels as shiplap's geometry: coordinates of three axes, and the tables built so far. It is made
-        again after other indices, another shape or another batch size were assigned.
+        """The voxels as shiplap's geometry, which holds coordinates of three axes and the tables built so far. It is
+        rebuilt after other indices, another shape or another batch size were assigned.
         """
         indices, shape, scenes = self.indices, tuple(self.spatial_shape), self.batch_size
         if self._known is not None:
@@ -239,33 +246,33 @@ class SparseConvTensor(SummableTensor):
 
     @property
     def is_quantized(self) -> bool:
-        """Return False: this package has no quantised sparse tensors."""
+        """False, since this package has no quantised sparse tensors."""
         return False
 
     def q_scale(self) -> float:
-        """Raise SL208, since only quantised tensors, which this package does not have, have a scale."""
+        """Raise ``SL208``. Only quantised tensors have a scale, and this package has none."""
         raise error("SL208", where="SparseConvTensor.q_scale", got=self.features.dtype, expected="a quantised tensor")
 
     @property
     def spatial_size(self) -> int:
-        """Return the number of cells of the spatial shape, the product over its axes."""
+        """The number of cells of the spatial shape, the product over its axes."""
         return math.prod(self.spatial_shape)
 
     def find_indice_pair(self, key: str | None) -> IndiceData | None:
         """Return the record (input voxels, output voxels and neighbours) that the layer with the ``indice_key`` ``key``
-        has left, or None if there is none or ``key`` is None.
+        has left. Return None if there is none or if ``key`` is None.
         """
         return None if key is None else self.indice_dict.get(key)
 
     # --- tensors made from this one -----------------------------------------------------------------------------------
 
     def shadow_copy(self) -> SparseConvTensor:
-        """Return another tensor with the same members, of which ``indice_dict`` and the tables are shared."""
+        """Return another tensor with the same members. It shares ``indice_dict`` and the tables with this one."""
         return self.replace_feature(self.features)
 
     def replace_feature(self, feature: Tensor) -> SparseConvTensor:
-        """Return a tensor with the features ``feature [n, c]`` on the same voxels. ``indice_dict`` and tables are
-        shared.
+        """Return a tensor with the features ``feature [n, c]`` on the same voxels. It shares ``indice_dict`` and the
+        tables with this one.
         """
         if is_compiling():
             return self.with_features(feature, None, self.indices)
@@ -274,10 +281,11 @@ class SparseConvTensor(SummableTensor):
         return self.with_features(feature, inside_checkpoint(), self._indices)
 
     def with_features(self, feature: Tensor, checkpointed: bool | None, indices: Tensor) -> SparseConvTensor:
-        """Return a tensor with the features ``feature`` on the same voxels, whose ``indices`` are passed as they are.
-        ``checkpointed`` says whether a reentrant checkpoint is running.
+        """Return a tensor with the features ``feature`` on the same voxels, whose coordinates are passed as
+        ``indices``.
 
-        ``checkpointed`` is None in a graph, which holds no quantised tensors.
+        ``checkpointed`` is true inside a reentrant checkpoint. It is None in a graph, where the test for quantised
+        features is left out.
         """
         # Every layer makes a tensor, and Dynamo traces each line of it: what has been checked once is carried over, and
         # what a graph is not asked is not called.
@@ -294,8 +302,8 @@ class SparseConvTensor(SummableTensor):
     def move(
         self, feature: Tensor, geometry: Geometry, indices: Tensor, spatial_shape: list[int], checkpointed: bool
     ) -> SparseConvTensor:
-        """Return a tensor with the features ``feature`` on other voxels (``geometry``, ``indices``) of the same scenes,
-        with a copy of ``indice_dict``. ``checkpointed`` says whether a reentrant checkpoint is running.
+        """Return a tensor with the features ``feature`` on other voxels (``geometry``, ``indices``) of the same scenes.
+        It has a copy of ``indice_dict``. ``checkpointed`` is true inside a reentrant checkpoint.
         """
         other = object.__new__(SparseConvTensor)
         other._features, other._indices, other._known = feature, indices, (geometry, indices)
@@ -309,23 +317,24 @@ class SparseConvTensor(SummableTensor):
         return other
 
     def select_by_index(self, valid_indices: Tensor) -> SparseConvTensor:
-        """Return a tensor of the voxels that ``valid_indices`` selects, a mask ``bool [n]`` or row numbers. Its
-        ``indice_dict`` is empty, since records are about other voxels.
+        """Return a tensor of the voxels that ``valid_indices`` selects. It is a mask ``bool [n]`` or row numbers.
+
+        The result's ``indice_dict`` is empty, since its records would describe other voxels.
         """
         # An op, so that a graph knows an upper bound of the number of rows.
         rows = rows_where(valid_indices) if valid_indices.dtype == torch.bool else valid_indices
         return self.replace_feature(self.features[rows]).onto(self.indices[rows])
 
     def onto(self, indices: Tensor) -> SparseConvTensor:
-        """Replace the voxels of this tensor, which no other code holds yet, by ``indices``, empty its ``indice_dict``
-        (records of convolutions on the old voxels), and return it.
+        """Replace the voxels of this tensor by ``indices``, empty its ``indice_dict``, and return it. No other code may
+        hold this tensor yet. The emptied records described convolutions on the old voxels.
         """
         self._set_indices(indices)
         self.indice_dict = {}
         return self
 
     def _set_indices(self, indices: Tensor) -> None:
-        """Replace the voxels in place. In a compiled graph there must be at least one."""
+        """Replace the voxels in place. A compiled graph asserts that there is at least one."""
         self._indices = indices
         assume_rows(indices.shape[0])
 
@@ -339,15 +348,15 @@ class SparseConvTensor(SummableTensor):
 
     @classmethod
     def from_dense(cls, x: Tensor) -> SparseConvTensor:
-        """Return a sparse tensor of the cells of the dense tensor ``x`` (``[batch, *spatial, c]``, channels last) where
-        any channel is not zero.
+        """Return a sparse tensor of the cells of the dense tensor ``x`` in which any channel is not zero. ``x`` is
+        ``[batch, *spatial, c]`` with the channels last.
         """
         indices, features = cells_in_use(x)
         return cls(features, indices, list(x.shape[1:-1]), x.shape[0])
 
     def dense(self, channels_first: bool = True) -> Tensor:
-        """Return the dense tensor ``[batch, c, *spatial]``, or ``[batch, *spatial, c]`` unless ``channels_first``, with
-        zeros where there is no voxel.
+        """Return the dense tensor ``[batch, c, *spatial]``, with zeros where there is no voxel. If ``channels_first``
+        is false, its shape is ``[batch, *spatial, c]``.
         """
         check_sparse("SparseConvTensor.dense", self)
         here = self.geometry
@@ -359,8 +368,10 @@ class SparseConvTensor(SummableTensor):
         return cells.contiguous() if channels_first else cells.movedim(1, -1).contiguous()
 
     def plus(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
-        """Return a tensor with the sum of the features and ``other`` (a tensor, or the features of a sparse one), row
-        by row, on the voxels of this tensor.
+        """Return a tensor with the sum of the features and ``other``, row by row, on the voxels of this tensor.
+        ``other`` is a tensor or a sparse tensor, of which the features are added.
+
+        Return ``NotImplemented`` for another type.
         """
         if isinstance(other, SparseConvTensor):
             other = other.features
@@ -369,11 +380,11 @@ class SparseConvTensor(SummableTensor):
     __add__ = __radd__ = __iadd__ = plus
 
     def __repr__(self) -> str:
-        """Return the class and the shape of the features."""
+        """Return the class and the shape of the features as text."""
         return f"SparseConvTensor[shape={self.features.shape}]"
 
     def __dir__(self) -> list[str]:
-        """Return the names of the members, without those of ``object`` in a compiled graph."""
+        """Return the names of the members. In a compiled graph, leave out the members that were set on this object."""
         # Models ask it for "replace_feature". No graph lists the names of object, and none of torch 2.11 those of self.
         return [*_NAMES] if is_compiling() else [*_NAMES, *self.__dict__]
 

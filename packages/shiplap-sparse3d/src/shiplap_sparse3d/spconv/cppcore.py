@@ -22,8 +22,8 @@ def get_arch() -> tuple[int, int]:
 def torch_tensor_to_tv(
     ten: torch.Tensor, dtype: torch.dtype | None = None, shape: list[int] | None = None, stride: list[int] | None = None
 ) -> Tensor:
-    """Return a tensorview on the memory of ``ten``, without a copy, with its dtype, shape and strides or those
-    given.
+    """Return a tensorview on the memory of ``ten``, without a copy. ``dtype``, ``shape`` and ``stride`` replace those
+    of ``ten`` where given.
     """
     view = ten if dtype is None else ten.view(dtype)
     if shape is not None:

@@ -38,9 +38,10 @@ def indice_conv(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Return the convolution of ``features [n, ci]`` with ``filters [co, *k, ci]`` over pairs of input and output rows
-    (``int32 [2, taps, n]``), with bias: ``[num_activate_out, co]``. It is differentiable. Raises SL208 for an
-    activation.
+    """Return the convolution ``[num_activate_out, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]``, plus the
+    bias. ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``.
+
+    The result is differentiable. Raise ``SL208`` if ``act_type`` is given.
     """
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, False, bias, act_type)
 
@@ -58,8 +59,10 @@ def indice_inverse_conv(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Return the convolution of ``features`` from the outputs of the pairs ``int32 [2, taps, n]`` to their inputs, as
-    an inverse layer computes it: ``[num_activate_out, co]``. Raises SL208 for an activation.
+    """Return the convolution ``[num_activate_out, co]`` of ``features`` from the outputs of the pairs to their inputs,
+    as an inverse layer computes it. The pairs are ``int32 [2, taps, n]``.
+
+    Raise ``SL208`` if ``act_type`` is given.
     """
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, True, bias, act_type)
 
@@ -77,8 +80,10 @@ def _over_pairs(
     bias: Tensor | None,
     act_type: Any,
 ) -> Tensor:
-    """Return the convolution of ``features`` over pairs of input and output rows, or from outputs to inputs if
-    ``inverse``: ``[rows, co]``. Raises SL208 for an activation.
+    """Return the convolution ``[rows, co]`` of ``features`` over ``pairs`` of input and output rows. If ``inverse`` is
+    true, it goes from outputs to inputs.
+
+    Raise ``SL208`` if ``act_type`` is given.
     """
     return ops.indice_conv(features, filters, pairs, counts, rows, inverse, bias=bias, act_type=act_type)
 
@@ -103,9 +108,11 @@ def implicit_gemm(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Return the convolution of ``features [n, ci]`` with ``filters [co, *k, ci]`` over the table ``pair_fwd``
-    (``int32 [taps, m]``, input rows or -1): ``[m, co]``. It is differentiable; masks, sorting orders and ``pair_bwd``
-    are not read. Raises SL208 for an activation.
+    """Return the convolution ``[m, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]`` over the table
+    ``pair_fwd``. The table holds input rows or -1, ``int32 [taps, m]``.
+
+    The result is differentiable. Masks, sorting orders and ``pair_bwd`` are not read. Raise ``SL208`` if ``act_type``
+    is given.
     """
     return ops.implicit_gemm(
         features,
@@ -125,8 +132,8 @@ def implicit_gemm(
 
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
-    """Return, for each output, the largest of its inputs over the pairs ``int32 [2, taps, n]``, and at least zero:
-    ``[n, c]`` → ``[num_activate_out, c]``. It is differentiable.
+    """Return, for each output, the largest of its inputs over the pairs ``int32 [2, taps, n]``, or 0 if that is larger.
+    The shapes are ``[n, c]`` → ``[num_activate_out, c]``. The result is differentiable.
     """
     return ops.indice_maxpool(autocast_features(features), indice_pairs, indice_pair_num, num_activate_out)
 
@@ -134,8 +141,8 @@ def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tens
 def indice_maxpool_implicit_gemm(
     features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int
 ) -> Tensor:
-    """Return, for each output, the largest of its inputs by the table ``indice_pairs_fwd`` (``int32 [taps, m]``, input
-    rows or -1), and at least zero: ``[m, c]``. It is differentiable.
+    """Return, for each output, the largest of its inputs by the table ``indice_pairs_fwd``, or 0 if that is larger,
+    ``[m, c]``. The table holds input rows or -1, ``int32 [taps, m]``. The result is differentiable.
     """
     return ops.indice_maxpool_implicit_gemm(autocast_features(features), indice_pairs_fwd, num_activate_out)
 
@@ -143,7 +150,7 @@ def indice_maxpool_implicit_gemm(
 def indice_avgpool_implicit_gemm(
     features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int, calc_count: bool
 ) -> Tensor:
-    """Return, for each output, the mean of its existing inputs by the table ``indice_pairs_fwd`` (``int32 [taps, m]``,
-    input rows or -1): ``[m, c]``. It is differentiable.
+    """Return, for each output, the mean of its existing inputs by the table ``indice_pairs_fwd``, ``[m, c]``. The table
+    holds input rows or -1, ``int32 [taps, m]``. The result is differentiable.
     """
     return ops.indice_avgpool_implicit_gemm(autocast_features(features), indice_pairs_fwd, num_activate_out, False)[0]

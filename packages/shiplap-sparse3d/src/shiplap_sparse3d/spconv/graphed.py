@@ -51,8 +51,9 @@ class TracedLayer(Protocol):
 def convolve_in_graph(
     layer: TracedLayer, input: SparseConvTensor, add_input: SparseConvTensor | None = None
 ) -> SparseConvTensor:
-    """Return ``layer(input, add_input)`` inside a compiled graph: the convolution with its bias and activation, plus
-    ``add_input`` if given, in fewer Python frames than ``SparseConvolution.forward``.
+    """Return ``layer(input, add_input)`` inside a compiled graph, in fewer Python frames than
+    ``SparseConvolution.forward``. The result is the convolution with its bias and activation, plus ``add_input`` if
+    given.
     """
     known = isinstance(input, SparseConvTensor)
     if not known:
@@ -69,8 +70,10 @@ def convolve_in_graph(
 
 
 def _convolve_traced(layer: TracedLayer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
-    """Return the convolution of ``features`` as a sparse tensor on the layer's output voxels, by the record (input
-    voxels, output voxels, neighbours) under its ``indice_key`` or a new one. The activation is left to the caller.
+    """Return the convolution of ``features`` as a sparse tensor on the layer's output voxels. The activation is left to
+    the caller.
+
+    The neighbours come from the record under the layer's ``indice_key``, or from a new record.
     """
     key, voxels, inverse = layer.indice_key, input.indices, layer.inverse
     data = None if key is None else input.indice_dict.get(key)
@@ -96,11 +99,11 @@ def _convolve_traced(layer: TracedLayer, input: SparseConvTensor, features: Tens
 
 
 def _fits_record(layer: TracedLayer, input: SparseConvTensor, data: IndiceData) -> bool:
-    """Return whether ``layer`` may use ``data``, the record (voxels and neighbours) of an earlier submanifold layer on
-    the same voxels: kernel, dilation, algorithm and spatial shape are equal.
+    """Return whether ``layer`` may use ``data`` without further checks. ``data`` is the record (voxels and neighbours)
+    that an earlier layer left.
 
-    Returns False if more must be checked. Lists are unpacked, because Dynamo traces their comparison as a program of
-    its own.
+    That is so if both layers are submanifold and kernel, dilation, algorithm and spatial shape are equal. Lists are
+    unpacked, because Dynamo traces their comparison as a program of its own.
     """
     if not layer.subm or not data.is_subm or data.algo != layer.algo:
         return False

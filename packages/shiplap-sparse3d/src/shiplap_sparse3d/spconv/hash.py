@@ -19,16 +19,16 @@ class HashTable:
         device: where keys and values are.
         key_dtype: int32 or int64.
         value_dtype: int32, int64, float32 or float64.
-        max_size: most keys the table may hold; needed on CUDA, -1 for no limit.
+        max_size: most keys the table may hold, or -1 for no limit. It is needed on CUDA.
 
-    Keys lie in ascending order. Of a key that is inserted twice the last value holds.
+    Keys lie in ascending order. If a key is inserted twice, it has the value inserted last.
     """
 
     def __init__(
         self, device: torch.device, key_dtype: torch.dtype, value_dtype: torch.dtype, max_size: int = -1
     ) -> None:
-        """Create an empty table. Raises SL204 for other dtypes than those of spconv, and SL208 for a table without
-        ``max_size`` on another device than the CPU.
+        """Create an empty table. Raise ``SL204`` if spconv has no table of these dtypes. Raise ``SL208`` if the device
+        is not the CPU and ``max_size`` is not given.
         """
         where, device = "HashTable", torch.device(device)
         for what, dtype, allowed in (("key_dtype", key_dtype, KEYS), ("value_dtype", value_dtype, VALUES)):
@@ -47,8 +47,10 @@ class HashTable:
         self._values = torch.empty(0, dtype=value_dtype, device=device)
 
     def insert(self, keys: Tensor, values: Tensor | None = None) -> None:
-        """Set the value of each of ``keys`` (``[n]``, distinct or not) to ``values`` (0 if None). Of equal keys the
-        last one counts. Raises SL211 if there are more than ``max_size`` distinct keys then.
+        """Set the value of each of ``keys`` (``[n]``, distinct or not) to ``values``, or to 0 if it is None. Of equal
+        keys the last one counts.
+
+        Raise ``SL211`` if there are then more than ``max_size`` distinct keys.
         """
         values = torch.zeros_like(keys, dtype=self.value_dtype) if values is None else values
         self._check(keys, values)
@@ -69,8 +71,10 @@ class HashTable:
         self._keys, self._values = kept, all_values[order[last]]
 
     def query(self, keys: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the values under ``keys``, written to ``values`` if given, and a mask ``bool [n]`` of the missing
-        keys, whose values stay, or are 0.
+        """Return the values under ``keys``, and a mask ``bool [n]`` of the missing keys.
+
+        If ``values`` is given, they are written there and the values of missing keys stay. Otherwise missing keys have
+        the value 0.
         """
         self._check(keys)
         at, present = self._find(keys)
@@ -82,20 +86,20 @@ class HashTable:
         return values, ~present
 
     def insert_exist_keys(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Set ``values`` under those of ``keys`` that exist, and return ``uint8 [n]``, 1 for each missing key."""
+        """Set ``values`` under those of ``keys`` that exist. Return ``uint8 [n]``, which is 1 for each missing key."""
         self._check(keys, values)
         at, present = self._find(keys)
         self._values[at[present]] = values[present]
         return (~present).to(torch.uint8)
 
     def assign_arange_(self) -> Tensor:
-        """Set the value of each key to its place in ascending order, and return the number of keys, ``int64 [1]``."""
+        """Set the value of each key to its position in ascending order. Return the number of keys, ``int64 [1]``."""
         self._values = torch.arange(self._keys.shape[0], dtype=self.value_dtype, device=self._keys.device)
         return self._count()
 
     def items(self, max_size: int = -1) -> tuple[Tensor, Tensor, Tensor]:
-        """Return copies of the ascending keys and of their values, at most ``max_size`` of them unless it is negative,
-        and the number of all keys, ``int64 [1]``.
+        """Return copies of the ascending keys and of their values, and the number of all keys, ``int64 [1]``. If
+        ``max_size`` is not negative, at most that many keys are copied.
         """
         stop = self._keys.shape[0] if max_size < 0 else max_size
         return self._keys[:stop].clone(), self._values[:stop].clone(), self._count()
@@ -105,8 +109,8 @@ class HashTable:
         return torch.tensor([self._keys.shape[0]], dtype=torch.int64, device=self._keys.device)
 
     def _find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the place of each key in the table (any valid place for a missing one), and a mask of the keys that
-        exist.
+        """Return the position of each key in the table, and a mask of the keys that exist. A missing key gets any valid
+        position.
         """
         # A key beyond the last one gets a valid place, and the comparison rejects it.
         at = torch.searchsorted(self._keys, keys).clamp_max(max(self._keys.shape[0] - 1, 0))
@@ -114,7 +118,7 @@ class HashTable:
         return at, present
 
     def _check(self, keys: Tensor, values: Tensor | None = None) -> None:
-        """Raise SL208 unless keys and values have the dtypes of the table and the same length."""
+        """Raise ``SL208`` unless keys and values have the dtypes of the table and equal lengths."""
         for what, tensor, dtype in (("keys", keys, self.key_dtype), ("values", values, self.value_dtype)):
             if tensor is not None and (tensor.dtype != dtype or tensor.shape != (keys.shape[0],)):
                 raise error(

@@ -17,5 +17,5 @@ class Identity(Module):
         return input
 
     def input_spatial_size(self, out_size: Any) -> Any:
-        """Return ``out_size``: the layer does not change the spatial size."""
+        """Return ``out_size``, since the layer does not change the spatial size."""
         return out_size

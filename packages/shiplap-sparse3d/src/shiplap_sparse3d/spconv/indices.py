@@ -41,7 +41,7 @@ def get_conv_output_size(
     dilation: Sequence[int],
 ) -> list[int]:
     """Return the spatial size of a convolution's output, ``(W + 2P - D*(K-1) - 1) // S + 1`` for each axis. A kernel of
-    -1 covers its axis, and one cell is left.
+    -1 covers its whole axis, so its output has one cell.
     """
     axes = zip(input_size, kernel_size, stride, padding, dilation, strict=True)
     return [1 if k == -1 else (w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d in axes]
@@ -56,7 +56,9 @@ def get_deconv_output_size(
     output_padding: Sequence[int],
 ) -> list[int]:
     """Return the spatial size of a transposed convolution's output, ``(W - 1)*S - 2P + K + output_padding`` for each
-    axis, without dilation, unlike ``ConvTranspose3d``. Raises SL208 for a kernel of -1.
+    axis. Unlike in ``ConvTranspose3d``, the dilation is not counted.
+
+    Raise ``SL208`` for a kernel of -1.
     """
     if -1 in kernel_size:
         raise error(
@@ -70,8 +72,8 @@ def get_deconv_output_size(
 
 
 def choose_algorithm(algo: ConvAlgo | None, taps: int, limit: int) -> ConvAlgo:
-    """Return ``algo`` as an algorithm of this package or, if it is None, spconv's choice: masked implicit GEMM for up
-    to ``limit`` taps, and pairs (``Native``) for more.
+    """Return ``algo`` as an algorithm of this package, or spconv's choice if it is None. The choice is
+    ``MaskImplicitGemm`` for up to ``limit`` taps, and ``Native`` for more.
     """
     if algo is None:
         return ConvAlgo.MaskImplicitGemm if taps <= limit else ConvAlgo.Native
@@ -80,7 +82,9 @@ def choose_algorithm(algo: ConvAlgo | None, taps: int, limit: int) -> ConvAlgo:
 
 def find_record(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -> IndiceData | None:
     """Return the record (input voxels, output voxels and neighbours) under ``key`` in the ``indice_dict`` of ``input``,
-    or None. Raises SL208, with ``where`` as the layer's name, if it was made by a layer with another ``algo``.
+    or None if there is none.
+
+    Raise ``SL208``, with ``where`` as the layer's name, if it was made by a layer with another ``algo``.
     """
     data = None if key is None else input.indice_dict.get(key)
     if data is not None and data.algo != algo:
@@ -95,7 +99,7 @@ def find_record(where: str, input: SparseConvTensor, key: str | None, algo: Conv
 
 
 def key_taken_error(where: str, key: str | None) -> ShiplapError:
-    """Return the error SL208 of a layer that makes new voxels under a ``key`` that an earlier layer has used."""
+    """Return the error ``SL208`` of a layer that makes new voxels under a ``key`` that an earlier layer has used."""
     return error(
         "SL208",
         where=_where_key(where, key),
@@ -115,12 +119,13 @@ def build_record(
     pooled: bool = False,
     back: bool | None = None,
 ) -> IndiceData:
-    """Return a new record of the input voxels, the output voxels and the plan (neighbour tables) between them, for a
-    layer that finds none under its ``indice_key``. For a pool (``pooled``) the plan is left to its first use.
+    """Return a new record of the input voxels, the output voxels and the neighbour tables between them. A layer needs
+    it if none exists under its ``indice_key``.
 
-    ``back`` asks for the tables of the way back, by default while gradients are recorded.
+    For a pool (``pooled``) the tables are built at their first use. ``back`` says whether tables from outputs to inputs
+    are built, by default only while gradients are recorded.
 
-    Raises SL208 when the output grid has no cells, and SL211 when there are voxels and none has an output.
+    Raise ``SL208`` if the output grid has no cells. Raise ``SL211`` if there are voxels and none has an output.
     """
     here, shape = input.geometry, input.spatial_shape
     if subm:
@@ -148,9 +153,10 @@ _MOST_KEYS = 4096
 
 
 def note_way_back(key: str | None, data: IndiceData) -> None:
-    """Note, for later forward passes, that an inverse layer goes back along the record ``data`` (voxels and neighbours
-    of an earlier layer) under ``key``. Then :func:`leads_back` returns True, and the tables from outputs to inputs are
-    built together with the others.
+    """Note that an inverse layer maps back along ``data``, the record of voxels and neighbours under ``key``.
+
+    In later forward passes :func:`leads_back` then returns True, so that the tables from outputs to inputs are built
+    together with the others.
     """
     if not torch.compiler.is_compiling() and not data.whole and len(_LED_BACK) < _MOST_KEYS:
         # Bounded by ``_MOST_KEYS``: keys may be generated for each batch.
@@ -158,9 +164,10 @@ def note_way_back(key: str | None, data: IndiceData) -> None:
 
 
 def leads_back(key: str | None, window: LayerWindow) -> bool | None:
-    """Return True if an inverse layer went back along a layer with this ``key`` and ``window`` before, so that one
-    launch program makes the tables of both directions. Returns None if nothing is known, and in a graph, which must not
-    depend on earlier runs.
+    """Return True if an inverse layer mapped back along a layer with this ``key`` and ``window`` before. The tables of
+    both directions are then built by one launch program.
+
+    Return None if nothing was noted. Also return None in a graph, since graphs must not depend on earlier runs.
     """
     if torch.compiler.is_compiling() or not _LED_BACK:
         return None
@@ -168,10 +175,10 @@ def leads_back(key: str | None, window: LayerWindow) -> bool | None:
 
 
 def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: LayerWindow, training: bool) -> None:
-    """Raise SL211 if there are input voxels and none of them has an output voxel, which spconv refuses too.
+    """Raise ``SL211`` if there are input voxels and none of them has an output voxel, as spconv does.
 
-    In a graph this is an assertion at run time, and in training one that there are two rows: batch norm tests for a
-    single row, and a graph cannot branch on a size that depends on data.
+    In a graph this is an assertion at run time. In training the graph asserts that there are two rows. Batch norm tests
+    for a single row, and a graph cannot branch on a size that depends on data.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
@@ -194,9 +201,11 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
 def check_subm(
     where: str, input: SparseConvTensor, key: str | None, data: IndiceData, ksize: list[int], dilation: list[int]
 ) -> IndiceData:
-    """Return ``data``, the record (voxels and neighbours) of an earlier layer with the same ``key``, if a submanifold
-    layer with this kernel and dilation may reuse it for ``input``. Raises SL208 if kernel, dilation, spatial shape or
-    number of voxels differ, or for the record of another kind of layer.
+    """Return ``data`` if a submanifold layer with this kernel and dilation may reuse it for ``input``. It is the record
+    (voxels and neighbours) of an earlier layer with the same ``key``.
+
+    Raise ``SL208`` if kernel, dilation, spatial shape or number of voxels differ. Raise it also if the earlier layer is
+    not submanifold.
     """
     if not data.is_subm:
         raise key_taken_error(where, key)
@@ -215,8 +224,10 @@ def check_inverse(
     where: str, input: SparseConvTensor, key: str | None, data: IndiceData | None, ksize: list[int]
 ) -> IndiceData:
     """Return ``data``, the record (voxels and neighbours) of an earlier layer, if an inverse layer with this kernel may
-    go back from ``input`` along it. Raises SL208 without a record, for that of a submanifold layer, and where kernel,
-    spatial shape or number of voxels differ.
+    map ``input`` back along it.
+
+    Raise ``SL208`` if there is no record or if it is that of a submanifold layer. Raise it also if kernel, spatial
+    shape or number of voxels differ.
     """
     if data is None or data.is_subm:
         got = "no such key" if data is None else "the key of a submanifold layer"
@@ -232,15 +243,15 @@ def check_inverse(
 
 
 def _same_cells(where: str, key: str | None, got: list[int], expected: list[int]) -> None:
-    """Raise SL208 unless the spatial shapes ``got`` and ``expected`` of layers that share an ``indice_key`` are
-    equal.
+    """Raise ``SL208`` unless the spatial shapes ``got`` and ``expected`` are equal. They belong to layers that share an
+    ``indice_key``.
     """
     if len(got) != len(expected) or not same_numbers(got, expected):
         _check_same(where, key, "spatial_shape", got, expected)
 
 
 def _check_same(where: str, key: str | None, what: str, got: object, expected: object) -> None:
-    """Raise SL208 unless ``got`` equals ``expected``: the member ``what`` of two layers that share an
+    """Raise ``SL208`` unless ``got`` equals ``expected``. They are the member ``what`` of two layers that share an
     ``indice_key``.
     """
     if got != expected:
@@ -254,19 +265,21 @@ def _check_same(where: str, key: str | None, what: str, got: object, expected: o
 
 
 def _where_key(where: str, key: str | None) -> str:
-    """Return the place for an error message: the layer's name ``where`` and its ``indice_key``."""
+    """Return the place for an error message, made of the layer's name ``where`` and its ``indice_key``."""
     return f"{where}, indice_key={key!r}"
 
 
 def count_voxels(most: Tensor | None, rows: int) -> None:
-    """Set the counter ``most`` (one element, or None for a layer that does not count) to ``rows`` if that is larger."""
+    """Set the counter ``most`` (one element) to ``rows`` if that is larger. Do nothing if ``most`` is None, as for a
+    layer that does not count.
+    """
     if most is not None:
         most.copy_(torch.maximum(most, torch.full_like(most, rows)))
 
 
 def without_count(layer: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Add a voxel count of 0 to ``state_dict`` if the layer counts voxels and the checkpoint was saved without
-    ``record_voxel_count``: a hook before loading.
+    """Add a voxel count of 0 to ``state_dict`` if the layer counts voxels and the checkpoint has no count. This is a
+    hook that runs before loading. A checkpoint saved without ``record_voxel_count`` has no count.
     """
     if layer.get_max_num_voxels() is not None and isinstance(state_dict, dict):
         state_dict.setdefault(prefix + COUNT, torch.zeros(1, dtype=torch.int32))

@@ -39,14 +39,14 @@ class SparseModule(nn.Module):
     is_convolution: ClassVar[bool] = False
 
     def __init__(self, name: str | None = None) -> None:
-        """Set the ``name``, which spconv's layers have and nothing here reads."""
+        """Set the ``name``. spconv's layers have one, but no code here reads it."""
         super().__init__()
         self.name = name
         self._sparse_unique_name = ""
 
 
 def _apply_to_features(forward: Any, input: Any) -> Any:
-    """Return ``input`` with ``forward`` applied to its features if it is a sparse tensor, and otherwise
+    """Return ``input`` with ``forward`` applied to its features if it is a sparse tensor. Otherwise return
     ``forward(input)``.
     """
     if isinstance(input, SparseConvTensor):
@@ -90,11 +90,12 @@ class SparseIdentity(nn.Identity):
         return _apply_to_features(super().forward, input)
 
 
+# Modules of these classes take the sparse tensor itself.
 _TAKE_SPARSE = (SparseModule, SparseBatchNorm, SparseSyncBatchNorm, SparseReLU, SparseIdentity)
 
 
 def is_spconv_module(module: nn.Module) -> bool:
-    """Return whether ``module`` is a layer that takes a ``SparseConvTensor``, unlike torch's own modules."""
+    """Return whether ``module`` is a layer that takes a ``SparseConvTensor``. Torch's own modules do not."""
     return isinstance(module, _TAKE_SPARSE)
 
 
@@ -114,7 +115,9 @@ class PrintTensorMeta(nn.Module):
 
 
 class PrintCurrentTime(nn.Module):
-    """A module that prints the seconds since it was made, or ``reset``, after the work before it is done."""
+    """A module that prints the seconds since it was created or since the last call with ``reset``. It waits for the GPU
+    before it reads the clock.
+    """
 
     def __init__(self) -> None:
         """Note the time from which seconds are counted."""
@@ -122,7 +125,7 @@ class PrintCurrentTime(nn.Module):
         self.first_time = time.time()
 
     def forward(self, x: Any, msg: str = "", reset: bool = False) -> Any:
-        """Print ``msg`` and the seconds since the creation of this module, or since the last ``reset``, and return
+        """Print ``msg`` and the seconds since this module was created, or since the last call with ``reset``. Return
         ``x``. The GPU is waited for.
         """
         if reset:
@@ -135,7 +138,7 @@ class PrintCurrentTime(nn.Module):
 
 
 def has_rows(tensor: Tensor) -> bool:
-    """Return whether ``tensor`` has any rows, and True in a compiled graph whose number of rows depends on data."""
+    """Return whether ``tensor`` has any rows. In a compiled graph whose number of rows depends on data, return True."""
     rows = tensor.shape[0]
     if type(rows) is int and not torch.compiler.is_compiling():
         return rows != 0
@@ -145,8 +148,8 @@ def has_rows(tensor: Tensor) -> bool:
 
 
 class SparseSequential(SparseModule):
-    """Container that calls its modules one after the other: sparse modules get the sparse tensor, and any other module
-    its features.
+    """Container that calls its modules one after the other. Sparse modules get the sparse tensor, and any other module
+    gets its features.
 
     Args:
         *args: modules, or one ``OrderedDict`` of them.
@@ -157,8 +160,8 @@ class SparseSequential(SparseModule):
     """
 
     def __init__(self, *args: Any, **kwargs: nn.Module) -> None:
-        """Append the modules ``args`` under their numbers, or those of one ``OrderedDict`` and of ``kwargs`` under
-        their names.
+        """Append the modules ``args`` under their numbers and those of ``kwargs`` under their names. A single
+        ``OrderedDict`` in ``args`` also brings its own names.
         """
         super().__init__()
         if len(args) == 1 and isinstance(args[0], OrderedDict):
@@ -169,7 +172,7 @@ class SparseSequential(SparseModule):
             self.add(module, name)
 
     def __getitem__(self, idx: int) -> nn.Module:
-        """Return the module at the place ``idx``, where members that are None do not count."""
+        """Return the module at the position ``idx``. Members that are None do not count."""
         return self._members()[idx]
 
     def __len__(self) -> int:
@@ -177,7 +180,7 @@ class SparseSequential(SparseModule):
         return len(self._modules)
 
     def add(self, module: nn.Module, name: str | None = None) -> None:
-        """Append ``module`` under ``name``, by default under its number. Raises KeyError for a name that is taken."""
+        """Append ``module`` under ``name``, by default under its number. Raise ``KeyError`` if the name is taken."""
         name = str(len(self._modules)) if name is None else name
         if name in self._modules:
             raise KeyError(f"SparseSequential already has a module {name!r}")
@@ -188,8 +191,8 @@ class SparseSequential(SparseModule):
         return [module for module in self._modules.values() if module is not None]  # children() has no repetitions
 
     def forward(self, input: Any) -> Any:
-        """Return ``input`` after all modules in turn. Modules of dense tensors get the features of a sparse tensor, and
-        are skipped if it has no voxels.
+        """Return ``input`` after all modules in turn. Modules of dense tensors get the features of a sparse tensor.
+        They are skipped if it has no voxels.
         """
         compiling = torch.compiler.is_compiling()
         tracer: Any = input.tracer if not compiling and isinstance(input, Proxy) else None
@@ -208,8 +211,8 @@ class SparseSequential(SparseModule):
         return input
 
     def _run_eagerly(self, input: Any, checkpointed: bool) -> Any:
-        """Return ``input`` after all modules in turn, outside of compilation: a batch norm can then be joined with the
-        ReLU behind it. ``checkpointed`` says whether a reentrant checkpoint is running.
+        """Return ``input`` after all modules in turn, outside of compilation. Here a batch norm can be joined with the
+        ReLU behind it. ``checkpointed`` is true inside a reentrant checkpoint.
         """
         norm: nn.BatchNorm1d | None = None
         for module in self._modules.values():
@@ -232,8 +235,8 @@ class SparseSequential(SparseModule):
 
 
 def _run_dense_module(module: nn.Module, input: Any) -> Any:
-    """Return ``input`` after ``module``, which takes dense tensors: it gets the features of a sparse tensor, which is
-    returned unchanged if it has no voxels.
+    """Return ``input`` after ``module``, which takes dense tensors. Of a sparse tensor it gets the features. A sparse
+    tensor without voxels is returned unchanged.
     """
     if not isinstance(input, SparseConvTensor):
         return module(input)
@@ -245,8 +248,8 @@ def _run_dense_module(module: nn.Module, input: Any) -> Any:
 
 
 def _run_dense_module_eager(module: nn.Module, input: Any, checkpointed: bool) -> Any:
-    """Return ``input`` after ``module``, which takes dense tensors: ``_run_dense_module`` in fewer Python calls,
-    outside of compilation. ``checkpointed`` says whether a reentrant checkpoint is running.
+    """Return ``input`` after ``module``, which takes dense tensors, outside of compilation. The result is that of
+    ``_run_dense_module``, in fewer Python calls. ``checkpointed`` is true inside a reentrant checkpoint.
     """
     if not isinstance(input, SparseConvTensor):
         return module(input)
@@ -261,8 +264,8 @@ class ToDense(SparseModule):
 
     @one_node
     def forward(self, x: SparseConvTensor) -> Tensor:
-        """Return the dense tensor ``[batch, c, *spatial]`` of ``x``, with zeros where there is no voxel. Raises SL209
-        for anything but a sparse tensor.
+        """Return the dense tensor ``[batch, c, *spatial]`` of ``x``, with zeros where there is no voxel. Raise
+        ``SL209`` if ``x`` is not a sparse tensor.
         """
         check_sparse("ToDense", x)
         return x.dense()

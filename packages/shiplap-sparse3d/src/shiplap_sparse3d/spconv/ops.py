@@ -57,8 +57,10 @@ def _build_pairs_record(
     subm: bool,
     bound: int,
 ) -> IndiceData:
-    """Return the record (input voxels, output voxels and neighbours) of a convolution with ``sizes``, its kernel,
-    stride, padding, dilation and output padding. Raises SL211 for more than ``bound`` outputs, if it is above 0.
+    """Return the record (input voxels, output voxels and neighbours) of a convolution on the voxels ``indices``.
+    ``sizes`` are its kernel, stride, padding, dilation and output padding.
+
+    If ``bound`` is above 0, raise ``SL211`` for more than ``bound`` outputs.
     """
     voxels = SparseConvTensor(
         # No feature is read: the tensor carries the voxels only.
@@ -94,9 +96,11 @@ def get_indice_pairs(
     transpose: bool = False,
     num_out_act_bound: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output voxels ``int32 [m, 1 + ndim]`` of a convolution on ``indices``, the pairs of input and output
-    rows ``int32 [2, taps, n]`` (-1 behind the hits), and the hits of each tap ``int32 [taps]``. Raises SL208 and SL211
-    for sizes without outputs.
+    """Return the output voxels of a convolution on ``indices``, its pairs of rows, and the number of pairs of each tap.
+
+    The shapes are ``int32 [m, 1 + ndim]``, ``int32 [2, taps, n]`` (input and output rows, -1 behind the last pair) and
+    ``int32 [taps]``. Raise ``SL208`` if the output grid has no cells, and ``SL211`` if no voxel has an output or there
+    are more than ``num_out_act_bound``.
     """
     sizes = ksize, stride, padding, dilation, out_padding
     record = _build_pairs_record(
@@ -124,13 +128,15 @@ def get_indice_pairs_implicit_gemm(
     direct_table: bool = True,
     do_sort: bool = True,
 ) -> tuple[Any, ...]:
-    """Return the output voxels of a convolution on ``indices``, the number of hits of each tap, the tables of both
-    directions, and masks with their sorting orders, in the order of spconv.
+    """Return the output voxels of a convolution on ``indices``, its neighbour tables, and masks of their hits, in
+    spconv's order.
 
-    ``(out_inds, num_per_tap, pair_fwd, pair_bwd, mask_fwd, mask_bwd, argsort_fwd, argsort_bwd, masks)``: masks
-    ``int32 [rows, ceil(taps / 32)]`` have a bit for each hit of a row; there are two of each for
-    ``MaskSplitImplicitGemm``, one otherwise, and ``masks`` are the taps that each covers. Backward ones are empty
-    unless ``is_train``, and for ``subm``.
+    The tuple is ``(out_inds, num_per_tap, pair_fwd, pair_bwd, mask_fwd, mask_bwd, argsort_fwd, argsort_bwd, masks)``.
+    The masks ``int32 [rows, ceil(taps / 32)]`` have a bit for each tap that a row hits, and each argsort sorts the rows
+    by their mask.
+
+    For ``MaskSplitImplicitGemm`` there are two masks in each list, otherwise one. ``masks`` holds the taps that each
+    one covers. The backward lists are empty for ``subm`` and unless ``is_train``.
     """
     sizes = ksize, stride, padding, dilation, out_padding
     where = "get_indice_pairs_implicit_gemm"
@@ -159,16 +165,18 @@ def get_indice_pairs_implicit_gemm(
 
 
 def _mask_parts(algo: ConvAlgo, taps: int) -> list[tuple[int, int]]:
-    """Return the ranges (first, end) of taps that each mask covers: two halves for ``MaskSplitImplicitGemm``, and
-    otherwise all.
+    """Return the ranges (first, end) of taps that each mask covers. These are two halves for ``MaskSplitImplicitGemm``,
+    and otherwise one range of all taps.
     """
     half = taps - taps // 2
     return [(0, half), (half, taps)] if algo == ConvAlgo.MaskSplitImplicitGemm else [(0, max(taps, 32))]
 
 
 def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Return for each part (a range of taps) the taps that each row of ``table [taps, rows]`` hits, as bits
-    ``int32 [rows, words]``, and the rows sorted by those bits, or in order unless ``do_sort``.
+    """Return the masks of the hits and the order of the rows, for each part. A part is a range of taps.
+
+    A mask has a bit for each tap that a row of ``table [taps, rows]`` hits, ``int32 [rows, words]``. The rows are
+    sorted by these bits, or stay in order if ``do_sort`` is false.
     """
     taps, rows = table.shape
     words = -(-taps // 32)
@@ -190,8 +198,8 @@ def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tu
 
 
 def _plan_of_pairs(pairs: Tensor, rows: int, out_rows: int, inverse: bool = False) -> Plan:
-    """Return a plan, the object by which features are convolved, from ``rows`` inputs to ``out_rows`` outputs, or from
-    outputs to inputs if ``inverse``. ``pairs`` are input and output rows, ``int32 [2, taps, n]``.
+    """Return the plan (neighbour table) of a convolution from ``rows`` inputs to ``out_rows`` outputs. If ``inverse``
+    is true, the pairs are read from outputs to inputs. ``pairs`` holds input and output rows, ``int32 [2, taps, n]``.
     """
     source, target = (pairs[1], pairs[0]) if inverse else (pairs[0], pairs[1])
     at = torch.where(target >= 0, target, out_rows).long()  # padding goes to a row that is dropped
@@ -203,14 +211,14 @@ def _plan_of_pairs(pairs: Tensor, rows: int, out_rows: int, inverse: bool = Fals
 
 
 def _weight_by_tap(filters: Tensor) -> Tensor:
-    """Return ``filters [co, *k, ci]`` as ``[co, taps, ci]``, the form in which convolutions over neighbour tables take
-    a weight.
+    """Return ``filters [co, *k, ci]`` as ``[co, taps, ci]``. Convolutions over neighbour tables take a weight of this
+    shape.
     """
     return filters.flatten(1, -2)
 
 
 def _no_activation(where: str, act_type: Any) -> None:
-    """Raise SL208 if ``act_type`` is not None: the function ``where`` applies no activation."""
+    """Raise ``SL208`` if ``act_type`` is not None. The function named ``where`` applies no activation."""
     if act_type is not None:
         raise error(
             "SL208",
@@ -222,8 +230,8 @@ def _no_activation(where: str, act_type: Any) -> None:
 
 
 def _plan_gradients(plan: Plan, features: Tensor, filters: Tensor, out_bp: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of ``features`` and ``filters`` of a convolution over the neighbour tables ``plan``, from
-    ``out_bp``, the gradient of its output.
+    """Return the gradients of a convolution with respect to ``features`` and ``filters``. ``plan`` holds its neighbour
+    tables, and ``out_bp`` is the gradient of its output.
     """
     weight = _weight_by_tap(filters)
     grad = kernels.conv_weight_grad(out_bp, features, plan.table)
@@ -246,9 +254,10 @@ def indice_conv(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Return the convolution of ``features [n, ci]`` with ``filters [co, *k, ci]`` over pairs of input and output rows
-    (``int32 [2, taps, n]``), or from outputs to inputs if ``inverse``: ``[num_activate_out, co]``. Raises SL208 for an
-    activation.
+    """Return the convolution ``[num_activate_out, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]``.
+    ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``.
+
+    If ``inverse`` is true, it goes from outputs to inputs. Raise ``SL208`` if ``act_type`` is given.
     """
     _no_activation("indice_conv", act_type)
     plan = _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out, inverse)
@@ -266,8 +275,8 @@ def indice_conv_backward(
     algo: ConvAlgo = ConvAlgo.Native,
     timer: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of ``features`` and ``filters`` of :func:`indice_conv`, from ``out_bp``, the gradient of its
-    output.
+    """Return the gradients of :func:`indice_conv` with respect to ``features`` and ``filters``. ``out_bp`` is the
+    gradient of its output.
     """
     return _plan_gradients(
         _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0], inverse), features, filters, out_bp
@@ -296,9 +305,10 @@ def implicit_gemm(
     output_add_scale: float = 0.0,
     output_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, None, int]:
-    """Return ``(out, None, -1)`` with the convolution ``out [m, co]`` of ``features [n, ci]`` by the table ``pair_fwd``
-    (``int32 [taps, m]``, input rows or -1). spconv's masks are not read. Raises SL208 for activations, scales and an
-    added output.
+    """Return ``(out, None, -1)``. ``out [m, co]`` is the convolution of ``features [n, ci]`` by the table ``pair_fwd``,
+    which holds input rows or -1, ``int32 [taps, m]``.
+
+    spconv's masks are not read. Raise ``SL208`` if an activation, a scale or an added output is given.
     """
     _no_activation("implicit_gemm", act_type)
     if scale is not None or output_add is not None or output_scale != 1.0:
@@ -330,8 +340,8 @@ def implicit_gemm_backward(
     timer: Any = None,
     fp32_accum: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of ``features`` and ``filters`` of :func:`implicit_gemm`, from ``out_bp``, the gradient of
-    its output. Only ``pair_fwd`` is read of the tables.
+    """Return the gradients of :func:`implicit_gemm` with respect to ``features`` and ``filters``. ``out_bp`` is the
+    gradient of its output. Of the tables only ``pair_fwd`` is read.
     """
     return _plan_gradients(Plan(pair_fwd.t(), features.shape[0]), features, filters, out_bp)
 
@@ -340,8 +350,8 @@ def implicit_gemm_backward(
 
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
-    """Return, for each output, the largest of its inputs over the pairs ``int32 [2, taps, n]``, and at least zero, from
-    which spconv starts: ``[num_activate_out, c]``.
+    """Return, for each output, the largest of its inputs over the pairs ``int32 [2, taps, n]``, or 0 if that is larger,
+    ``[num_activate_out, c]``. spconv, too, starts from zero.
     """
     return max_pool_from_zero(features, _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out).table)
 
@@ -349,16 +359,16 @@ def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tens
 def indice_maxpool_backward(
     features: Tensor, out_features: Tensor, out_bp: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor
 ) -> Tensor:
-    """Return the gradient of ``features`` of :func:`indice_maxpool`, ``[n, c]``, from ``out_bp``, the gradient of its
-    output.
+    """Return the gradient of :func:`indice_maxpool` with respect to ``features``, ``[n, c]``. ``out_bp`` is the
+    gradient of its output.
     """
     plan = _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0])
     return max_pool_from_zero_grad(features, out_bp, plan.table, plan.transposed().table)
 
 
 def indice_maxpool_implicit_gemm(features: Tensor, indice_pairs: Tensor, num_activate_out: int) -> Tensor:
-    """Return, for each output, the largest of its inputs by the table ``indice_pairs`` (``int32 [taps, m]``, input rows
-    or -1), and at least zero: ``[m, c]``.
+    """Return, for each output, the largest of its inputs by the table ``indice_pairs``, or 0 if that is larger, ``[m,
+    c]``. The table holds input rows or -1, ``int32 [taps, m]``.
     """
     return max_pool_from_zero(features, indice_pairs.t())
 
@@ -366,8 +376,8 @@ def indice_maxpool_implicit_gemm(features: Tensor, indice_pairs: Tensor, num_act
 def indice_maxpool_implicit_gemm_backward(
     features: Tensor, out_features: Tensor, out_bp: Tensor, indice_pairs: Tensor
 ) -> Tensor:
-    """Return the gradient of ``features`` of :func:`indice_maxpool_implicit_gemm`, from ``out_bp``, the gradient of its
-    output, by the backward table ``indice_pairs`` (``int32 [taps, n]``, output rows or -1).
+    """Return the gradient of :func:`indice_maxpool_implicit_gemm` with respect to ``features``. ``out_bp`` is the
+    gradient of its output. ``indice_pairs`` is the backward table, which holds output rows or -1, ``int32 [taps, n]``.
     """
     table = kernels.transpose_table(indice_pairs.t(), out_bp.shape[0])
     return max_pool_from_zero_grad(features, out_bp, table, indice_pairs.t())
@@ -376,24 +386,26 @@ def indice_maxpool_implicit_gemm_backward(
 def indice_avgpool_implicit_gemm(
     features: Tensor, indice_pairs: Tensor, num_activate_out: int, calc_count: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return, for each output, the mean of its existing inputs by the table ``indice_pairs`` (``int32 [taps, m]``,
-    input rows or -1), ``[m, c]``, and the number of these inputs ``int32 [m]`` if ``calc_count``, otherwise an empty
-    tensor.
+    """Return, for each output, the mean of its existing inputs, ``[m, c]``, and the number of these inputs, ``int32
+    [m]``. If ``calc_count`` is false, the second tensor is empty.
+
+    The table ``indice_pairs`` holds input rows or -1, ``int32 [taps, m]``.
     """
     count = (indice_pairs >= 0).sum(0, dtype=torch.int32) if calc_count else indice_pairs.new_empty(0)
     return pooling.avg_pool(features, indice_pairs.t()), count
 
 
 def indice_avgpool_implicit_gemm_backward(out_bp: Tensor, indice_pairs: Tensor, count_out: Tensor) -> Tensor:
-    """Return the gradient of the features of :func:`indice_avgpool_implicit_gemm`, from ``out_bp``, the gradient of its
-    output, its counts ``count_out``, and the backward table ``indice_pairs`` (``int32 [taps, n]``).
+    """Return the gradient of :func:`indice_avgpool_implicit_gemm` with respect to the features. ``out_bp`` is the
+    gradient of its output, and ``count_out`` holds its counts. ``indice_pairs`` is the backward table, ``int32 [taps,
+    n]``.
     """
     return pooling.sum_pool(out_bp / count_out.clamp_min(1).to(out_bp.dtype)[:, None], indice_pairs.t())
 
 
 def global_pool_rearrange(coords: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Return the row numbers of each scene, ``int32 [batch_size, n]`` with -1 behind them, and how many those are,
-    ``int32 [batch_size]``. ``coords`` have the scene in column 0.
+    """Return the row numbers of each scene, ``int32 [batch_size, n]``, and the number of rows of each scene, ``int32
+    [batch_size]``. Free places hold -1. Column 0 of ``coords`` is the scene.
     """
     member = coords[:, 0] == torch.arange(batch_size, device=coords.device)[:, None]
     first = (~member).to(torch.int8).argsort(dim=1, stable=True)
@@ -401,5 +413,5 @@ def global_pool_rearrange(coords: Tensor, batch_size: int) -> tuple[Tensor, Tens
 
 
 def maximum_value_int_(ten: Tensor, value: int) -> None:
-    """Set the one element of ``ten`` to ``value`` if that is larger, in place."""
+    """Set the one element of ``ten`` to ``value``, in place, if ``value`` is larger."""
     records.count_voxels(ten, value)

@@ -20,11 +20,11 @@ _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))  # of the ke
 
 
 def norm_and_relu(norm: nn.BatchNorm1d, relu: nn.Module, input: Any) -> Tensor | None:
-    """Return the features of the sparse tensor ``input`` after batch norm and ReLU, computed by one kernel on a GPU, or
-    None if the caller has to call the two modules.
+    """Return the features of the sparse tensor ``input`` after batch norm and ReLU, computed by one kernel on a GPU.
+    Return None if the caller has to call the two modules.
 
-    The modules are called if they learn or have hooks, if a gradient is needed, for other dtypes, on the CPU, and
-    without voxels.
+    The modules have to be called in training, while gradients are recorded, on the CPU and without voxels. They also
+    have to be called for other dtypes than the kernel's, and if a module has hooks.
     """
     feats, mean, var = getattr(input, "_features", None), norm.running_mean, norm.running_var
     weight, bias = norm.weight, norm.bias
@@ -34,6 +34,7 @@ def norm_and_relu(norm: nn.BatchNorm1d, relu: nn.Module, input: Any) -> Tensor |
         return None
     if not _on_gpu(feats) or feats.dtype not in _DTYPES or not feats.dtype == mean.dtype == weight.dtype:
         return None
+    # The kernel would skip the hooks.
     if feats.shape[0] == 0 or feats.shape[1] != mean.shape[0] or is_hooked(norm) or is_hooked(relu):
         return None
     made: Tensor = norm_relu(feats, mean, var, weight, bias, norm.eps)

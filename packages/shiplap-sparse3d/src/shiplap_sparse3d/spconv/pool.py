@@ -47,9 +47,9 @@ class IndicePool(SparseModule):
     """Pooling over a window, in which only existing voxels count.
 
     Args:
-        kernel_size, stride, padding, dilation: as in torch; a stride of None is the kernel size.
-        indice_key: a new name under which an inverse convolution finds the way back.
-        subm: keep the voxels of the input.
+        kernel_size, stride, padding, dilation: as in torch. A stride of None is the kernel size.
+        indice_key: a new name, under which an inverse convolution finds the record of voxels and neighbours.
+        subm: whether the outputs lie on the voxels of the input.
         algo, record_voxel_count, name: as in :class:`SparseConvolution`.
     """
 
@@ -68,8 +68,9 @@ class IndicePool(SparseModule):
         record_voxel_count: bool = False,
         name: str | None = None,
     ) -> None:
-        """Create the pool. ``stride`` None is the kernel size. Raises SL208 for an unsupported number of axes or
-        another number of sizes.
+        """Create the pool. If ``stride`` is None, it is the kernel size.
+
+        Raise ``SL208`` if the number of axes is not supported or differs from the number of sizes.
         """
         super().__init__(name=name)
         check_ndim(type(self).__name__, ndim)
@@ -87,21 +88,23 @@ class IndicePool(SparseModule):
             self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32))
 
     def get_max_num_voxels(self) -> Tensor | None:
-        """Return the counter of voxels, ``int32 [1]`` with the largest number of output voxels so far, or None without
+        """Return the largest number of output voxels so far, ``int32 [1]``. Return None for a layer without
         ``record_voxel_count``.
         """
         return getattr(self, indices.COUNT, None)
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
-        """Return the features of the outputs, ``[m, c]``, from those of the inputs by the neighbour tables ``plan``,
-        whose rows are in the order of the outputs. Subclasses compute a maximum or a mean.
+        """Return the features of the outputs, ``[m, c]``, from those of the inputs. ``plan`` holds the neighbour
+        tables, whose rows are in the order of the outputs. Subclasses compute a maximum or a mean.
         """
         raise NotImplementedError
 
     @one_node
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
-        """Return the pooled sparse tensor, and keep the record of its voxels and neighbours under ``indice_key``, along
-        which an inverse convolution can go back. Raises SL208 for a key that an earlier layer has used.
+        """Return the pooled sparse tensor. The record of its voxels and neighbours is kept under ``indice_key``, where
+        an inverse convolution finds it.
+
+        Raise ``SL208`` if an earlier layer has used the key.
         """
         where, window = type(self).__name__, LayerWindow(self.kernel_size, self.stride, self.padding, self.dilation)
         checkpointed = check_sparse(where, input)
@@ -125,7 +128,9 @@ class IndicePool(SparseModule):
 
 
 class SparseMaxPool(IndicePool):
-    """The largest value of the voxels in the window, at least zero: spconv starts from zero, so this layer does."""
+    """The largest value of the voxels in the window, or 0 if that is larger. spconv starts from zero, so this layer
+    does too.
+    """
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
         """Return, for each output, the larger of zero and the largest of its inputs, ``[m, c]``."""
@@ -133,7 +138,9 @@ class SparseMaxPool(IndicePool):
 
 
 class SparseAvgPool(IndicePool):
-    """The mean of the voxels in the window, by their number and not by the volume of the kernel."""
+    """The mean of the voxels in the window. The sum is divided by the number of voxels, and not by the volume of the
+    kernel.
+    """
 
     ALGO = ConvAlgo.MaskImplicitGemm  # whatever was asked for, as in spconv: inverse layers look at it
 
@@ -143,7 +150,7 @@ class SparseAvgPool(IndicePool):
 
 
 class _PoolOfRank(IndicePool):
-    """A pool with the number of axes in the class. Without a stride the kernel size is the stride."""
+    """A pool with the number of axes of its class. Without a stride, the stride is the kernel size."""
 
     NDIM: ClassVar[int]
 
@@ -158,7 +165,7 @@ class _PoolOfRank(IndicePool):
         record_voxel_count: bool = False,
         name: str | None = None,
     ) -> None:
-        """Create the pool for the number of axes of the class. ``stride`` None is the kernel size."""
+        """Create the pool for the number of axes of the class. If ``stride`` is None, it is the kernel size."""
         super().__init__(
             self.NDIM,
             kernel_size,
@@ -173,7 +180,7 @@ class _PoolOfRank(IndicePool):
 
 
 class SparseMaxPool1d(_PoolOfRank, SparseMaxPool):
-    """Maximum over a window on voxels with one axis, and at least zero: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    """Maximum over a window on voxels with one axis, or 0 if that is larger, ``[n, c]`` -> ``[m, c]``. A ``stride`` of
     None is the kernel size. Arguments are those of :class:`IndicePool`.
     """
 
@@ -181,7 +188,7 @@ class SparseMaxPool1d(_PoolOfRank, SparseMaxPool):
 
 
 class SparseMaxPool2d(_PoolOfRank, SparseMaxPool):
-    """Maximum over a window on voxels with two axes, and at least zero: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    """Maximum over a window on voxels with two axes, or 0 if that is larger, ``[n, c]`` -> ``[m, c]``. A ``stride`` of
     None is the kernel size. Arguments are those of :class:`IndicePool`.
     """
 
@@ -189,63 +196,63 @@ class SparseMaxPool2d(_PoolOfRank, SparseMaxPool):
 
 
 class SparseMaxPool3d(_PoolOfRank, SparseMaxPool):
-    """Maximum over a window on voxels with three axes, and at least zero: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
-    None is the kernel size. Arguments are those of :class:`IndicePool`.
-    """
-
-    NDIM = 3
-
-
-class SparseMaxPool4d(_PoolOfRank, SparseMaxPool):
-    """Maximum over a window on voxels with four axes, and at least zero: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
-    None is the kernel size. Arguments are those of :class:`IndicePool`.
-    """
-
-    NDIM = 4
-
-
-class SparseAvgPool1d(_PoolOfRank, SparseAvgPool):
-    """Mean over the existing voxels of a window on voxels with one axis: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
-    None is the kernel size. Arguments are those of :class:`IndicePool`.
-    """
-
-    NDIM = 1
-
-
-class SparseAvgPool2d(_PoolOfRank, SparseAvgPool):
-    """Mean over the existing voxels of a window on voxels with two axes: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
-    None is the kernel size. Arguments are those of :class:`IndicePool`.
-    """
-
-    NDIM = 2
-
-
-class SparseAvgPool3d(_PoolOfRank, SparseAvgPool):
-    """Mean over the existing voxels of a window on voxels with three axes: ``[n, c]`` -> ``[m, c]``. A ``stride``
+    """Maximum over a window on voxels with three axes, or 0 if that is larger, ``[n, c]`` -> ``[m, c]``. A ``stride``
     of None is the kernel size. Arguments are those of :class:`IndicePool`.
     """
 
     NDIM = 3
 
 
+class SparseMaxPool4d(_PoolOfRank, SparseMaxPool):
+    """Maximum over a window on voxels with four axes. Four axes are not supported, so creating the layer raises
+    ``SL208``.
+    """
+
+    NDIM = 4
+
+
+class SparseAvgPool1d(_PoolOfRank, SparseAvgPool):
+    """Mean over the existing voxels of a window on voxels with one axis, ``[n, c]`` -> ``[m, c]``. A ``stride`` of None
+    is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
+    NDIM = 1
+
+
+class SparseAvgPool2d(_PoolOfRank, SparseAvgPool):
+    """Mean over the existing voxels of a window on voxels with two axes, ``[n, c]`` -> ``[m, c]``. A ``stride`` of None
+    is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
+    NDIM = 2
+
+
+class SparseAvgPool3d(_PoolOfRank, SparseAvgPool):
+    """Mean over the existing voxels of a window on voxels with three axes, ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
+    NDIM = 3
+
+
 class SparseGlobalMaxOrAvgPool(SparseModule):
-    """Mean or maximum of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``, zeros for an empty scene."""
+    """Mean or maximum of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``. An empty scene has zeros."""
 
     def __init__(self, is_mean: bool, name: str | None = None) -> None:
-        """Create the pool: the mean of each scene if ``is_mean``, and otherwise the maximum."""
+        """Create the pool. It takes the mean of each scene if ``is_mean`` is true, and otherwise the maximum."""
         super().__init__(name=name)
         self.is_mean = is_mean
 
     @one_node
     def forward(self, input: SparseConvTensor) -> Tensor:
-        """Return ``[batch_size, c]``: the mean or the maximum of the features of each scene."""
+        """Return the mean or the maximum of the features of each scene, ``[batch_size, c]``."""
         check_sparse(type(self).__name__, input)
         coords, scenes = input.geometry.coords, input.batch_size
         return pooling.global_pool(input.features, coords, scenes, "avg" if self.is_mean else "max")
 
 
 class SparseGlobalMaxPool(SparseGlobalMaxOrAvgPool):
-    """Maximum of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``, zeros for an empty scene."""
+    """Maximum of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``. An empty scene has zeros."""
 
     def __init__(self, name: str | None = None) -> None:
         """Create a pool that takes the maximum of each scene."""
@@ -253,7 +260,7 @@ class SparseGlobalMaxPool(SparseGlobalMaxOrAvgPool):
 
 
 class SparseGlobalAvgPool(SparseGlobalMaxOrAvgPool):
-    """Mean of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``, zeros for an empty scene."""
+    """Mean of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``. An empty scene has zeros."""
 
     def __init__(self, name: str | None = None) -> None:
         """Create a pool that takes the mean of each scene."""

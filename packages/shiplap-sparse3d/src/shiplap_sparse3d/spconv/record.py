@@ -19,7 +19,7 @@ __all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "LayerWindow"]
 
 
 class ConvAlgo(Enum):
-    """spconv's algorithms. Accepted everywhere; layers that share an ``indice_key`` must name the same one."""
+    """spconv's algorithms, which every layer accepts. Layers that share an ``indice_key`` must name the same one."""
 
     Native = 0
     MaskImplicitGemm = 1
@@ -28,7 +28,7 @@ class ConvAlgo(Enum):
 
 @dataclass(frozen=True)
 class LayerWindow:
-    """The window of a layer, one int per axis for each field. ``output_padding`` makes it a transposed one."""
+    """The window of a layer. Each field has one int per axis. A layer with ``output_padding`` is transposed."""
 
     ksize: list[int]
     stride: list[int]
@@ -38,16 +38,18 @@ class LayerWindow:
 
     @property
     def text(self) -> str:
-        """Return the sizes as text for error messages. It is written from lists, because Dynamo cannot format a
+        """The sizes as text for error messages. The text is written from lists, because Dynamo cannot format a
         dataclass.
         """
         made = f"kernel_size {self.ksize}, stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
         return made if self.output_padding is None else f"{made}, output_padding {self.output_padding}"
 
     def step(self, geometry: Geometry, *, pooled: bool = False, back: bool | None = None) -> Strided:
-        """Return the voxels that this window reaches from the voxels ``geometry``, and the plan (neighbour tables) onto
-        them. The geometry keeps both, so that equal layers build them once. Pooling (``pooled``) takes tables that are
-        not sorted. With ``back``, tables from outputs to inputs are built as well, by default where gradients are on.
+        """Return the voxels that this window reaches from the voxels ``geometry``, together with the neighbour tables.
+        The geometry keeps the result, so that equal layers build it once.
+
+        Pooling (``pooled``) takes tables that are not sorted. ``back`` says whether tables from outputs to inputs are
+        built as well, by default where gradients are recorded.
         """
         window = self.ksize, self.stride, self.padding, self.dilation
         if is_compiling() and geometry.ndim == 3 and self.output_padding is None and not geometry.padded:
@@ -62,14 +64,19 @@ class LayerWindow:
 
 @dataclass
 class IndiceData:
-    """The record in ``indice_dict``: the voxels on both sides, and the plan between the two.
+    """The record of a layer in ``indice_dict``. It holds the voxels of the input and of the output, and the plan
+    (neighbour tables) between them.
 
     Attributes:
-        geometry, out_geometry: the voxels on either side; ``indices`` and ``out_indices`` are theirs.
-        plan: from inputs to outputs; ``known_plan``: the same, if a layer has built it; ``passing_plan``: the same of a
-            graph without gradients, which other calls may not use, as it may have run in inference mode.
-        pair_fwd, pair_bwd: spconv's tables ``int32 [taps, m]`` and ``[taps, n]``, the other side's row or -1.
-        indice_pairs, indice_pair_num: spconv's ``Native`` form, ``int32 [2, taps, n]`` padded with -1, and pairs a tap.
+        geometry, out_geometry: the voxels of the input and of the output.
+        indices, out_indices: the coordinates of these voxels.
+        plan: the neighbour tables from inputs to outputs.
+        known_plan: ``plan`` if a layer has built it, otherwise None.
+        passing_plan: the plan that a graph without gradients has built. Other calls may not use it, since the graph may
+            have run in inference mode.
+        pair_fwd, pair_bwd: spconv's tables ``int32 [taps, m]`` and ``[taps, n]``, with the other side's row or -1.
+        indice_pairs: the pairs of spconv's ``Native`` algorithm, ``int32 [2, taps, n]`` padded with -1.
+        indice_pair_num: the number of pairs of each tap.
     """
 
     indices: Tensor
@@ -86,8 +93,8 @@ class IndiceData:
 
     @property
     def plan(self) -> Plan:
-        """Return the plan of the convolution (its neighbour tables), built at its first use. Where a gradient may be
-        needed, it has tables from outputs to inputs, too.
+        """The plan (neighbour tables) of the convolution, built at its first use. While gradients are recorded, it also
+        has tables from outputs to inputs.
         """
         plan = self.known_plan
         if plan is None or (torch.is_grad_enabled() and not plan.whole):
@@ -104,15 +111,15 @@ class IndiceData:
 
     @property
     def whole(self) -> bool:
-        """Return whether the tables from outputs to inputs, which gradients read, exist, or are not needed, as for a
-        submanifold layer.
+        """Whether the tables from outputs to inputs, which gradients read, exist or are not needed. A submanifold layer
+        does not need them.
         """
         return self.is_subm or (self.known_plan is not None and self.known_plan.whole)
 
     @property
     def way_back(self) -> Plan:
-        """Return the plan (neighbour tables) from outputs to inputs, which is built at the first use and by which
-        inverse layers compute.
+        """The plan (neighbour tables) from outputs to inputs, by which inverse layers compute. It is built at its first
+        use.
         """
         if self.whole:
             return self.plan.t
@@ -123,8 +130,8 @@ class IndiceData:
 
     @property
     def pool_plan(self) -> Plan:
-        """Return the plan (neighbour tables) for pooling, whose tables are not sorted. Raises SL211 for a submanifold
-        record of voxels that share a cell.
+        """The plan (neighbour tables) for pooling. Its tables are not sorted. Raise ``SL211`` for a submanifold record
+        of voxels that share a cell.
         """
         if self.is_subm:
             refuse_shared(self.plan, "a pool over the voxels of a submanifold layer")
@@ -134,51 +141,51 @@ class IndiceData:
 
     @property
     def ksize(self) -> list[int]:
-        """Return the kernel size per axis of the layer that made this record of voxels and neighbours."""
+        """The kernel size per axis of the layer that made this record of voxels and neighbours."""
         return self.window.ksize
 
     @property
     def stride(self) -> list[int]:
-        """Return the stride per axis of the layer that made this record of voxels and neighbours."""
+        """The stride per axis of the layer that made this record of voxels and neighbours."""
         return self.window.stride
 
     @property
     def padding(self) -> list[int]:
-        """Return the padding per axis of the layer that made this record of voxels and neighbours."""
+        """The padding per axis of the layer that made this record of voxels and neighbours."""
         return self.window.padding
 
     @property
     def dilation(self) -> list[int]:
-        """Return the dilation per axis of the layer that made this record of voxels and neighbours."""
+        """The dilation per axis of the layer that made this record of voxels and neighbours."""
         return self.window.dilation
 
     @property
     def pair_fwd(self) -> Tensor:
-        """Return spconv's forward table, ``int32 [taps, m]``: the input row of each output under each tap, or -1."""
+        """spconv's forward table, ``int32 [taps, m]``. It holds the input row of each output under each tap, or -1."""
         return by_output(self.plan).t()
 
     @property
     def pair_bwd(self) -> Tensor:
-        """Return spconv's backward table, ``int32 [taps, n]``: the output row that reads each input under each tap, or
-        -1.
+        """spconv's backward table, ``int32 [taps, n]``. It holds the output row that reads each input under each tap,
+        or -1.
         """
         return kernels.transpose_table(by_output(self.plan), self.plan.rows).t()
 
     @property
     def indice_pairs(self) -> Tensor:
-        """Return spconv's pairs of input and output rows, ``int32 [2, taps, n]``: of each tap the pairs that exist, and
-        then -1.
+        """spconv's pairs of input and output rows, ``int32 [2, taps, n]``. The pairs of a tap come first, and -1 fills
+        the remaining columns.
         """
         return self._pairs[0]
 
     @property
     def indice_pair_num(self) -> Tensor:
-        """Return the number of pairs of each tap, ``int32 [taps]``."""
+        """The number of pairs of each tap, ``int32 [taps]``."""
         return self._pairs[1]
 
     @property
     def _pairs(self) -> tuple[Tensor, Tensor]:
-        """Return the pairs of rows (input, output), ``int32 [2, taps, n]``, and their number for each tap, in spconv's
+        """The pairs of input and output rows, ``int32 [2, taps, n]``, and the number of pairs of each tap, in spconv's
         order.
         """
         if not isinstance(self.plan, SharedPlan):
@@ -191,17 +198,18 @@ ImplicitGemmIndiceData = IndiceData  # one record serves both: a table is either
 
 
 def by_output(plan: Plan) -> Tensor:
-    """Return the neighbour table of ``plan``, ``int32 [m, taps]`` with input rows or -1, with its rows in the order of
+    """Return the neighbour table of ``plan``, ``int32 [m, taps]`` with input rows or -1. Its rows are in the order of
     the outputs.
     """
     return plan.by_row if isinstance(plan, SharedPlan) else plan.unsorted().table
 
 
 def compact_pairs(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pairs ``int32 [2, taps, n]`` (input row, output row) of the table ``pair_bwd`` (``int32 [taps, n]``,
-    the output row of each input row or -1), and the number of hits of each tap.
+    """Return the pairs (input row, output row) of the table ``pair_bwd``, ``int32 [2, taps, n]``, and the number of
+    pairs of each tap.
 
-    Of each tap, hits come first and then -1.
+    ``pair_bwd`` holds the output row of each input row or -1, ``int32 [taps, n]``. The pairs of a tap come first, and
+    -1 fills the remaining columns.
     """
     hit = pair_bwd >= 0
     # Hits come first, in the order of their rows.

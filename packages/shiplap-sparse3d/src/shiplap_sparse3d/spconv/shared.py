@@ -35,11 +35,11 @@ _expected = False
 
 
 def expect_duplicates(expected: bool = True) -> bool:
-    """Set whether submanifold layers on a GPU, and those in graphs compiled from now on, allow several voxels in one
-    cell, and return the previous setting.
+    """Set whether a cell may hold several voxels in submanifold layers on a GPU and in graphs compiled from now on.
+    Return the previous setting.
 
-    On the CPU, layers outside of graphs always do. A layer whose voxels a strided layer made skips the check: they are
-    distinct.
+    On the CPU, layers outside of graphs always allow it. A layer skips the check if a strided layer made its voxels,
+    since those are distinct.
     """
     global _expected
     before, _expected = _expected, expected
@@ -47,8 +47,8 @@ def expect_duplicates(expected: bool = True) -> bool:
 
 
 def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return ``int64 [n]``: for each row of ``coords`` (``int32 [n, 4]`` in a grid of ``shape``) the first row with the
-    same coordinates.
+    """Return for each row of ``coords`` the first row with equal coordinates, ``int64 [n]``. ``coords`` is ``int32 [n,
+    4]`` in a grid of ``shape``.
     """
     # Stable, so that the first row of a cell stays in front of the others.
     order = keys_of(coords, shape).argsort(stable=True)
@@ -61,7 +61,8 @@ def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class SharedPlan(Plan):
-    """The plan of a submanifold layer whose voxels share cells: that of the first rows, and the other rows' part.
+    """The plan of a submanifold layer whose voxels share cells. Its tables are those of the first row of each cell, and
+    it adds what the other rows need.
 
     Attributes:
         first: ``int64 [n]``, the first row in the cell of each row.
@@ -74,8 +75,8 @@ class SharedPlan(Plan):
     def conv(
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
-        """Return the convolution ``[n, co]`` of ``feats [n, ci]`` on voxels that share cells: each row reads itself at
-        the centre, and the first row of each neighbouring cell.
+        """Return the convolution ``[n, co]`` of ``feats [n, ci]`` on voxels that share cells. Each row reads itself at
+        the centre, and it reads the first row of each neighbouring cell.
         """
         assert self.first is not None
         # Every row of a cell gets the result of the first one.
@@ -86,8 +87,8 @@ class SharedPlan(Plan):
 
     @property
     def by_row(self) -> Tensor:
-        """Return ``int32 [n, k]``: the row that each row reads under each tap, or -1. Unlike the plan's table, it has
-        each row itself at the centre.
+        """The row that each row reads under each tap, or -1, ``int32 [n, k]``. At the centre each row reads itself,
+        whereas in the plan's table it reads the first row of its cell.
         """
         assert self.first is not None
         table = self.unsorted().table.index_select(0, self.first)
@@ -97,7 +98,7 @@ class SharedPlan(Plan):
 
 def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
     """Return the product of ``rows [n, ci]`` and ``weight [co, ci / groups]`` within each of ``groups`` groups of
-    channels: ``[n, co]``.
+    channels, ``[n, co]``.
     """
     if groups == 1:
         return torch.nn.functional.linear(rows, weight)
@@ -107,10 +108,10 @@ def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
-    """Return the plan (neighbour tables) of a submanifold layer, in which voxels may share cells where
-    :func:`expect_duplicates` or the CPU allows that.
+    """Return the plan (neighbour tables) of a submanifold layer. Voxels may share a cell on the CPU, and elsewhere if
+    :func:`expect_duplicates` allows it.
 
-    Raises SL211 for voxels that share a cell where that is not allowed, and for rows outside the grid.
+    Raise ``SL211`` if voxels share a cell where that is not allowed, and for rows outside the grid.
     """
     # A strided layer made these voxels, so they are distinct.
     if geometry.parent is not None:
@@ -132,14 +133,14 @@ def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
 
 @built_outside_modes
 def _has_twins(geometry: Geometry) -> bool:
-    """Return whether any two rows of ``geometry`` have the same coordinates. A GPU is waited for."""
+    """Return whether any two rows of ``geometry`` have equal coordinates. A GPU is waited for."""
     first = first_rows(geometry.coords, geometry.spatial_shape)
     return not torch.equal(first, torch.arange(first.shape[0], device=first.device))
 
 
 def _plan_of_shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> SharedPlan:
-    """Return the plan (neighbour tables) of a submanifold layer on voxels of which several may be in one cell. The
-    first row of each cell is found once for all kernels.
+    """Return the plan (neighbour tables) of a submanifold layer on voxels of which several may share a cell. The first
+    row of each cell is found once for all kernels.
     """
     if geometry.shared is None:
         first, coords = _first_of_cells(geometry.coords, geometry.spatial_shape)
@@ -158,8 +159,8 @@ def _plan_of_shared(geometry: Geometry, kernel: list[int], dilation: list[int]) 
 
 @built_outside_modes
 def _first_of_cells(coords: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return for each row of ``coords`` the first row with the same coordinates, ``int64 [n]``, and ``coords`` in which
-    every row that is not the first of its cell is replaced by padding (-1).
+    """Return the first row with equal coordinates for each row of ``coords``, ``int64 [n]``, and a copy of ``coords``.
+    In the copy every row that is not the first of its cell is replaced by padding (-1).
     """
     first = first_rows(coords, shape)
     alone = first == torch.arange(first.shape[0], device=first.device)
@@ -167,8 +168,8 @@ def _first_of_cells(coords: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tenso
 
 
 def refuse_shared(plan: Plan, where: str) -> None:
-    """Raise SL211 if ``plan`` (neighbour tables) is of voxels of which several share a cell, for which the operation
-    ``where`` has no meaning.
+    """Raise ``SL211`` if ``plan`` (neighbour tables) is of voxels that share a cell. The operation ``where`` has no
+    meaning for them.
     """
     if isinstance(plan, SharedPlan):
         raise error("SL211", where=where, got="voxels that share a cell", expected="distinct voxels")

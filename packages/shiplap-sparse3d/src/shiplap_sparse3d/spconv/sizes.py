@@ -19,11 +19,11 @@ __all__ = ["assume_rows", "cells_of", "check_least", "name_rows"]
 
 
 def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> list[int]:
-    """Return the cells per axis, ``spatial_shape``, as Python's own integers or, in a graph that is being compiled, as
-    sizes of the graph.
+    """Return the number of cells per axis, ``spatial_shape``, as Python's own integers. In a graph that is being
+    compiled, they are sizes of the graph.
 
-    In a graph, numbers of an array are what they are now, which each run of the graph asserts: a grid is a setting of a
-    model, and layers behind ``dense()`` need to know it. Numbers in a tensor come from the data, and stay sizes.
+    An array's numbers become constants, which each run of the graph asserts. A grid is a setting of a model, and layers
+    behind ``dense()`` need constants. A tensor's numbers come from the data, so they stay symbolic.
     """
     if not is_compiling():
         return [int(v) for v in spatial_shape]
@@ -31,8 +31,8 @@ def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> li
 
 
 def _of_graph(cells: Any) -> int:
-    """Return ``cells``, one size of a grid, inside a graph that is being compiled: a Python integer, a symbolic size
-    from a tensor, or the present number of an array, which the graph then asserts.
+    """Return ``cells``, one size of a grid, for a graph that is being compiled. A size from a tensor is symbolic. A
+    number of an array is a constant, which the graph then asserts.
     """
     if isinstance(cells, (int, Tensor)):
         return int(cells)
@@ -54,10 +54,10 @@ def _constant_number(value: Any) -> int:
 
 
 def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: str = "") -> None:
-    """Raise SL208, with ``got()`` as the text of what was found, unless all ``sizes`` are at least 1.
+    """Raise ``SL208`` unless all ``sizes`` are at least 1. ``got()`` returns the text of what was found.
 
-    ``got`` is called for the error alone, because Dynamo cannot write a size into a text. For sizes that depend on data
-    a graph asserts this as it runs.
+    ``got`` is called only for the error, because Dynamo cannot write a size into a text. A graph asserts sizes that
+    depend on data at run time.
     """
     if not is_compiling():
         small = min(sizes) < 1
@@ -73,10 +73,10 @@ def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: s
 
 
 def assume_rows(rows: int, *, training: bool = False) -> None:
-    """Add an assertion to the graph that is being compiled: ``rows`` is at least 1, or 2 in ``training``, since batch
-    norm branches on the number of rows.
+    """Assert in the graph that is being compiled that ``rows`` is at least 1, or at least 2 in ``training``. Batch norm
+    branches on the number of rows.
 
-    The graph asserts this as it runs. A known number is not asserted.
+    The assertion runs with the graph. Nothing is added if the answer is already known.
     """
     if not is_compiling():
         return
@@ -89,10 +89,10 @@ def assume_rows(rows: int, *, training: bool = False) -> None:
 
 
 def name_rows(indices: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors, in a graph with a new symbol for their number of rows if that is a sum of sizes that depend
-    on data.
+    """Return both tensors. In a graph, give their number of rows a new symbol if it is a sum of sizes that depend on
+    data.
 
-    Torch looks up what is known of a symbol, and not of a sum: :func:`assume_rows` would assert it to no effect.
+    Torch looks up known facts about a symbol, but not about a sum, for which :func:`assume_rows` would have no effect.
     """
     if not is_compiling() or not is_of_data(indices.shape[0]):
         return indices, features

@@ -13,14 +13,14 @@ __all__ = ["RemoveDuplicate"]
 
 
 class RemoveDuplicate(SparseModule):
-    """Layer that keeps the first of several voxels in one cell. Voxels come in ascending order, with an empty
-    ``indice_dict``.
+    """Layer that keeps the first of several voxels in one cell. The voxels of its output are in ascending order, and
+    its ``indice_dict`` is empty.
     """
 
     @one_node
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
-        """Return a sparse tensor with the first voxel of each cell of ``x``, in ascending order of the cells, and an
-        empty ``indice_dict``.
+        """Return a sparse tensor with the first voxel of each cell of ``x``. The cells are in ascending order, and
+        ``indice_dict`` is empty.
         """
         check_sparse("RemoveDuplicate", x)
         cells, inverse, _ = kernels.distinct_voxels(x.geometry.coords)

@@ -18,8 +18,8 @@ __all__ = ["AddTable", "AddTableMisaligned", "ConcatTable", "JoinTable", "sparse
 
 
 def _check_joinable(where: str, tensors: list[SparseConvTensor], *attributes: str) -> None:
-    """Raise SL209 for anything but sparse tensors, and SL208 for tensors that differ in one of ``attributes`` (such as
-    "spatial_shape"). ``where`` is the layer's name for the message.
+    """Raise ``SL209`` if one of ``tensors`` is not sparse, and ``SL208`` if they differ in one of ``attributes`` (such
+    as "spatial_shape"). ``where`` is the layer's name in the message.
     """
     for tensor in tensors:
         check_sparse(where, tensor)
@@ -37,12 +37,13 @@ def _check_joinable(where: str, tensors: list[SparseConvTensor], *attributes: st
 
 
 def _equal_members(value: Any, first: Any) -> bool:
-    """Return whether two lists of sizes, or two numbers, are equal, in a graph too, where they may be symbols."""
+    """Return whether two lists of sizes, or two numbers, are equal. In a graph they may be symbols."""
     if isinstance(value, list):
         return len(value) == len(first) and same_numbers(value, first)
     return same_number(value, first)
 
 
+# The properties in which the tensors that a layer joins may have to agree.
 _ATTRIBUTES: dict[str, Any] = {
     "spatial_shape": lambda t: t.spatial_shape,
     "batch_size": lambda t: t.batch_size,
@@ -55,7 +56,7 @@ class _JoinModule(SparseModule):
     """Base of the layers that join several sparse tensors."""
 
     def input_spatial_size(self, out_size: Any) -> Any:
-        """Return ``out_size``: the layer does not change the spatial size."""
+        """Return ``out_size``, since the layer does not change the spatial size."""
         return out_size
 
 
@@ -65,7 +66,7 @@ class JoinTable(_JoinModule):
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
         """Return a sparse tensor with the features of all tensors of ``input`` side by side, on the voxels of the
-        first. Raises SL208 if grids or numbers of voxels differ.
+        first. Raise ``SL208`` if grids or numbers of voxels differ.
         """
         _check_joinable("JoinTable", input, "spatial_shape", "batch_size", "number of voxels")
         return input[0].replace_feature(torch.cat([tensor.features for tensor in input], 1))
@@ -77,7 +78,7 @@ class AddTable(_JoinModule):
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
         """Return a sparse tensor with the sum of the features of all tensors of ``input``, row by row, on the voxels of
-        the first. Raises SL208 if grids or shapes differ.
+        the first. Raise ``SL208`` if grids or numbers of rows or channels differ.
         """
         _check_joinable("AddTable", input, *_ATTRIBUTES)
         total = input[0].features
@@ -88,18 +89,18 @@ class AddTable(_JoinModule):
 
 
 class AddTableMisaligned(_JoinModule):
-    """Layer that adds several tensors on the union of their voxels: :func:`sparse_add`."""
+    """Layer that adds several tensors on the union of their voxels, by :func:`sparse_add`."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
-        """Return a sparse tensor with the sum of the features of all tensors of ``input``, on the union of their
-        voxels, which may differ.
+        """Return a sparse tensor with the sum of the features of all tensors of ``input``. It lies on the union of
+        their voxels.
         """
         return sparse_add(*input)
 
 
 class ConcatTable(SparseModule):
-    """Container whose modules all get the same input, and which returns the list of their results."""
+    """Container that gives each of its modules the same input. It returns the list of their results."""
 
     def forward(self, input: Any) -> list[Any]:
         """Return the list of the results of all modules for the same ``input``."""
@@ -116,11 +117,11 @@ class ConcatTable(SparseModule):
 
 
 def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
-    """Return the sum of sparse tensors of one grid on the union of their voxels, in ascending order and with an empty
-    ``indice_dict``. Raises SL208 if grids or channels differ.
+    """Return the sum of sparse tensors of one grid on the union of their voxels. The voxels are in ascending order, and
+    ``indice_dict`` is empty.
 
-    Where one operand covers the union, the sum is on its voxels, in their order and with its ``indice_dict``; a graph
-    that is being compiled cannot know that.
+    If one operand covers the union, the sum is on its voxels instead, in their order and with its ``indice_dict``. In a
+    graph that is being compiled, this is not tested. Raise ``SL208`` if grids or channels differ.
     """
     first = tens[0]
     _check_joinable("sparse_add", list(tens), "spatial_shape", "batch_size", "number of channels")
@@ -133,6 +134,7 @@ def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
         start = 0
         for tensor in tens:
             stop = start + tensor.indices.shape[0]
+            # This tensor has every voxel of the union.
             if stop - start == union.shape[0]:
                 return tensor.replace_feature(total[inverse[start:stop].long()])
             start = stop

@@ -34,7 +34,7 @@ class Tensor:
         return view
 
     def cpu(self) -> Tensor:
-        """Return a tensorview on the CPU, of the same memory if it is there already."""
+        """Return a tensorview on the CPU. If the elements are there already, it shares their memory."""
         return Tensor(self.torch.cpu())
 
     def cuda(self) -> Tensor:
@@ -47,22 +47,22 @@ class Tensor:
 
     @property
     def shape(self) -> list[int]:
-        """Return the lengths of the axes as a list."""
+        """The lengths of the axes as a list."""
         return list(self.torch.shape)
 
     @property
     def ndim(self) -> int:
-        """Return the number of axes."""
+        """The number of axes."""
         return self.torch.ndim
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the torch tensor."""
+        """The dtype of the torch tensor."""
         return self.torch.dtype
 
     @property
     def size(self) -> int:
-        """Return the number of elements."""
+        """The number of elements."""
         return self.torch.numel()
 
     def dim(self, axis: int) -> int:
@@ -91,8 +91,8 @@ class Tensor:
 
 
 def to_torch(array: Any) -> torch.Tensor:
-    """Return a torch tensor of ``array``: that of a tensorview (of cumm's too), a NumPy array on the same memory if it
-    is contiguous, or a torch tensor unchanged.
+    """Return a torch tensor of ``array``. A tensorview gives its own tensor, and a torch tensor is returned unchanged.
+    A contiguous NumPy array shares its memory with the result. A tensorview of cumm is read by its method ``numpy``.
     """
     if isinstance(array, Tensor):
         return array.torch

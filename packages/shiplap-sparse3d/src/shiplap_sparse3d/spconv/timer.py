@@ -12,21 +12,19 @@ class CUDAKernelTimer:
     """A timer that accepts the calls of models and measures nothing. Only ``enable`` is kept."""
 
     def __init__(self, enable: bool = True) -> None:
-        """Keep ``enable``, which nothing here reads."""
+        """Keep ``enable``. No code here reads it."""
         self.enable = enable
 
     @contextmanager
     def namespace(self, name: str) -> Iterator[None]:
-        """Run the block of a context manager under ``name``. In spconv it groups ranges that are timed, and here
-        nothing is timed.
-        """
+        """Run the block of a context manager. In spconv, ``name`` groups timed ranges, but here nothing is timed."""
         yield
 
     @contextmanager
     def record(self, name: str, stream: int = 0) -> Iterator[None]:
-        """Run the block of a context manager. In spconv it is timed under ``name``, and here nothing is timed."""
+        """Run the block of a context manager. In spconv it is timed under ``name``, but here nothing is timed."""
         yield
 
     def get_all_pair_time(self) -> dict[str, float]:
-        """Return an empty dictionary, which in spconv has the time of each range in ms: nothing is timed here."""
+        """Return an empty dictionary, since nothing is timed here. In spconv it holds the time of each range in ms."""
         return {}

@@ -18,19 +18,21 @@ __all__ = ["is_proxy", "one_node", "proxy_among"]
 
 
 def is_proxy(value: object) -> bool:
-    """Return whether ``value`` is a proxy of ``torch.fx``, which a tracer passes in place of a tensor."""
+    """Return whether ``value`` is a proxy of ``torch.fx``. A tracer passes proxies in place of tensors."""
     return isinstance(value, Proxy)
 
 
 def proxy_among(values: Any) -> Proxy | None:
-    """Return the first ``torch.fx`` proxy in ``values`` and in the lists and tuples there, or None. In a graph that is
-    being compiled there is none.
+    """Return the first ``torch.fx`` proxy in ``values`` and in the lists and tuples there, or None if there is none. In
+    a graph that is being compiled, return None.
     """
     return None if is_compiling() else _proxy_in(values)
 
 
 def _proxy_in(values: Any) -> Proxy | None:
-    """Return the first ``torch.fx`` proxy in ``values`` and, recursively, in the lists and tuples there, or None."""
+    """Return the first ``torch.fx`` proxy in ``values`` and, recursively, in the lists and tuples there. Return None if
+    there is none.
+    """
     for value in values:
         if isinstance(value, Proxy):
             return value
@@ -40,17 +42,20 @@ def _proxy_in(values: Any) -> Proxy | None:
 
 
 def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Return a method for ``forward`` of a layer that ``torch.fx`` records as one node instead of tracing into it, and
-    in whose place Dynamo traces ``in_graph``, by default ``forward``.
+    """Return a method for ``forward`` of a layer that ``torch.fx`` records as one node, without tracing into it. Dynamo
+    traces ``in_graph`` in its place, by default ``forward``.
 
-    A subclass that calls it from a ``forward`` of its own is traced, and the node is a call of this one method.
+    If a subclass calls this method from its own ``forward``, the tracer enters the subclass, and the node is a call of
+    this one method.
     """
     compiled = forward if in_graph is None else in_graph
 
     @functools.wraps(forward)
     def traced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Return ``forward(self, ...)``, or while compiling ``in_graph(self, ...)``, both arguments of ``one_node``. If
-        an argument is a proxy of ``torch.fx``, return a new node of its graph instead.
+        """Return ``forward(self, ...)``, or ``in_graph(self, ...)`` while compiling. Both are arguments of
+        ``one_node``.
+
+        If an argument is a proxy of ``torch.fx``, return a new node of its graph instead.
         """
         if is_compiling():
             return compiled(self, *args, **kwargs)
@@ -58,6 +63,7 @@ def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = 
             return forward(self, *args, **kwargs)
         tracer: Any = proxy.tracer
         path = tracer.path_of_module(self)
+        # The method of the layer's own class, so the node can be a call of the module.
         if getattr(type(self).forward, "__wrapped__", None) is forward:
             return tracer.create_proxy("call_module", path, args, kwargs)
         # ``call_module`` would call the subclass's own ``forward`` again.

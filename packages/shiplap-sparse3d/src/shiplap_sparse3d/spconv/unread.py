@@ -15,8 +15,8 @@ __all__ = ["UnreadMembers", "unread_member"]
 
 @dataclass(frozen=True)
 class UnreadMembers:
-    """The arguments of ``SparseConvTensor`` that only the user's code reads. Tensors share one instance until one
-    of them changes a member.
+    """The arguments of ``SparseConvTensor`` that only the user's code reads. Tensors share one instance until a member
+    of one of them is set.
     """
 
     grid: Tensor | None = None
@@ -28,12 +28,12 @@ class UnreadMembers:
 
 
 def unread_member(name: str) -> Any:
-    """Return a property of ``SparseConvTensor`` for the member ``name``, such as ``grid``, which tensors pass on for
-    models that set it and which no layer reads. Setting it changes that tensor alone.
+    """Return a property of ``SparseConvTensor`` for the member ``name``, such as ``grid``. Models set such members, no
+    layer reads them, and each new tensor takes them over. Setting one changes that tensor alone.
     """
 
     def get(tensor: Any) -> Any:
-        """Return the member ``name`` (argument of ``unread_member``) that ``tensor`` carries and no layer reads."""
+        """Return the member ``name`` (argument of ``unread_member``) of ``tensor``. No layer reads it."""
         return getattr(tensor._unread, name)
 
     def put(tensor: Any, value: Any) -> None:

@@ -13,12 +13,12 @@ __all__ = ["PointToVoxel", "gather_features_by_pc_voxel_id"]
 
 
 class PointToVoxel:
-    """The conversion of points of a range to voxels that hold their first points.
+    """The conversion of points within a range to voxels. Each voxel holds the first points that fall into it.
 
     Args:
         vsize_xyz: edge of a voxel per axis, in the unit of the points.
         coors_range_xyz: lower corner, then upper corner.
-        num_point_features: columns of a point; the first ones are x, y, z.
+        num_point_features: columns of a point. The first ones are x, y, z.
         max_num_voxels: voxels kept, by the order in which points reach them.
         max_num_points_per_voxel: points kept in each.
         device: where the points are.
@@ -36,8 +36,10 @@ class PointToVoxel:
         max_num_points_per_voxel: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Compute the grid from the edges of a voxel and the range of coordinates, which are given in the order x, y, z
-        and kept reversed. Raises SL208 unless there are two bounds per axis.
+        """Compute the grid from the edges of a voxel and the range of coordinates. They are given in the order x, y, z
+        and kept reversed.
+
+        Raise ``SL208`` unless there are two bounds per axis.
         """
         self.ndim = len(vsize_xyz)
         if len(coors_range_xyz) != 2 * self.ndim:
@@ -62,7 +64,7 @@ class PointToVoxel:
     def __call__(
         self, pc: Tensor, clear_voxels: bool = True, empty_mean: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the result of :meth:`generate_voxel_with_id` without the voxel of each point."""
+        """Return the result of :meth:`generate_voxel_with_id` without its last part, the voxel of each point."""
         return self.generate_voxel_with_id(pc, clear_voxels, empty_mean)[:3]
 
     @torch.no_grad()
@@ -70,17 +72,17 @@ class PointToVoxel:
         self, pc: Tensor, clear_voxels: bool = True, empty_mean: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the voxels of the points ``pc [n, num_point_features]``, their cells, the number of points in each,
-        and the voxel of each point. Raises SL208 for points of another shape or on another device.
+        and the voxel of each point. Raise ``SL208`` if the points have another shape or lie on another device.
 
         Args:
-            pc: points; those outside the range are left out.
-            clear_voxels: accepted; results are fresh tensors.
+            pc: points. Those outside the range are left out.
+            clear_voxels: accepted without effect, since results are fresh tensors.
             empty_mean: fill free places of a voxel with the mean of its points instead of zeros.
 
         Returns:
             ``voxels [m, max_num_points_per_voxel, num_point_features]`` float32, ``indices int32 [m, ndim]`` (z, y, x),
-            ``num_per_voxel int32 [m]``, and ``pc_voxel_id int64 [n]``, -1 for a point without a voxel. Voxels come in
-            the order of their first points.
+            ``num_per_voxel int32 [m]``, and ``pc_voxel_id int64 [n]``. The last is -1 for a point without a voxel.
+            Voxels come in the order of their first points.
         """
         if pc.ndim != 2 or pc.shape[1] != self.num_point_features or pc.device.type != self.device.type:
             raise error(
@@ -104,8 +106,8 @@ class PointToVoxel:
         return voxels, indices, counts.int(), voxel
 
     def _cells_of_points(self, pc: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cell ``int64 [n, ndim]`` (z, y, x) of each point, and the number of that cell in the grid,
-        ``int64 [n]``, -1 outside the range.
+        """Return the cell ``int64 [n, ndim]`` (z, y, x) of each point, and the number of that cell in the grid, ``int64
+        [n]``. The number is -1 for a point outside the range.
         """
         position = pc[:, : self.ndim].flip(1)
         low, edge = pc.new_tensor(self.coors_range[: self.ndim]), pc.new_tensor(self.vsize)
@@ -118,8 +120,8 @@ class PointToVoxel:
         return cells, torch.where(inside, number, -1)
 
     def _number_voxels(self, cells: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the voxel of each point ``int64 [n]``, -1 without one, and the cells of the voxels
-        ``int32 [m, ndim]``. Voxels are numbered in the order of their first points, up to ``max_num_voxels``.
+        """Return the voxel of each point, ``int64 [n]`` with -1 for none, and the cells of the voxels, ``int32 [m,
+        ndim]``. Voxels are numbered in the order of their first points, up to ``max_num_voxels``.
         """
         distinct, group = torch.unique(number, return_inverse=True)
         first = torch.full_like(distinct, number.shape[0])
@@ -133,8 +135,8 @@ class PointToVoxel:
 
 
 def _rank_in_group(group: Tensor, groups: int) -> Tensor:
-    """Return for each element how many earlier elements have the same ``group`` (-1 to ``groups - 1``), ``int64
-    [n]``.
+    """Return for each element the number of earlier elements in its group, ``int64 [n]``. ``group`` holds the group of
+    each element, from -1 to ``groups - 1``.
     """
     order = group.argsort(stable=True)
     # Elements without a group, -1, are counted in front.
@@ -148,8 +150,8 @@ def _rank_in_group(group: Tensor, groups: int) -> Tensor:
 def gather_features_by_pc_voxel_id(
     seg_res_features: Tensor, pc_voxel_id: Tensor, invalid_value: int | float = 0
 ) -> Tensor:
-    """Return the features of each point, ``[n, ...]``: those of its voxel (``seg_res_features [m, ...]``, by
-    ``pc_voxel_id [n]``), or ``invalid_value`` for a point without a voxel (-1).
+    """Return the features of each point, ``[n, ...]``, which are those of its voxel. ``pc_voxel_id [n]`` holds the
+    point's row in ``seg_res_features [m, ...]``. A point without a voxel (-1) gets ``invalid_value``.
     """
     ids = pc_voxel_id.to(seg_res_features.device).long()
     # Without a voxel there is no row to read.

@@ -21,7 +21,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Return the member ``name`` of ``spconv.pytorch``, which spconv 1.x had here. Raises AttributeError for other
+    """Return the member ``name`` of ``spconv.pytorch``, which spconv 1.x had here. Raise ``AttributeError`` for other
     names.
     """
     if name in pytorch.__all__:

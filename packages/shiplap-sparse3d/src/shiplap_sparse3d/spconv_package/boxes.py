@@ -23,16 +23,16 @@ Array = np.ndarray[Any, Any]
 
 
 def _polygon_area(corners: Array) -> float:
-    """Return the area of the polygon with ``corners [n, 2]``: positive if they go counterclockwise, negative if
-    clockwise.
+    """Return the area of the polygon with ``corners [n, 2]``. It is positive if they go counterclockwise, and negative
+    if they go clockwise.
     """
     x, y = corners[:, 0], corners[:, 1]
     return float((x * np.roll(y, -1) - np.roll(x, -1) * y).sum() / 2)
 
 
 def _clip_polygon(subject: Array, start: Array, end: Array) -> Array:
-    """Return the corners ``[m, 2]`` of the part of the convex polygon ``subject [n, 2]`` to the left of the line from
-    ``start`` to ``end``.
+    """Return the corners ``[m, 2]`` of the part of a polygon that lies to the left of the line from ``start`` to
+    ``end``. The polygon ``subject [n, 2]`` is convex.
     """
     edge = end - start
     # The sign of the cross product tells the side of the line.
@@ -63,8 +63,10 @@ def _polygon_overlap(a: Array, b: Array) -> tuple[float, float]:
 
 
 def _box_pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float, ratio: bool) -> Array:
-    """Return ``[n, k]`` overlaps of ``boxes [n, 4, 2]`` and ``others [k, 4, 2]`` (corners): the shared area, or
-    intersection over union if ``ratio``. Pairs whose ``standup_iou [n, k]`` is not above ``threshold`` get 0.
+    """Return the overlaps ``[n, k]`` of ``boxes [n, 4, 2]`` and ``others [k, 4, 2]``, both given by corners. The
+    overlap is the shared area, or intersection over union if ``ratio`` is true.
+
+    Pairs whose ``standup_iou [n, k]`` is not above ``threshold`` get 0.
     """
     overlaps = np.zeros((len(boxes), len(others)), boxes.dtype)
     for i, j in np.argwhere(standup_iou > threshold):
@@ -74,30 +76,34 @@ def _box_pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float
 
 
 def rbbox_iou(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
-    """Return the intersection over union of rotated boxes, ``[n, k]``, from corners ``[n, 4, 2]`` and ``[k, 4, 2]``. It
-    is 0 for pairs whose ``standup_iou [n, k]``, that of their upright boxes, is not above ``standup_thresh``.
+    """Return the intersection over union of rotated boxes, ``[n, k]``, from corners ``[n, 4, 2]`` and ``[k, 4, 2]``.
+
+    ``standup_iou [n, k]`` is that of the upright boxes around them. Pairs for which it is not above ``standup_thresh``
+    get 0.
     """
     return _box_pairs(box_corners, qbox_corners, standup_iou, standup_thresh, True)
 
 
 def rbbox_intersection(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
-    """Return the area that rotated boxes share, ``[n, k]``, from corners ``[n, 4, 2]`` and ``[k, 4, 2]``. It is 0 for
-    pairs whose ``standup_iou [n, k]``, that of their upright boxes, is not above ``standup_thresh``.
+    """Return the area that rotated boxes share, ``[n, k]``, from corners ``[n, 4, 2]`` and ``[k, 4, 2]``.
+
+    ``standup_iou [n, k]`` is the intersection over union of the upright boxes around them. Pairs for which it is not
+    above ``standup_thresh`` get 0.
     """
     return _box_pairs(box_corners, qbox_corners, standup_iou, standup_thresh, False)
 
 
 def rbbox_iou_loss(box_corners: Array, qbox_corners: Array) -> Array:
-    """Return the intersection over union of each rotated box with the other one in the same row, ``[n]``, from corners
-    ``[n, 4, 2]``. No gradient is computed.
+    """Return the intersection over union of the rotated boxes in each row of both arrays, ``[n]``, from corners ``[n,
+    4, 2]``. No gradient is computed.
     """
     pairs = [_polygon_overlap(a, b) for a, b in zip(box_corners, qbox_corners, strict=True)]
     return np.array([shared / union if union > 0 else 0.0 for shared, union in pairs], box_corners.dtype)
 
 
 def non_max_suppression_cpu(boxes: Array, order: Array, thresh: float, eps: float = 0.0) -> list[int]:
-    """Return the row numbers of the upright boxes to keep, of ``boxes [n, 4]`` (x1, y1, x2, y2) considered in
-    ``order``: a box goes if it overlaps a kept one by ``thresh`` or more. ``eps`` is added to each side.
+    """Return the row numbers of the upright boxes to keep, of ``boxes [n, 4]`` (x1, y1, x2, y2). They are considered in
+    ``order``, and a box is dropped if its overlap with a kept one is ``thresh`` or more. ``eps`` is added to each side.
     """
     x1, y1, x2, y2 = boxes[:, :4].astype(np.float64).T
     areas, left, kept = (x2 - x1 + eps) * (y2 - y1 + eps), list(order), []
@@ -112,8 +118,9 @@ def non_max_suppression_cpu(boxes: Array, order: Array, thresh: float, eps: floa
 
 
 def rotate_non_max_suppression_cpu(corners: Array, order: Array, standup_iou: Array, thresh: float) -> list[int]:
-    """Return the row numbers of the rotated boxes to keep, of ``corners [n, 4, 2]`` considered in ``order``: a box goes
-    if it overlaps a kept one by ``thresh`` or more. Pairs with ``standup_iou [n, n]`` 0 are not compared.
+    """Return the row numbers of the rotated boxes to keep, of ``corners [n, 4, 2]``. They are considered in ``order``,
+    and a box is dropped if its overlap with a kept one is ``thresh`` or more. Pairs with ``standup_iou [n, n]`` 0 are
+    not compared.
     """
     gone, kept = np.zeros(len(corners), bool), []
     for place, i in enumerate(order):
@@ -128,10 +135,10 @@ def rotate_non_max_suppression_cpu(corners: Array, order: Array, standup_iou: Ar
 
 
 def non_max_suppression(boxes: Array, keep_out: Array, thresh: float, device_id: int = 0) -> int:
-    """Write the row numbers of the boxes to keep into ``keep_out`` and return how many those are, as spconv 1.x does.
+    """Write the row numbers of the boxes to keep into ``keep_out`` and return the number of them, as spconv 1.x does.
     ``boxes [n, 5]`` (x1, y1, x2, y2, score) are sorted by descending score.
 
-    The CPU computes it, and ``device_id`` is not read.
+    The computation runs on the CPU, and ``device_id`` is not read.
     """
     # spconv 1.x counts pixels: a box includes both of its borders.
     kept = non_max_suppression_cpu(boxes, np.arange(len(boxes)), thresh, 1.0)

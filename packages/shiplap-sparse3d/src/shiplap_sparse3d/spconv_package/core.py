@@ -11,7 +11,9 @@ __all__ = ["NDIM_DONT_CARE", "AlgoHint", "ConvAlgo"]
 
 
 class AlgoHint(Enum):
-    """The purposes for which spconv chooses a kernel. They are accepted; the choice here is measured."""
+    """The purposes for which spconv chooses a kernel. They are accepted but not read, since kernels are chosen here by
+    measurement.
+    """
 
     NoHint = 0b000
     Fowrard = 0b001  # codespell:ignore - spconv's own spelling

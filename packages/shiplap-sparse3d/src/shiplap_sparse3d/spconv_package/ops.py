@@ -32,12 +32,12 @@ __all__ = [
 
 def nms(boxes: Tensor, scores: Tensor, pre_max_size: int, post_max_size: int, thresh: float, eps: float) -> Tensor:
     """Return the rows of ``boxes [n, 4]`` (x1, y1, x2, y2) to keep, by descending score, ``int64 [k]`` on the device of
-    the boxes. The CPU computes it.
+    the boxes. The computation runs on the CPU.
 
     Args:
         boxes, scores: ``[n, 4]`` and ``[n]``.
-        pre_max_size, post_max_size: how many boxes are looked at, and kept; 0 and less for all.
-        thresh: overlaps from here on are suppressed.
+        pre_max_size, post_max_size: how many boxes are considered and how many are kept. 0 or less stands for all.
+        thresh: a box whose overlap with a kept box is at least this is dropped.
         eps: length of a cell, added to each side.
     """
     order = scores.argsort(descending=True, stable=True)[: pre_max_size if pre_max_size > 0 else None]

@@ -46,10 +46,10 @@ Array = np.ndarray[Any, Any]
 
 
 class _Point2Voxel:
-    """The conversion of points to voxels, as :class:`PointToVoxel`, on tensorviews, arrays and tensors.
+    """The conversion of points to voxels, as in :class:`PointToVoxel`. It takes tensorviews, arrays and tensors.
 
     Args:
-        vsize_xyz, coors_range_xyz, num_point_features, max_num_voxels, max_num_points_per_voxel: as there.
+        vsize_xyz, coors_range_xyz, num_point_features, max_num_voxels, max_num_points_per_voxel: as in that class.
 
     Attributes: ``grid_size``, in the order z, y, x.
     """
@@ -65,7 +65,9 @@ class _Point2Voxel:
         max_num_voxels: int,
         max_num_points_per_voxel: int,
     ) -> None:
-        """Create the voxelisation for the number of axes of the class. Raises SL208 for another number of edges."""
+        """Create the voxelisation for the number of axes of the class. Raise ``SL208`` if ``vsize_xyz`` has another
+        number of edges.
+        """
         if len(vsize_xyz) != self.NDIM:
             where = type(self).__name__
             raise error("SL208", where=where, got=f"{len(vsize_xyz)} edges", expected=f"{self.NDIM}")
@@ -74,28 +76,28 @@ class _Point2Voxel:
         self.grid_size = self._voxels.grid_size
 
     def point_to_voxel(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the voxels of ``points [n, features]`` as tensorviews: ``voxels [m, points, features]``,
+        """Return the voxels of ``points [n, features]`` as tensorviews. They are ``voxels [m, points, features]``,
         ``indices [m, ndim]`` (z, y, x) and ``num_per_voxel [m]``.
         """
         return self._run(points, False)
 
     def point_to_voxel_empty_mean(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the voxels of ``points`` as :meth:`point_to_voxel`, with the mean of a voxel's points in its free
-        places.
+        """Return the voxels of ``points`` as :meth:`point_to_voxel` does, but with the mean of a voxel's points in its
+        free places.
         """
         return self._run(points, True)
 
     def point_to_voxel_hash(
         self, points: Any, clear_voxels: bool = True, empty_mean: bool = False, stream: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the voxels of ``points`` as :meth:`point_to_voxel`, under the name that spconv's classes for GPUs
-        have.
+        """Return the voxels of ``points`` as :meth:`point_to_voxel` does. spconv's classes for GPUs have the method
+        under this name.
         """
         return self._run(points, empty_mean)
 
     def _run(self, points: Any, empty_mean: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return voxels, indices and counts of ``points`` as tensorviews. ``empty_mean``: free places get the mean of
-        the voxel's points instead of zeros.
+        """Return voxels, indices and counts of ``points`` as tensorviews. If ``empty_mean`` is true, free places get
+        the mean of the voxel's points instead of zeros.
         """
         voxels, indices, counts = self._voxels(to_torch(points), empty_mean=empty_mean)
         return Tensor(voxels), Tensor(indices), Tensor(counts)
@@ -158,7 +160,7 @@ class Point2VoxelGPU4d(Point2VoxelCPU4d):
 
 
 class VoxelGenerator:
-    """The generator of spconv 1.x, on arrays.
+    """The voxel generator of spconv 1.x, which takes and returns arrays.
 
     Args:
         voxel_size: edge of a voxel per axis.
@@ -176,8 +178,8 @@ class VoxelGenerator:
         max_voxels: int = 20000,
         full_mean: bool = False,
     ) -> None:
-        """Compute the grid from the edges of a voxel and the range (x, y, z, lower bounds first). ``full_mean``: free
-        places of a voxel get the mean of its points.
+        """Compute the grid from the edges of a voxel and the range, whose lower bounds (x, y, z) come first. If
+        ``full_mean`` is true, free places of a voxel get the mean of its points.
         """
         self.voxel_size = np.array(voxel_size, np.float32)
         self.point_cloud_range = np.array(point_cloud_range, np.float32)
@@ -188,7 +190,7 @@ class VoxelGenerator:
 
     def _generate(self, points: Array, max_voxels: int | None) -> tuple[Array, Array, Array]:
         """Return ``voxels [m, max_num_points, features]``, ``coordinates [m, 3]`` (z, y, x) and the number of points of
-        each voxel, as arrays. ``max_voxels`` None is that of the generator.
+        each voxel, as arrays. If ``max_voxels`` is None, the generator's own limit applies.
         """
         most = self._max_voxels if max_voxels is None else max_voxels
         ranges = [float(v) for v in self.point_cloud_range]
@@ -200,8 +202,8 @@ class VoxelGenerator:
         return features.astype(points.dtype), coordinates, counts
 
     def generate(self, points: Array, max_voxels: int | None = None) -> Any:
-        """Return ``(voxels [m, max_num_points, features], coordinates [m, 3] (z, y, x), num_points_per_voxel [m])`` of
-        ``points [n, features]``, as arrays.
+        """Return ``voxels [m, max_num_points, features]``, ``coordinates [m, 3]`` (z, y, x) and ``num_points_per_voxel
+        [m]`` of ``points [n, features]``, as a tuple of arrays.
         """
         return self._generate(points, max_voxels)
 
@@ -221,14 +223,16 @@ class VoxelGeneratorV2(VoxelGenerator):
         block_size: int = 3,
         height_threshold: float = 0.1,
     ) -> None:
-        """Create the generator. Raises SL208 for ``block_filtering``, which this package does not have."""
+        """Create the generator. Raise ``SL208`` for ``block_filtering``, which this package does not have."""
         if block_filtering:
             raise error("SL208", where="VoxelGeneratorV2", got="block_filtering=True", expected="False")
         super().__init__(voxel_size, point_cloud_range, max_num_points, max_voxels, full_mean)
 
     def generate(self, points: Array, max_voxels: int | None = None) -> dict[str, Array]:
-        """Return a dictionary of arrays: ``voxels [m, max_num_points, features]``, ``coordinates [m, 3]`` (z, y, x),
-        ``num_points_per_voxel [m]``, ``voxel_point_mask [m, max_num_points, 1]`` and ``voxel_num``.
+        """Return a dictionary of arrays with the voxels of ``points``.
+
+        They are ``voxels [m, max_num_points, features]``, ``coordinates [m, 3]`` (z, y, x), ``num_points_per_voxel
+        [m]``, ``voxel_point_mask [m, max_num_points, 1]`` and ``voxel_num``.
         """
         voxels, coordinates, counts = self._generate(points, max_voxels)
         # 1 where a voxel has a point, 0 in its free places.

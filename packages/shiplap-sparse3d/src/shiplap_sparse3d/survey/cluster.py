@@ -227,14 +227,14 @@ def _start_cluster(workers: int, device: str | None, opened: contextlib.ExitStac
     options |= {"n_workers": workers, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     # Workers inherit this mask, so that Ctrl-C, which goes to all processes of a terminal, is the client's alone.
     resource_tracker.ensure_running()  # its start, which the first worker needs, would take the mask away
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         cluster = opened.enter_context(LocalCluster(threads_per_worker=threads, local_directory=scratch, **options))
     except Exception as failure:  # a process that cannot be started has many reasons
         got = f"{type(failure).__name__}: {failure}".splitlines()[0]
         raise survey_error("SL828", "the local Dask cluster", got, f"{workers} processes that start") from None
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     opened.callback(cluster.sync, _end_workers, cluster)
     return cluster
 

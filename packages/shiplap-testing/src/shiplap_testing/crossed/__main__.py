@@ -19,8 +19,10 @@ from shiplap_testing.crossed.table import Table, markdown, missing_pairs, reason
 
 
 def main() -> int:
-    """Call the randomly drawn op declarations that the options of the command line choose in all ways, write the table
-    of outcomes, reduce failures to small declarations, and return 1 if there are any failures, else 0.
+    """Call the randomly drawn op declarations that the command line chooses, each in all its ways of a call, and write
+    the table of outcomes.
+
+    Then reduce failures to small declarations. Return 1 if there are any failures, and 0 otherwise.
     """
     parser = argparse.ArgumentParser(prog="python -m shiplap_testing.crossed", description=__doc__)
     parser.add_argument("--count", type=int, default=200, help="declarations")
@@ -64,8 +66,8 @@ def main() -> int:
 
 
 def _compile_unoptimized() -> None:
-    """Put compilers that do not optimise first on the ``PATH``, if SHIPLAP_TEST_UNOPTIMIZED=1, and wait until their
-    headers are compiled.
+    """If the environment variable ``SHIPLAP_TEST_UNOPTIMIZED`` is 1, put compilers that do not optimise first on the
+    ``PATH``, and wait until their headers are compiled.
     """
     os.environ["PATH"] = compilers.path()
     for compiled in (compilers.headers(), compilers.kernels()):
@@ -74,8 +76,10 @@ def _compile_unoptimized() -> None:
 
 
 def _write_table(folder: Path, device: str, cases: Sequence[Declared], table: Table) -> None:
-    """Write the failures (JSON) and the table that counts, for each pair of features of a declaration, how often it was
-    called without a difference (JSON and Markdown) into ``folder``.
+    """Write the failures and the table of a run into ``folder``, as JSON and the table also as Markdown.
+
+    The table counts, for each pair of features of a declaration, how often a call had no difference from the reference.
+    ``cases`` are the declarations of the run on ``device``.
     """
     by_seed = {c.seed: c.to_json() for c in cases}
     failing = [{**r, "case": by_seed.get(r["seed"])} for r in table.failures]
@@ -85,8 +89,10 @@ def _write_table(folder: Path, device: str, cases: Sequence[Declared], table: Ta
 
 
 def _shrink_failures(folder: Path, device: str, cases: Sequence[Declared], table: Table, most: int) -> None:
-    """Shrink one failure of each kind, at most ``most``, and write a script for each into ``folder``, which shows the
-    failure with as few features as possible.
+    """Shrink one failure of each kind, at most ``most``, to as few features as still fail. Write a script that shows
+    the failure into ``folder`` for each.
+
+    ``cases`` are the declarations of the run on ``device``, and ``table`` has its failures.
     """
     by_seed = {c.seed: c for c in cases}
     shrunk: set[str] = set()

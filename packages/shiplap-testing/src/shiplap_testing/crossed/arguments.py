@@ -22,15 +22,15 @@ SPECIAL = {
 
 
 def sizes_of(case: Declared, other: bool = False) -> dict[str, int]:
-    """Return the sizes of the dims ``n``, ``c``, ``h`` and ``w`` by name: those of the op declaration ``case``, or with
-    ``other`` those of a second call.
+    """Return the sizes of the dims ``n``, ``c``, ``h`` and ``w`` by name. They are those of the op declaration
+    ``case``, or if ``other`` is true, those of a second call.
     """
     return {**OTHER} if other else {**USUAL, **SPECIAL.get(case.sizes, {})}
 
 
 def shape_of(case: Declared, sizes: dict[str, int], other: bool = False) -> tuple[int, ...]:
-    """Return the shape of the tensor ``x`` of the op declaration ``case`` for ``sizes``. A third of the variadic ones
-    have a further dim of 2 in front. ``other`` is not read.
+    """Return the shape of the tensor ``x`` of the op declaration ``case`` for ``sizes``. If the declaration is
+    variadic, a third of the seeds give ``x`` a further dim of 2 in front. ``other`` is not read.
     """
     shape = tuple(sizes[n] for n in ("n", "c", "h", "w")[: case.rank])
     return (2, *shape) if case.variadic and case.rank > 1 and case.seed % 3 == 0 else shape
@@ -42,7 +42,8 @@ def rank_of(case: Declared) -> int:
 
 
 class Arguments:
-    """The values of all arguments in declared order. They are never passed to an op: ``fresh`` copies them.
+    """The values of all arguments of an op declaration, in declared order. They are never passed to an op themselves.
+    :meth:`fresh` returns copies for a call.
 
     ``values`` has the arguments that a call passes, ``names`` their names, and ``named`` which of them are keywords.
     """
@@ -50,8 +51,8 @@ class Arguments:
     def __init__(
         self, case: Declared, device: str = "cpu", other: bool = False, dtype: torch.dtype | None = None
     ) -> None:
-        """Draw the arguments of the op declaration ``case`` on ``device`` from its seed, for other sizes if ``other``,
-        and in ``dtype`` if it is given.
+        """Draw the arguments of the op declaration ``case`` on ``device`` from its seed. If ``other`` is true, they
+        have the sizes of a second call. ``dtype`` replaces the dtype of the declaration if it is given.
         """
         self.case, self.device = case, device
         # A generator of its own, so that the values do not depend on what ran before.
@@ -78,8 +79,8 @@ class Arguments:
             self._repeat()
 
     def _value(self, name: str, annotation: str) -> Any:
-        """Return the argument for the parameter ``name``, chosen by the features of the op declaration that the
-        arguments are for: a scalar, a tensor, a list of tensors, or None. ``annotation`` is not read.
+        """Return the argument for the parameter ``name``, chosen by the features of the op declaration. It is a scalar,
+        a tensor, a list of tensors, or None. ``annotation`` is not read.
         """
         if name in PASSED:
             if name == "ks" and self.case.kernel == "template":
@@ -100,8 +101,10 @@ class Arguments:
         return self._tensor(shape, mutated=name == "acc")
 
     def _tensor(self, shape: tuple[int, ...], mutated: bool = False) -> Tensor:
-        """Return a random tensor of ``shape`` in the next of the declaration's layouts. A tensor that cannot have this
-        layout, as one that is ``mutated`` cannot be expanded, is contiguous.
+        """Return a random tensor of ``shape`` in the next of the declaration's layouts.
+
+        A tensor that cannot have this layout is contiguous. For example, a tensor that the op writes to (``mutated``)
+        cannot be expanded.
         """
         # Drawn on the CPU in float64, so that values are the same on each device and in each dtype.
         t = torch.randn(shape, generator=self.rng, dtype=torch.float64).to(self.dtype).to(self.device)
@@ -114,8 +117,8 @@ class Arguments:
         return LAYOUTS[layout][1](t)
 
     def _repeat(self) -> None:
-        """Pass the tensor ``x`` a second time, in place of another tensor argument, or the first tensor of a list
-        twice.
+        """Pass the tensor ``x`` a second time, in place of another tensor argument. If that argument is a list of
+        tensors, pass its first tensor twice instead.
         """
         x = self.values[self.names.index("x")]
         for name in ("y", "acc", "ts", "accs"):
@@ -130,15 +133,19 @@ class Arguments:
     def fresh(
         self, *, gradients: bool = False, dtype: torch.dtype | None = None, contiguous: bool = False
     ) -> list[Any]:
-        """Return copies of the arguments in declared order, with the same strides unless ``contiguous``, in ``dtype``
-        if given, and as leaves with ``gradients``. A tensor that is passed twice is copied once.
+        """Return copies of the arguments in declared order. A tensor that is passed twice is copied once.
+
+        The copies have the same strides, or are contiguous if ``contiguous`` is true. Floating-point tensors are
+        converted to ``dtype`` if it is given. If ``gradients`` is true, those that the op does not write to are leaves
+        that require a gradient.
         """
         # By identity: a tensor that is passed twice must be one tensor in the copies as well.
         copies: dict[int, Tensor] = {}
 
         def copy(value: Any, name: str) -> Any:
-            """Return the copy of ``value``, the argument ``name`` or a tensor of its list, as ``fresh`` makes it: with
-            dtype, strides and gradients as that call asks. Values other than tensors are returned themselves.
+            """Return the copy of ``value``, which is the argument ``name`` or a tensor of its list. It has the dtype,
+            strides and gradients that the arguments of ``fresh`` select. Values other than tensors are returned
+            themselves.
             """
             if isinstance(value, list) and value and isinstance(value[0], Tensor):
                 return [copy(v, name) for v in value]
@@ -158,13 +165,17 @@ class Arguments:
         return [copy(v, n) for v, n in zip(self.values, self.names, strict=True)]
 
     def split(self, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments ``values`` as positional ones and as keywords by name, as the case passes them."""
+        """Return the arguments ``values`` as a list of the positional ones and a dict of the keywords, as the op
+        declaration passes them.
+        """
         pairs = list(zip(self.names, values, strict=True))
         return [v for n, v in pairs if n not in self.keywords], {n: v for n, v in pairs if n in self.keywords}
 
 
 def flat_tensors(values: Any) -> list[Tensor]:
-    """Return the tensors in nested lists, tuples and dicts, in order."""
+    """Return the tensors in ``values``, a tensor or nested lists, tuples and dicts, in order. Other values are left
+    out.
+    """
     if isinstance(values, Tensor):
         return [values]
     if isinstance(values, (list, tuple)):

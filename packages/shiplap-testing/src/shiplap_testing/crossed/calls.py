@@ -15,14 +15,16 @@ TERMS = 4  # an element is a product and a sum of a few
 
 
 class NotMetError(Exception):
-    """The way does not apply to the declaration: nothing was compared."""
+    """The exception for a way of a call that does not apply to a declaration, so that nothing was compared."""
 
 
 class Calls:
-    """An op, its arguments, and what the reference does with them."""
+    """An op of a crossed declaration, its arguments, and its reference, with whose results those of the op are
+    compared.
+    """
 
     def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
-        """Keep the op of the declaration ``case``, draw its arguments on ``device``, and find its reference."""
+        """Store ``op``, draw arguments of its declaration ``case`` on ``device``, and find its reference."""
         self.op, self.case, self.device = op, case, device
         self.given = Arguments(case, device)
         self.reference: Function = _in_tuple(op.reference) if case.tuple_of_one else op.reference
@@ -37,9 +39,11 @@ class Calls:
     def expected(
         self, given: Arguments | None = None, *, differentiate: bool = False, twice: bool = False
     ) -> tuple[Observed, Observed]:
-        """Return what the reference does with the arguments ``given``, by default those of the declaration: the
-        results, gradients and writes once in their own dtype and once in float64. ``differentiate`` adds gradients, and
-        ``twice`` second ones.
+        """Return what the reference does with the arguments ``given``, by default those of the declaration. The first
+        observation is of a call in their own dtype, the second of a call in float64.
+
+        An observation has results and writes. If ``differentiate`` is true it also has gradients, and if ``twice`` is
+        true second gradients.
         """
         given = given or self.given
         found = []
@@ -52,10 +56,11 @@ class Calls:
         return found[0], found[1]
 
     def bound_of_sum(self, values: list[Any]) -> float:
-        """Return an estimate of how large the terms are together where a result is the sum over all of ``x`` in
-        float64, by which the tolerance of that result grows, or 0 without such a result.
+        """Return an estimate of the size of the terms in a sum over all of ``x`` in float64.
 
-        Nothing is wider than float64, so the reference does not show what another order of the terms changes.
+        The tolerance of that result grows with it. It is needed because no dtype is wider than float64, so that the
+        reference does not show the effect of another order of the terms. ``values`` are the arguments of the call.
+        Return 0 if there is no such result.
         """
         if "total" not in self.case.outs or self.case.dtype != "float64":
             return 0.0
@@ -73,9 +78,12 @@ class Calls:
         strides: bool = True,
         requires: bool = True,
     ) -> str:
-        """Call ``fn`` on copies of the arguments, and return how its results, gradients and writes differ from those of
-        the reference, as text, which is empty if they do not. ``strides`` and ``requires`` say whether strides, and
-        whether results require gradients, are compared too.
+        """Call ``fn`` on copies of the arguments ``given``, and return how it differs from the reference.
+
+        By default the arguments are those of the declaration. Results and writes are compared. The text is empty if
+        nothing differs. Gradients are compared if ``differentiate`` is true, or if it is None and the op has a
+        gradient. The other arguments switch on the comparison of second gradients (``twice``), of strides
+        (``strides``), and of whether results require a gradient (``requires``).
         """
         given = given or self.given
         differentiate = self.differentiable if differentiate is None else differentiate
@@ -86,8 +94,8 @@ class Calls:
 
 
 def _in_tuple(fn: Function) -> Function:
-    """Return a function that calls the reference ``fn`` and returns its only result in a tuple, as an op does whose
-    result is declared as a tuple of one.
+    """Return a function that calls the reference ``fn`` and returns its only result in a tuple. An op whose result is
+    declared as a tuple of one does the same.
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -111,7 +119,7 @@ class Model(torch.nn.Module):
     """A module that calls an op."""
 
     def __init__(self, op: Any) -> None:
-        """Make a module that calls the op ``op``."""
+        """Create a module that calls the op ``op``."""
         super().__init__()
         self.op = op
 
@@ -126,8 +134,10 @@ _ID = re.compile(r"\bSL\d{3}\b")
 
 
 def refusal_id(cause: BaseException) -> str:
-    """Return the id, such as ``SL208``, of the catalogue error (one of shiplap's documented errors) that ``cause`` is,
-    was caused by, or quotes in its text. The text is empty if there is none.
+    """Return the id, such as ``SL208``, of the first catalogue error among ``cause`` and its causes, or an empty text.
+    A catalogue error is one of shiplap's documented errors.
+
+    An exception whose text quotes such an id counts as well.
     """
     seen: BaseException | None = cause
     while seen is not None:
@@ -139,7 +149,7 @@ def refusal_id(cause: BaseException) -> str:
 
 
 def one_line(e: BaseException) -> str:
-    """Return the message of the exception ``e`` as one line: its first eight lines joined by bars, cut at 500
-    characters.
+    """Return the message of the exception ``e`` as one line. It has the first eight lines, joined by bars, and at most
+    500 characters.
     """
     return " | ".join(line.strip() for line in str(e).strip().splitlines()[:8])[:500]

@@ -11,8 +11,8 @@ from shiplap import torch_private
 
 
 def capture_call(fn: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Capture a call of ``fn`` as a CUDA graph, and return the graph and the result of the call. Raises the exception
-    that broke the capture, if one did.
+    """Capture a call of ``fn`` as a CUDA graph, and return the graph and the result of the call. If the capture fails,
+    raise the exception that ended it.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(torch.cuda.Stream()):

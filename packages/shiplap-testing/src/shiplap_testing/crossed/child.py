@@ -15,8 +15,10 @@ from typing import Any
 
 
 def main() -> int:
-    """Run the declarations from standard input, and write each event to the file ``results`` as a line of JSON. Returns
-    the status 0.
+    """Run the declarations that standard input has as JSON, and return the exit status 0.
+
+    The first argument of the command line is a folder, and the second the device. Each event is written to the file
+    ``results`` in the folder, as a line of JSON.
     """
     folder, device = Path(sys.argv[1]), sys.argv[2]
     given = json.load(sys.stdin)
@@ -29,8 +31,8 @@ def main() -> int:
         begun = [time.monotonic()]
 
         def tell(**fields: Any) -> None:
-            """Write ``fields``, an event of the run, as a line of JSON to the results of ``main``. An event with an
-            outcome gets the seconds since the event before.
+            """Write ``fields``, an event of the run, as a line of JSON to the file of results. An event with an outcome
+            also gets the seconds since the event before.
             """
             if "outcome" in fields:
                 fields["seconds"] = round(time.monotonic() - begun[0], 2)
@@ -50,9 +52,11 @@ def run(
     tell: Any,
     first: tuple[str, ...] = ("eager", "aot_eager"),
 ) -> None:
-    """Declare the ops of the declarations ``cases`` in ``folder``, and call each in the ways ``first`` and in those
-    that the declaration names, except for pairs of seed and way in ``skipped``. Each event (begin, outcome) is passed
-    to ``tell`` as keywords.
+    """Declare the ops of the declarations ``cases`` with files in ``folder``, and call each of them on ``device``.
+
+    An op is called in the ways ``first`` and in the ways that its declaration names. Pairs of seed and way in
+    ``skipped`` are left out. ``tell`` is called with keywords for each event, which is the begin or the outcome of a
+    call.
     """
     import torch
 
@@ -105,16 +109,17 @@ def run(
 
 
 def _is_template(choice: Any) -> bool:
-    """Whether ``choice``, a decision of the compiler about fusing an op with its neighbours, took one of the op's
-    templates, and not what the op does without one.
+    """Return whether ``choice``, a decision of the compiler about fusing an op with its neighbours, took one of the
+    op's templates.
     """
     return any(v.status == "ok" and v.candidate == choice.chosen for v in choice.verdicts)
 
 
 def served(case: Any, made: Any) -> list[str]:
-    """Return which of a declaration's two features ``kernel`` and ``binding`` are tested by the calls of ``case``, as
-    their names. The list is empty if shiplap refused the kernel or none was written, which ``made`` lists, since the
-    reference then serves the calls, and without ``binding`` if shiplap refused the binding.
+    """Return which of the features ``kernel`` and ``binding`` of ``case`` its calls test, as a list of these names.
+
+    The list is empty if shiplap refused the kernel or none was written, since the calls then run the reference. It
+    lacks ``binding`` if shiplap refused the binding. ``made`` lists what was refused and not written.
     """
     if case.seed in made.unbound:
         return ["kernel"]

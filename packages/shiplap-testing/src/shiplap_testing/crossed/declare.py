@@ -29,10 +29,15 @@ from shiplap_testing.crossed.triton_source import triton_text
 
 
 class Made:
-    """Declared ops by seed; what was refused when they were declared, and what was not written for them."""
+    """The ops of a batch of declarations by seed, and the reasons why an op, kernel or binding was not made."""
 
     def __init__(self) -> None:
-        """Begin without ops. Each attribute maps seeds of declarations to an op or to a reason."""
+        """Create an empty collection.
+
+        ``ops`` maps seeds of declarations to ops. The other attributes map seeds to reasons. ``refused`` has the
+        reasons why a kernel was refused, ``unbound`` why a native binding was refused, ``raised`` why the declaration
+        failed, and ``unwritten`` why no kernel was written.
+        """
         self.ops: dict[int, Any] = {}
         self.refused: dict[int, str] = {}
         self.unbound: dict[int, str] = {}  # no native binding
@@ -41,9 +46,10 @@ class Made:
 
 
 def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Made:
-    """Declare the ops of the declarations ``cases`` with their kernels in ``folder``, and return the ops, and the
-    refusals of kernels (shiplap's errors), by the seed of the declaration. All C kernels of one kind of binding share a
-    library.
+    """Declare the ops of the declarations ``cases`` with their kernels for ``device``.
+
+    Files are written to ``folder``. Return the ops and the refusals of kernels by shiplap, by the seed of the
+    declaration. All C kernels with one kind of binding share a library.
     """
     made = Made()
     for case in cases:
@@ -61,8 +67,9 @@ def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Mad
 
 
 def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
-    """Write the module of the op declaration ``case`` into ``folder``, import it, bind its native kernel, and return
-    the op. The reason for a missing kernel is added to ``made``.
+    """Write the module of the op declaration ``case`` into ``folder``, import it, and return the op.
+
+    Its native kernel for ``device`` is bound, too. The reason for a missing kernel is added to ``made``.
     """
     text = module_text(case, device)
     name = op_name(case)
@@ -96,8 +103,9 @@ def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
 
 
 def _template(case: Declared, folder: Path, device: str) -> str:
-    """Write the template (a kernel source that Inductor compiles and fuses) of the op declaration ``case`` into
-    ``folder``, and return the source line that binds it to the op.
+    """Write the template of the op declaration ``case`` for ``device`` into ``folder``.
+
+    Return the line of source that binds it to the op. A template is a kernel source that Inductor compiles and fuses.
     """
     name = op_name(case)
     language, given = "cpp", 'configs=[{"BN": 16}]'
@@ -109,8 +117,9 @@ def _template(case: Declared, folder: Path, device: str) -> str:
 
 
 def _bind_native(case: Declared, op: Any, folder: Path, device: str) -> None:
-    """Bind the kernel of the op declaration ``case`` in C, C++ or CUDA C++ to ``op``. Its library in ``folder`` is
-    compiled later, by ``_compile``.
+    """Bind the kernel of the op declaration ``case`` for ``device`` to ``op``.
+
+    The kernel is in C, C++ or CUDA C++. Its library in ``folder`` is compiled later, by :func:`_compile`.
     """
     import shiplap as sl
 
@@ -133,8 +142,10 @@ def _bind_native(case: Declared, op: Any, folder: Path, device: str) -> None:
 
 
 def _compile(cases: Sequence[Declared], made: Made, folder: Path, device: str, binding: str) -> None:
-    """Compile the C kernels of ``cases`` into one library in ``folder``, and build their native bindings unless
-    ``binding`` is ``python``. Refused bindings are added to ``made``.
+    """Compile the C kernels of ``cases`` for ``device`` into one library in ``folder``.
+
+    Declarations without a C kernel are left out. Native bindings are built unless ``binding`` is ``python``, and
+    refused ones are added to ``made``.
     """
     native = [c for c in cases if c.kernel in NATIVE and c.seed not in made.refused]
     symbols = {op_name(c): c for c in native if c.kernel != "source"}

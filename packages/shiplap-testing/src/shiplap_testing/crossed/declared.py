@@ -103,10 +103,11 @@ OUTSIDE = 8  # one declaration of so many may have a C kernel for what has no fo
 
 @dataclass(frozen=True)
 class Declared:
-    """What is declared, which kernel and binding serve it, how it is called and what the arguments look like.
+    """One crossed declaration, that is, an op and its test as plain data.
 
-    ``layouts`` is the layout of every tensor argument that can have it, the first for the first argument, and so on
-    in turns. ``ways`` come after an eager call and one under ``aot_eager``.
+    The fields describe the declaration, the kernel and the binding of the op, the calls, and the arguments. ``layouts``
+    are given to the tensor arguments in turns. An argument that cannot have its layout is contiguous. ``ways`` are
+    further ways of a call. They follow an eager call and one under ``aot_eager``.
     """
 
     seed: int
@@ -137,8 +138,9 @@ class Declared:
 
     @property
     def traced(self) -> bool:
-        """Whether a result is of a kind (a list, a number, or perhaps None) that only a run of the reference
-        determines.
+        """Whether a result is a list, a number or perhaps None.
+
+        Only a run of the reference shows such a result.
         """
         return any(o in TRACED for o in self.outs)
 
@@ -161,8 +163,8 @@ class Declared:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Return the features of the declaration and its arguments as texts of a kind and a value, such as ``rank:2``
-        or ``term:second``, without the ways in which it is called.
+        """The features of the declaration and its arguments, as texts of a kind and a value such as ``rank:2`` or
+        ``term:second``. The ways in which it is called are not among them.
         """
         found = [f"rank:{self.rank}", f"dtype:{self.annotation}/{self.dtype}", f"state:{self.state}"]
         found += [f"kernel:{self.kernel}", f"binding:{self.binding}", f"size:{self.sizes}", f"rule:{self.rule}"]
@@ -179,17 +181,17 @@ class Declared:
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as a dict, which ``from_json`` reads."""
+        """Return the fields as a dict, which :meth:`from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Declared:
-        """Return the declaration with the fields ``data``, in which lists stand for tuples."""
+        """Return the declaration with the fields ``data``. Lists in ``data`` become tuples."""
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
     def simpler(self) -> Iterator[Declared]:
-        """Yield declarations like this one with one feature less, the largest steps first. ``shrink`` searches them for
-        a smaller one that still fails.
+        """Yield declarations like this one with one feature less, the largest steps first. :func:`shrink` searches them
+        for a smaller one that still fails.
         """
         plain = Declared(self.seed, ways=self.ways, kernel=self.kernel, binding=self.binding, fault=self.fault)
         for name in ("terms", "outs", "layouts"):
@@ -217,8 +219,8 @@ class Declared:
 
 
 def _kernel_on(kernel: str, device: str) -> str:
-    """Return the kind of kernel that ``device`` has in the place of ``kernel``: C kernels become CUDA kernels on a GPU,
-    and the reverse.
+    """Return the kind of kernel that takes the place of ``kernel`` on ``device``. On a GPU, C kernels become CUDA
+    kernels. On the CPU, CUDA kernels become C kernels.
     """
     if device == "cuda":
         return "cuda" if kernel in ("c", "c_strided", "c_aligned") else kernel
@@ -226,9 +228,10 @@ def _kernel_on(kernel: str, device: str) -> str:
 
 
 def fitting(case: Declared, device: str = "cpu") -> Declared:
-    """Return the op declaration ``case`` without features that contradict each other, which no author could write. What
-    shiplap refuses stays, since refusals are counted. The reason for each pair of features that is dropped is in
-    ``impossible.py``.
+    """Return the op declaration ``case`` for ``device`` without features that contradict each other.
+
+    The reason for each pair of features that is dropped is in ``impossible.py``. Features that shiplap refuses stay,
+    since a run counts refusals.
     """
     kernel = _kernel_on(case.kernel, device)
     binding = case.binding if kernel in NATIVE else "python"
@@ -240,6 +243,7 @@ def fitting(case: Declared, device: str = "cpu") -> Declared:
     returned = len(outs) + (state == "returned") + (state == "view") + ("kept" in outs)
     return replace(
         case,
+        # Only with another tensor argument can ``x`` be passed twice.
         repeated=case.repeated and ("second" in terms or "tensors" in terms or mutates),
         ways=_fitting_ways(case, device),
         absent=case.absent and "optional" in terms,
@@ -253,8 +257,8 @@ def fitting(case: Declared, device: str = "cpu") -> Declared:
 
 
 def _fitting_kernel(case: Declared) -> Declared:
-    """Return the op declaration ``case`` without terms, results and states (which argument is written to or returned)
-    that its kind of kernel cannot have.
+    """Return the op declaration ``case`` with only those terms, results and states that its kind of kernel can have.
+    The state is the way in which an argument is written to or returned.
     """
     terms, outs, state = case.terms, case.outs, case.state
     if case.kernel == "template":
@@ -274,8 +278,8 @@ def _fitting_kernel(case: Declared) -> Declared:
 
 
 def _fitting_outs(case: Declared) -> Declared:
-    """Return the op declaration ``case`` with those of its results that its number of dims and its state (which
-    argument is written to or returned) allow.
+    """Return the op declaration ``case`` with only those of its results that its number of dims and its state allow.
+    The state is the way in which an argument is written to or returned.
     """
     variadic = case.variadic and "broadcast" not in case.terms
     outs = case.outs
@@ -291,8 +295,8 @@ def _fitting_outs(case: Declared) -> Declared:
 
 
 def _fitting_ways(case: Declared, device: str) -> tuple[str, ...]:
-    """Return the ways (``vmap``, ``export`` and others) in which the op of ``case`` can be called on ``device``. A way
-    that runs a template kernel is added if none does.
+    """Return the ways (``vmap``, ``export`` and others) in which the op of ``case`` can be called on ``device``. If
+    none of them runs a template kernel of the op, one that does is added.
     """
     ways = tuple(w for w in case.ways if w != "packaged" and (w != "cuda_graph" or device == "cuda"))
     if case.kernel == "template" and not ({*ways} & {*COMPILED}) and device == "cpu":
@@ -302,7 +306,7 @@ def _fitting_ways(case: Declared, device: str) -> tuple[str, ...]:
 
 def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool = True) -> Declared:
     """Return a random declaration for ``device`` with the seed ``seed``, drawn from ``rng`` and free of contradictions.
-    Without ``interpreter`` (of Triton), it has no Triton kernel.
+    If ``interpreter`` is false, there is no interpreter of Triton, so the declaration has no Triton kernel.
     """
     annotation, dtype = rng.choice(ANNOTATIONS)
     pick = rng.random
@@ -349,15 +353,17 @@ def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool =
 
 
 def pairs(features: Iterable[str], way: str) -> list[tuple[str, str]]:
-    """Return all pairs among ``features``, texts such as ``rank:2``, and the feature ``way:<way>`` of one way of a
-    call, each pair in alphabetical order.
+    """Return all pairs of ``features`` and of the feature ``way:<way>``.
+
+    A feature is a text such as ``rank:2``. ``way`` is the name of a way of a call. Each pair is in alphabetical order.
     """
     return list(combinations(sorted({*features, f"way:{way}"}), 2))
 
 
 def with_feature(case: Declared, feature: str) -> Declared:
-    """Return the op declaration ``case`` with ``feature``, a text such as ``kernel:c``, added. Contradictions with its
-    other features are left to ``fitting``.
+    """Return the op declaration ``case`` with ``feature``, a text such as ``kernel:c``, added.
+
+    The features of the result may contradict each other. :func:`fitting` removes such contradictions.
     """
     kind, _, value = feature.partition(":")
     if kind == "dtype":
@@ -396,15 +402,15 @@ _WITH: dict[str, dict[str, Any]] = {
 
 
 def _rule(value: str) -> str | None:
-    """Return the autocast rule that ``value``, the value in the text of a feature such as ``rule:widest``, stands for:
-    None for ``"None"``, and otherwise the text itself.
+    """Return the autocast rule for ``value``, the value of a feature such as ``rule:widest``. It is None for the text
+    ``"None"``, and otherwise the text itself.
     """
     return None if value == "None" else value
 
 
 def with_pair(case: Declared, rarest: Iterable[tuple[str, str]], device: str) -> Declared | None:
-    """Return the op declaration ``case`` with the first pair of features of ``rarest`` that fits it on ``device``, or
-    None if none does.
+    """Return the op declaration ``case`` with the first pair of features in ``rarest`` that can be added to it on
+    ``device``. Return None if no pair can.
     """
     for first, second in rarest:
         for order in ((first, second), (second, first)):
@@ -415,9 +421,11 @@ def with_pair(case: Declared, rarest: Iterable[tuple[str, str]], device: str) ->
 
 
 def plan(count: int, seed: int = 0, device: str = "cpu", *, interpreter: bool = True, among: int = 6) -> list[Declared]:
-    """Return ``count`` declarations for ``device``, chosen so that each pair of features comes about equally often:
-    each is the best of ``among`` drawn ones, and most are then changed to have one of the rarest pairs. A longer plan
-    with the same ``seed`` begins with the shorter one.
+    """Return ``count`` declarations for ``device`` in which each pair of features occurs about equally often. A longer
+    plan with the same ``seed`` begins with the shorter one.
+
+    Each declaration is the best of ``among`` drawn ones. Most of them are then changed to have one of the rarest pairs.
+    If ``interpreter`` is false, none has a Triton kernel.
     """
     seen: Counter[tuple[str, str]] = Counter()
     chosen: list[Declared] = []
@@ -440,8 +448,10 @@ def plan(count: int, seed: int = 0, device: str = "cpu", *, interpreter: bool = 
 def plan_missing(
     missing: Mapping[tuple[str, str], int], seed: int, device: str = "cpu", most: int = 1000
 ) -> list[Declared]:
-    """Return at most ``most`` declarations that have each pair of features of ``missing``, texts such as ``rank:2``, as
-    often as it says, if that fits. They have a gradient where their kind can, and more ways of a call than others.
+    """Return at most ``most`` declarations in which pairs of features occur as often as ``missing`` says, if possible.
+
+    ``missing`` maps pairs of texts such as ``rank:2`` to numbers. The declarations are drawn for ``device`` by the
+    random ``seed``. They have a gradient if their kind can have one, and more ways of a call than drawn ones.
     """
     left = dict(missing)
     chosen: list[Declared] = []

@@ -9,7 +9,9 @@ from shiplap_testing.crossed.declared import Declared
 
 @dataclass(frozen=True)
 class Fault:
-    """A text of a declaration or kernel and what stands in its place. ``way`` is where the fault shows."""
+    """A fault that is planted into a declaration or kernel. ``text`` is replaced by ``wrong`` in the source of
+    ``case``, and ``way`` is the way of a call in which the fault shows.
+    """
 
     case: Declared
     text: str
@@ -58,8 +60,8 @@ WRONG_VALUES = ("stride", "tail", "mutation", "gradient", "fake")
 
 
 def plant(case: Declared, text: str) -> str:
-    """Return ``text``, the source of a declaration or kernel, with the fault of the op declaration ``case`` planted.
-    The text is unchanged if ``case`` has no fault, or one of another text.
+    """Return ``text``, the source of a declaration or kernel, with the fault of the op declaration ``case`` planted. If
+    ``case`` has no fault, or one of another source, the text is returned as it is.
     """
     if not case.fault:
         return text
@@ -68,5 +70,5 @@ def plant(case: Declared, text: str) -> str:
 
 
 def faulty(name: str, seed: int) -> Declared:
-    """Return the declaration of the fault ``name``, with the seed ``seed``."""
+    """Return the op declaration with the planted fault ``name`` and the seed ``seed``."""
     return replace(FAULTS[name].case, seed=seed, fault=name)

@@ -22,8 +22,8 @@ _WITHOUT = {
 
 
 def _both(firsts: tuple[str, ...], seconds: tuple[str, ...], why: str) -> dict[frozenset[str], str]:
-    """Return a dict of each pair of one of ``firsts`` and one of ``seconds``, features of declarations such as
-    ``out:rows``, with the reason ``why`` no declaration has both.
+    """Return a dict that maps each pair of one of ``firsts`` and one of ``seconds`` to ``why``, the reason why no
+    declaration has both. ``firsts`` and ``seconds`` are features such as ``out:rows``.
     """
     return {frozenset((a, b)): why for a in firsts for b in seconds}
 
@@ -72,16 +72,16 @@ IMPOSSIBLE: dict[frozenset[str], str] = {
 
 
 def is_one_kind(first: str, second: str) -> bool:
-    """Whether the two features, texts such as ``dtype:float16``, are values of one choice, so that no declaration has
-    both.
+    """Return whether the features ``first`` and ``second``, texts such as ``dtype:float16``, are values of one choice,
+    so that no declaration has both.
     """
     kind = first.partition(":")[0]
     return kind in ONE_KIND and kind == second.partition(":")[0]
 
 
 def why_impossible(first: str, second: str) -> str:
-    """Return the reason why no declaration has both features, texts such as ``dtype:float16``, or an empty text if one
-    can.
+    """Return the reason why no declaration has the features ``first`` and ``second``, texts such as ``dtype:float16``.
+    Return an empty text if a declaration can have both.
     """
     if is_one_kind(first, second):
         return f"there is one {first.partition(':')[0]} at a time"

@@ -85,8 +85,8 @@ SL_BODY void save_at(const View* t, const int64_t* i, int from, double value) { 
 
 
 def _value(case: Declared) -> list[str]:
-    """Return the lines of C that compute ``v``, the value of one element, from the terms (factors and summands) of the
-    op declaration ``case``.
+    """Return the lines of C that compute ``v``, the value of one element, from the terms of the op declaration
+    ``case``. A term is a factor or summand of the value.
     """
     t, lines = case.terms, ["double v = load_at(&x, i, 0) * 2;"]
     lines += ["v *= load_at(&y, i, 0);"] if "second" in t else []
@@ -106,8 +106,9 @@ def _value(case: Declared) -> list[str]:
 
 
 def _stores(case: Declared) -> list[str]:
-    """Return the lines of C that store ``v``, the value of one element, in the mutated argument and in each result of
-    the op declaration ``case``.
+    """Return the lines of C that store ``v`` in the results of the op declaration ``case``.
+
+    ``v`` is the value of one element. It is also added to the argument that the op writes to, if there is one.
     """
     if case.mutates:
         stores = ["if (acc.there) save_at(&acc, i, 0, load_at(&acc, i, 0) + v);"]
@@ -196,8 +197,10 @@ _COLUMNS = """
 
 
 def c_function(case: Declared, spec: Any, device: str = "cpu", name: str = "") -> str:
-    """Return the source of the kernel of the op declaration ``case`` in C, or in CUDA C++ on a GPU, as a function
-    ``name``, by default named like its op. The parameters have the order of ``spec``, the declared signature.
+    """Return the source of the kernel of the op declaration ``case``, in C, or in CUDA C++ if ``device`` is a GPU.
+
+    The kernel is a function ``name``, by default with the name of the op. Its parameters have the order of ``spec``,
+    the declared signature.
     """
     from shiplap.codegen import c_prototype
 
@@ -243,13 +246,14 @@ SL_RUN void {name}_body({", ".join(body_parameters)}) {{
         run = f"{name}_body({', '.join([*passed, *extents])});\n  return SL_OK;"
     absent = [f"!{a.name}" for a in spec.tensors if not a.optional]
     check = f"if ({' || '.join(absent)}) return SL_INVALID_ARGUMENT;" if absent else ""
+    # C++ would give the function another symbol.
     c_linkage = 'extern "C" ' if device == "cuda" or case.kernel == "source" else ""
     return f"{body}\n{c_linkage}int {name}({prototype_text}) {{\n  {check}\n  {run}\n}}\n"
 
 
 def _zeroed(case: Declared) -> str:
-    """Return the C source that sets the row sums and counts among the results of the op declaration ``case`` to zero,
-    since the loop over elements does not reach rows without elements.
+    """Return the lines of C that set the row sums and counts among the results of the op declaration ``case`` to zero.
+    The loop over elements does not reach rows without elements.
     """
     lines = []
     for out, kind in (("rows", "rows"), ("count", "count")):
@@ -262,8 +266,9 @@ def _zeroed(case: Declared) -> str:
 
 
 def _launch(name: str, passed: list[str], extents: list[str]) -> str:
-    """Return the source of the CUDA launch of the body of the kernel ``name`` with the arguments ``passed``. With
-    ``extents``, a size counted on the GPU is copied to the host.
+    """Return the source of the CUDA launch of the kernel ``name`` with the arguments ``passed``.
+
+    If ``extents`` names a pointer on the host, the size that the kernel counts on the GPU is copied to it.
     """
     if not extents:
         launch = f"{name}_body<<<1, 1, 0, (cudaStream_t)ctx->stream>>>({', '.join(passed)});"
@@ -291,10 +296,10 @@ def template_unable(case: Declared) -> str:
 
 
 class _Places:
-    """Where an element of ``x`` lies that goes into an element of the only result of a template.
+    """The position of the element of ``x`` from which an element of the only result of a template is computed.
 
-    ``outs`` are the names of the result's indices, ``at`` those of the element of ``x``, and ``before`` lines that
-    compute them. The index ``c`` of a reduction is left to a loop.
+    ``outs`` are the names of the result's indices, and ``at`` those of the indices into ``x``. ``before`` are lines
+    that compute the latter. In a reduction, the index ``c`` is that of a loop.
     """
 
     def __init__(self, case: Declared, *, typed: str, size: str) -> None:
@@ -319,8 +324,10 @@ class _Places:
 
 
 def _template_value(case: Declared, load: str, end: str) -> list[str]:
-    """Return the template lines that compute ``v``, the value of one element, from the terms of the op declaration
-    ``case``. ``load`` is a format for reading an element of a tensor, and ``end`` is the end of a statement.
+    """Return the lines of a template that compute ``v``, the value of one element, from the terms of the op declaration
+    ``case``. A term is a factor or summand of the value.
+
+    ``load`` is a format for reading an element of a tensor, and ``end`` is the end of a statement.
     """
     t = case.terms
     rank = rank_of(case)
@@ -350,8 +357,8 @@ def _template_value(case: Declared, load: str, end: str) -> list[str]:
 
 
 def template_text(case: Declared) -> str:
-    """Return the source of the C++ template (a kernel that Inductor compiles and fuses) of the op declaration ``case``,
-    which computes tiles of the last two dims of the result in turn.
+    """Return the source of the C++ template of the op declaration ``case``, which computes tiles of the last two dims
+    of the result. A template is a kernel that Inductor compiles and fuses.
     """
     places = _Places(case, typed="const int64_t ", size='{{{{size("x", {})}}}}')
     (out,) = case.outs
@@ -405,8 +412,8 @@ extern "C"
 
 
 def triton_template_text(case: Declared) -> str:
-    """Return the source of the Triton template (a kernel that Inductor compiles and fuses) of the op declaration
-    ``case``, in which each lane computes one element of the result.
+    """Return the source of the Triton template of the op declaration ``case``, in which each lane computes one element
+    of the result. A template is a kernel that Inductor compiles and fuses.
     """
     places = _Places(case, typed="", size='{{{{size("x", {})}}}}')
     (out,) = case.outs
@@ -451,16 +458,19 @@ def triton_template_text(case: Declared) -> str:
 
 
 def _triton_value(case: Declared, at: list[str], load: Any) -> list[str]:
-    """Return the Triton lines that compute ``v``, the value of one element, from the terms of the op declaration
-    ``case`` at the indices ``at``. ``load(name, indices)`` writes the load of an element.
+    """Return the lines of Triton that compute ``v``, the value of one element, from the terms of the op declaration
+    ``case``. A term is a factor or summand of the value.
+
+    ``at`` are the indices of the element, and ``load(name, indices)`` returns the expression that loads an element of a
+    tensor.
     """
     lines = _template_value(case, "<{}|{}>", "")
     for d in range(len(at)):
         lines = [line.replace(f"@{d}", at[d]) for line in lines]
 
     def written(found: re.Match[str]) -> str:
-        """Return the source of the load that stands in place of the mark ``found``, such as ``<y|i0, i1>``, which names
-        a tensor and its indices. A regular expression calls this for each mark.
+        """Return the source of the load for the mark ``found``, such as ``<y|i0, i1>``, which names a tensor and its
+        indices.
         """
         return str(load(found[1], [i.strip().strip('"') for i in found[2].split(",")]))
 
@@ -468,8 +478,8 @@ def _triton_value(case: Declared, at: list[str], load: Any) -> list[str]:
 
 
 def triton_template_grid(case: Declared) -> str:
-    """Return the source of the grid function of the Triton template of the op declaration ``case``: as many programs as
-    the result has blocks.
+    """Return the source of the grid function of the Triton template of the op declaration ``case``. The grid has one
+    program for each block of the result.
     """
     dims = [d for d in dims_of(case) if not d.startswith("*")]
     counts = [f"sizes[{d!r}]" for d in (dims[:-1] if case.outs[0] in ("rows", "count") else dims)]

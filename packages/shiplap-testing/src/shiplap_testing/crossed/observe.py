@@ -17,10 +17,14 @@ Function = Callable[..., Any]
 
 @dataclass
 class Observed:
-    """``grads`` has None where no gradient came. ``aliases`` says for each result which tensor argument it is.
+    """The outcome of one call of a function.
 
-    ``form`` has the tuples and lists around the results, empty where they were not looked at. ``summed`` is a bound of
-    the terms of a sum over all of ``x`` in float64, which may cancel each other, and 0 where nothing is summed.
+    ``outs`` are its results. ``grads`` are the gradients, with None for an argument without one. ``written`` are the
+    values after the call of the arguments that the function writes to. ``aliases`` has for each result the position of
+    the tensor argument that shares its memory, or -1. ``requires`` has for each result whether it requires a gradient.
+
+    ``form`` describes the tuples and lists around the results. It is empty if they were not recorded. ``summed`` is the
+    size of the terms of a sum over all of ``x`` in float64, or 0 without such a sum.
     """
 
     outs: list[Any] = field(default_factory=list)
@@ -33,21 +37,24 @@ class Observed:
 
 
 def flat(result: Any) -> list[Any]:
-    """Return the results of a call in order, with those in nested lists and tuples. Numbers and None are kept."""
+    """Return ``result``, the results of a call, as one list in order.
+
+    Members of nested lists and tuples are results of their own, as are numbers and None.
+    """
     if isinstance(result, (list, tuple)):
         return [v for part in result for v in flat(part)]
     return [result]
 
 
 def form_of(result: Any) -> str:
-    """Return the nesting of a result as text, such as ``(.,[..],)`` for a tuple of a tensor and a list of two."""
+    """Return the nesting of ``result`` as a text, such as ``(.,[..],)`` for a tuple of a tensor and a list of two."""
     if isinstance(result, tuple):
         return f"({','.join(map(form_of, result))},)"
     return f"[{''.join(map(form_of, result))}]" if isinstance(result, list) else "."
 
 
 def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """Return a random incoming gradient for each of ``outs``, the same for the same ``seed`` and shapes."""
+    """Return a random incoming gradient for each of ``outs``. They are the same for the same ``seed`` and shapes."""
     rng = torch.Generator().manual_seed(seed)
     return [torch.randn(o.shape, generator=rng, dtype=torch.float64).to(o.dtype).to(o.device) for o in outs]
 
@@ -55,8 +62,10 @@ def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
 def observe(
     fn: Function, given: Arguments, values: list[Any], *, differentiate: bool = False, twice: bool = False
 ) -> Observed:
-    """Call ``fn`` on ``values``, which are not copied, and return what the call did: results, writes and aliases.
-    ``differentiate`` adds gradients, and ``twice`` adds those of the sum of squares of the gradients.
+    """Call ``fn`` on ``values`` without copying them, and return the results, writes and aliases.
+
+    ``given`` has the arguments that are passed by position and by name. If ``differentiate`` is true, the outcome
+    includes gradients. If ``twice`` is true, it also includes the gradients of the sum of squares of these gradients.
     """
     positional, named = given.split(values)
     result = fn(*positional, **named)
@@ -69,6 +78,7 @@ def observe(
         form=form_of(result),
     )
     names = [n for n, v in zip(given.names, values, strict=True) for _ in flat_tensors(v)]
+    # The names of the arguments that the op writes to begin with ``acc``.
     seen.written = [t.detach().clone() for n, t in zip(names, tensors, strict=True) if n.startswith("acc")]
     if differentiate:
         seen.grads = _gradients(outs, values, given.case.seed, twice)
@@ -76,8 +86,8 @@ def observe(
 
 
 def _alias(value: Any, tensors: Sequence[Tensor]) -> int:
-    """Return the position in ``tensors``, the arguments of a call, of the first one that shares memory with the result
-    ``value``, or -1 if none does.
+    """Return the position of the first of ``tensors``, the arguments of a call, that shares memory with the result
+    ``value``. Return -1 if none does.
     """
     if not isinstance(value, Tensor) or not value.numel():
         return -1
@@ -87,8 +97,11 @@ def _alias(value: Any, tensors: Sequence[Tensor]) -> int:
 
 
 def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list[Tensor | None]:
-    """Return the gradients of the results ``outs`` for each leaf among ``values``, and with ``twice`` also the second
-    ones behind them. None stands for no gradient.
+    """Return the gradients of the results ``outs`` for each tensor in ``values`` that requires one, with None where
+    there is no gradient.
+
+    The incoming gradients are drawn from ``seed``. If ``twice`` is true, the second gradients follow the first in the
+    list.
     """
     leaves = list({id(t): t for t in flat_tensors(values) if t.requires_grad}.values())
     found = [o for o in outs if isinstance(o, Tensor) and o.requires_grad]
@@ -108,9 +121,11 @@ def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list
 def difference(
     got: Observed, own: Observed, wide: Observed, terms: int, *, strides: bool = True, requires: bool = True
 ) -> str:
-    """Return how ``got``, what a call did, differs from what the reference did in its own precision (``own``) and in
-    float64 (``wide``), as text, empty if it does not. ``terms`` is the number of terms of a sum, which widens the
-    tolerance.
+    """Return how ``got``, the outcome of a call, differs from that of the reference, as a text.
+
+    The text is empty if nothing differs. ``own`` is the outcome of the reference in the same dtype, and ``wide`` that
+    in float64. ``terms`` is the number of terms of a sum, which widens the tolerance. Strides are compared if
+    ``strides`` is true. If ``requires`` is true, results must require a gradient exactly if those of the reference do.
     """
     if got.form and own.form and got.form != own.form:
         return f"results in the form {got.form}, expected {own.form}"
@@ -131,8 +146,9 @@ def difference(
 
 
 def _unlike(got: Any, own: Any, strides: bool) -> str:
-    """Return how the result ``got`` differs from ``own`` in type, shape, dtype, device or, with ``strides``, strides,
-    or an empty text if it does not.
+    """Return how the result ``got`` differs from ``own`` in type, shape, dtype or device.
+
+    If ``strides`` is true, strides are compared, too. The text is empty if nothing differs.
     """
     if not isinstance(own, Tensor) or not isinstance(got, Tensor):
         return "" if type(got) is type(own) and got == own else f"{got!r}, expected {own!r}"
@@ -146,16 +162,17 @@ def _unlike(got: Any, own: Any, strides: bool) -> str:
 
 
 def long_strides(t: Tensor) -> list[int]:
-    """Return the strides of ``t`` for dims longer than 1, the only ones with a meaning. The list is empty for a tensor
-    without elements.
+    """Return the strides of the dims of ``t`` that are longer than 1, since those of other dims have no meaning. The
+    list is empty for a tensor without elements.
     """
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if 0 not in t.shape else []
 
 
 def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int, size: float = 0.0) -> str:
-    """Return how the numbers of ``got`` differ from those of the reference, in their dtype (``own``) and in float64
-    (``wide``), or an empty text. ``terms`` is the number of terms of a sum, which widens the tolerance, and so does
-    ``size``, the size of these terms, above 0.
+    """Return how the numbers of ``got`` differ from those of the reference, as a text that is empty if they do not.
+
+    ``own`` is the reference in the same dtype, ``wide`` the reference in float64. The tolerance grows with ``terms``,
+    the number of terms of a sum, and with ``size``, the size of these terms.
     """
     # Numbers and None were compared before, by ``_unlike``.
     triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]
@@ -170,8 +187,11 @@ def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: 
 def _gradient_difference(
     got: Sequence[Tensor | None], own: Sequence[Tensor | None], wide: Sequence[Tensor | None], terms: int
 ) -> str:
-    """Return how the gradients ``got`` differ from the reference's in number or values, or an empty text if they do
-    not. A missing gradient counts as zero.
+    """Return how the gradients ``got`` differ from those of the reference in number or values, as a text that is empty
+    if they do not. A missing gradient counts as zero.
+
+    ``own`` is the reference in the same dtype, ``wide`` the reference in float64. ``terms`` is the number of terms of a
+    sum, which widens the tolerance.
     """
     if len(got) != len(own):
         return f"{len(got)} gradients, expected {len(own)}"

@@ -33,8 +33,10 @@ torch.save(done, sys.argv[3])
 
 
 def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the seed, outcome and detail of each declaration of ``cases``, whose ops are compiled into one library and
-    called in a process that has torch, but not shiplap. ``made`` has the declared ops by seed.
+    """Call the ops of the declarations ``cases`` from one compiled library on ``device``.
+
+    The calls are made in a process that has torch but not shiplap. Yield the seed, the outcome and its detail for each.
+    ``made`` has the declared ops by seed. Files are written to ``folder``.
     """
     from shiplap.kernels.native.deploy import deploy
 
@@ -69,8 +71,10 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
 
 
 def _compared(call: Calls, result: Any, positional: Any, named: Any) -> tuple[str, str]:
-    """Return the outcome (``met`` or ``differs``) of a call from a package and its difference from the reference as
-    text. ``positional`` and ``named`` are the arguments after the call.
+    """Return the outcome ``met`` or ``differs`` of a call from a package, and its difference from the reference.
+
+    ``result`` is what the call returned, and ``positional`` and ``named`` are its arguments after it. The difference is
+    a text, which is empty if there is none.
     """
     own, wide = call.expected()
     by_name = {

@@ -13,9 +13,10 @@ from shiplap_testing.crossed.observe import Function
 
 
 def nested(calls: Calls) -> str:
-    """Return how two calls of the op of ``calls`` in a region that torch compiles once differ from its reference, as
-    text, which is empty if it does not. Raises ``NotMetError`` where torch compiles no such region of the reference
-    either.
+    """Return how two calls of the op of ``calls`` in a nested region differ from its reference.
+
+    Torch compiles such a region once. The text is empty if they do not differ. Raise ``NotMetError`` if torch cannot
+    compile such a region of the reference either.
     """
     if calls.case.state in ("returned", "view"):
         raise NotMetError("torch has no region that returns an argument, or a view of one")
@@ -42,14 +43,19 @@ def nested(calls: Calls) -> str:
 
 
 def _nested(calls: Calls, fn: Function) -> str:
-    """Call ``fn`` twice (once if it writes to an argument) in a nested compile region, a part of a graph that torch
-    compiles once for both calls, and return how the last call differs from the reference, as text.
+    """Call ``fn`` in a nested compile region, a part of a graph that torch compiles once for all its calls. Return how
+    the last call differs from the reference, as a text that is empty if it does not.
+
+    The region is called twice, or once if ``fn`` writes to an argument.
     """
     torch.compiler.reset()
     region = torch.compiler.nested_compile_region(function_of(fn))
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Return the result of the last of the calls of the region in which ``_nested`` puts its function."""
+        """Call the region around ``fn`` (argument of ``_nested``) twice, or once if it writes to an argument, and
+        return the result of the last call.
+        """
+        # A second call must reuse the compiled region. A second write would change the argument twice.
         result = region(*args, **kwargs)
         return result if calls.case.mutates else (result, region(*args, **kwargs))[1]
 
@@ -57,8 +63,8 @@ def _nested(calls: Calls, fn: Function) -> str:
 
 
 def region_may_write() -> bool:
-    """Whether the installed torch compiles a nested region that calls an op of torch's own library which writes to an
-    argument.
+    """Return whether the installed torch compiles a nested region that calls an op of torch's own library which writes
+    to an argument.
     """
     if not hasattr(torch.ops.crossed_plain, "write"):
         torch.library.define("crossed_plain::write", "(Tensor(a!) x) -> ()")
@@ -74,15 +80,16 @@ def region_may_write() -> bool:
 
 
 def _write(x: Tensor) -> None:
-    """Add 1 to ``x`` in place: the implementation and the fake of the op ``crossed_plain::write``, with which nested
-    compile regions are tried.
+    """Add 1 to ``x`` in place. The function is both the implementation and the fake of the op ``crossed_plain::write``,
+    with which nested compile regions are tried.
     """
     x.add_(1)
 
 
 def region_may_count() -> bool:
-    """Whether torch compiles a nested region that calls an op of torch's own library with a gradient, whose result has
-    a size that depends on data.
+    """Return whether torch compiles a nested region with an op whose result has a size that depends on data.
+
+    The op is one of torch's own library, and has a gradient.
     """
     torch.compiler.reset()
     region = torch.compiler.nested_compile_region(lambda x: _select_positive()(x))
@@ -96,7 +103,7 @@ def region_may_count() -> bool:
 
 @functools.cache
 def _select_positive() -> Any:
-    """Return a custom op of torch's library that selects the positive elements of a vector, with its gradient."""
+    """Return a custom op of torch's library, with a gradient, that selects the positive elements of a vector."""
 
     @torch.library.custom_op("crossed_plain::select", mutates_args=())
     def select(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,12 +113,12 @@ def _select_positive() -> Any:
 
     @select.register_fake
     def _(x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return empty results of the op on fake tensors, with a symbol for their number of elements."""
+        """Return empty results of the op on fake tensors, whose number of elements is a new symbol."""
         count = torch.library.get_ctx().new_dynamic_size()
         return x.new_empty(count), x.new_empty(count, dtype=torch.int64)
 
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
-        """Return the gradient for the vector: ``grad`` at the positions that were selected, and zero elsewhere."""
+        """Return the gradient of the vector. It is ``grad`` at the selected positions and zero elsewhere."""
         x, at = ctx.saved_tensors
         return torch.zeros_like(x).index_put((at,), grad)
 

@@ -27,7 +27,11 @@ _numbers = itertools.count()  # of children, which take the GPUs in turns
 
 
 class Limits(NamedTuple):
-    """When a process hangs, when a run ends, and how many GPUs its processes share."""
+    """The limits of a run.
+
+    ``silence`` is the number of seconds without output after which a process counts as hung. ``end`` is the time at
+    which the run ends, and ``gpus`` the number of GPUs that its processes share.
+    """
 
     silence: float = LIMIT
     end: float = math.inf  # of time.monotonic()
@@ -38,8 +42,10 @@ USUAL = Limits()
 
 
 def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
-    """Return the environment variables of a child process: caches below ``folder``, Triton's interpreter unless
-    ``device`` is ``cuda``, and one of ``gpus`` GPUs in turn.
+    """Return the environment variables of a child process.
+
+    They place all caches below ``folder``. Triton's interpreter is used unless ``device`` is ``cuda``. On ``cuda``, the
+    children take the ``gpus`` GPUs in turn.
     """
     cache = folder / "cache"
     cache.mkdir(mode=0o700, exist_ok=True)
@@ -47,8 +53,10 @@ def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
         "SHIPLAP_CACHE_DIR": str(cache),
         "SHIPLAP_NATIVE": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        # Many children run at a time, so that each has one thread.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": "1",
+        # After a crash, stderr has the stack of each thread.
         "PYTHONFAULTHANDLER": "1",
     }
     if device != "cuda":
@@ -59,8 +67,10 @@ def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
 
 
 def run_batch(cases: Sequence[Declared], device: str, tell: Callable[[Record], None], limits: Limits = USUAL) -> None:
-    """Run the op declarations ``cases`` in a child process, and pass each record (a dict with the seed, the way of a
-    call and its outcome) to ``tell``. After a crash or a hang, another child runs the rest.
+    """Run the op declarations ``cases`` in a child process on ``device``, and pass each record to ``tell``.
+
+    A record is a dict with the seed, the way of a call and its outcome. ``limits`` has the times after which a silent
+    process is stopped and the run ends. After a crash or a hang, another child runs the declarations that are left.
     """
     skip: list[tuple[int, str]] = []
     left = list(cases)
@@ -101,9 +111,11 @@ def _child(
     limits: Limits,
     tell: Callable[[Record], None],
 ) -> tuple[list[Record], tuple[int, str], str]:
-    """Run the op declarations ``cases`` in one child process, except for ``skip``. Returns the records, the seed and
-    way that was begun last, and how the process ended: ``done``, ``stopped``, ``hung`` or its status with the end of
-    its log.
+    """Run the op declarations ``cases`` in one child process, except for the pairs of seed and way in ``skip``. Each
+    record is passed to ``tell``.
+
+    Return the records, the seed and way that was begun last, and how the process ended. The latter is ``done``,
+    ``stopped``, ``hung``, or the exit status with the end of the log.
     """
     results = folder / "results"
     results.touch()
@@ -151,7 +163,7 @@ def _child(
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the process group of ``child``, and wait for its end."""
+    """Kill the process group of ``child``, and wait until the process has ended."""
     import signal
 
     # The group, since a compiler that the child started would go on.
@@ -167,8 +179,11 @@ def run(
     limits: Limits = USUAL,
     batch: int = BATCH,
 ) -> Iterator[Record]:
-    """Run those op declarations of ``cases`` that the file ``path`` has no result of yet, in batches by ``jobs``
-    threads, append their records (dicts with seed, way and outcome of a call) to the file, and yield each new record.
+    """Run those of the op declarations ``cases`` that have no result in the file ``path`` yet, and yield each new
+    record.
+
+    A record is a dict with the seed, the way of a call and its outcome. ``jobs`` threads run batches of ``batch``
+    declarations in child processes on ``device``, within ``limits``. The records are also appended to the file.
     """
     done = {r["seed"] for r in read(path) if r.get("way") == "whole"}
     left = [c for c in cases if c.seed not in done]
@@ -180,15 +195,17 @@ def run(
     with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(jobs) as pool:
 
         def tell(record: Record) -> None:
-            """Append ``record``, the outcome of one call, to the file of ``run`` and to the records to be yielded."""
+            """Append ``record``, the outcome of one call, to the file of results and to the records that ``run``
+            yields.
+            """
             with lock:
                 file.write(json.dumps(record) + "\n")
                 file.flush()
                 fresh.append(record)
 
         def work(some: list[Declared]) -> None:
-            """Run the batch ``some`` of declarations in a child process, unless the time limit of the whole run is
-            over.
+            """Run the batch ``some`` of declarations in a child process, unless the time limit of the whole run has
+            passed.
             """
             # Batches that are still in the queue of the pool do not begin after the end.
             if time.monotonic() < limits.end:
@@ -209,8 +226,8 @@ def run(
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records in the file ``path``, without lines that were cut off. The list is empty if there is
-    no file.
+    """Return the records in the file ``path``. Lines that were cut off are left out. The list is empty if there is no
+    file.
     """
     found: list[Record] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():

@@ -11,8 +11,10 @@ TRIES = 60
 
 
 def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120.0) -> bool:
-    """Whether the op declaration ``case``, run in a child process, fails in the same way of a call (``vmap``,
-    ``export`` and others) and with the same outcome as ``failure``. ``limit`` is in seconds.
+    """Return whether the op declaration ``case`` has a failure like ``failure``.
+
+    The failure must be in the same way of a call, with the same outcome. The case runs in a child process on ``device``
+    for at most ``limit`` seconds.
     """
     found: list[Record] = []
     run_batch([case], device, found.append, Limits(limit))
@@ -20,8 +22,8 @@ def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120
 
 
 def _alike(record: Record, failure: Record) -> bool:
-    """Whether ``record``, the outcome of one call, has the outcome and the way of a call of ``failure``, and for raised
-    exceptions also the same type.
+    """Return whether ``record``, the outcome of one call, has the outcome and the way of a call of ``failure``. Raised
+    exceptions must have the same type as well.
     """
     if record["outcome"] not in FAILURES or record["outcome"] != failure["outcome"]:
         return False
@@ -31,8 +33,8 @@ def _alike(record: Record, failure: Record) -> bool:
 
 
 def shrink(case: Declared, failure: Record, device: str = "cpu", tries: int = TRIES) -> Declared:
-    """Return the op declaration ``case`` with as few features as still fail like ``failure``, found in at most
-    ``tries`` runs.
+    """Return the op declaration ``case`` without features that a failure like ``failure`` does not need. At most
+    ``tries`` smaller declarations are run on ``device``.
     """
     way = failure["way"]
     least = replace(case, ways=(way,) if way in case.ways else ())
@@ -54,8 +56,8 @@ def shrink(case: Declared, failure: Record, device: str = "cpu", tries: int = TR
 
 
 def script(case: Declared, failure: Record, device: str = "cpu") -> str:
-    """Return the source of a program that shows ``failure``: the op declaration ``case`` in comments, and its call in
-    the same process.
+    """Return the source of a program that shows ``failure``. It has the source of the op declaration ``case`` in
+    comments, and calls the op in its own process on ``device``.
     """
     from shiplap_testing.crossed.source import module_text
 

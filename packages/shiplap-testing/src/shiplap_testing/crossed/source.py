@@ -15,7 +15,7 @@ NAMESPACE = "crossed"
 
 
 class Shade(enum.Enum):
-    """The choices of the argument ``shade``."""
+    """The values that the argument ``shade`` can have."""
 
     DARK = 1
     LIGHT = 3
@@ -54,15 +54,15 @@ PASSED = {
 
 
 def dims_of(case: Declared) -> list[str]:
-    """Return the names of the dims of the tensor ``x`` of the op declaration ``case`` in order. A variadic one has
-    ``*b`` in place of the first.
+    """Return the names of the dims of the tensor ``x`` of the op declaration ``case``, in order. If the declaration is
+    variadic, ``*b`` takes the place of the first name.
     """
     names = list(NAMES[: case.rank])
     return ["*b", *names[1:]] if case.variadic else names
 
 
 def _broadcast(case: Declared) -> list[str]:
-    """Return the names of the dims of the argument ``b`` of the op declaration ``case``, of which one is marked ``#``
+    """Return the names of the dims of the argument ``b`` of the op declaration ``case``. One of them is marked ``#``,
     since it may have size 1.
     """
     dims, at = dims_of(case), 1 if case.variadic else 0
@@ -70,26 +70,27 @@ def _broadcast(case: Declared) -> list[str]:
 
 
 def has(case: Declared, term: str) -> bool:
-    """Whether the op declaration ``case`` has the term ``term``, a factor or summand of its value."""
+    """Return whether the op declaration ``case`` has the term ``term``, which is a factor or summand of its value."""
     return term in case.terms
 
 
 def tensor(case: Declared, dims: list[str]) -> str:
-    """Return the annotation of a tensor with the dims ``dims`` in the dtype of the op declaration ``case``, as source
-    text.
+    """Return the annotation of a tensor with the dims ``dims`` and the dtype class of the op declaration ``case``, as
+    source text.
     """
     return f'{case.annotation}[Tensor, "{" ".join(dims)}"]'
 
 
 def parameters(case: Declared) -> list[tuple[str, str, str]]:
-    """Return the name, annotation and default (empty for none) of every parameter of the op declaration ``case`` in
-    order. The name ``*`` stands before keyword-only ones.
+    """Return the name, annotation and default of every parameter of the op declaration ``case``, in order. The default
+    is empty if there is none. A parameter named ``*`` stands before keyword-only ones.
     """
     dims = dims_of(case)
     full = tensor(case, dims)
     first = {"mutated": ("acc", full, ""), "returned": ("acc", full, ""), "mutated_list": ("accs", f"list[{full}]", "")}
     required = [("x", full, "")]
     if case.state in first:
+        # The argument that is written to comes first or second, so that both orders are tested.
         required.insert(case.seed % 2, first[case.state])
     if has(case, "second"):
         required.append(("y", full, ""))
@@ -113,8 +114,8 @@ def parameters(case: Declared) -> list[tuple[str, str, str]]:
 
 
 def signature(case: Declared, *, annotated: bool = True, more: tuple[str, ...] = ()) -> str:
-    """Return the parameters of the op declaration ``case`` as source text, with annotations and defaults if
-    ``annotated``, and the keyword-only names ``more`` at the end.
+    """Return the parameters of the op declaration ``case`` as source text, followed by the keyword-only names ``more``.
+    If ``annotated`` is true, they have annotations and defaults.
     """
     shown = []
     given = parameters(case)
@@ -130,7 +131,7 @@ def signature(case: Declared, *, annotated: bool = True, more: tuple[str, ...] =
 
 def value_lines(case: Declared) -> list[str]:
     """Return the lines of Python that compute ``v``, the values of all elements, from the terms of the op declaration
-    ``case``. Where ``v`` is squared, ``u`` is the value before.
+    ``case``. If ``v`` is squared, ``u`` is its value before that.
     """
     t = case.terms
     lines = ["v = x * 2"]
@@ -169,8 +170,8 @@ RESULT = {
 
 
 def results(case: Declared) -> list[tuple[str, str, str]]:
-    """Return the name, annotation and Python expression of every result of the op declaration ``case`` that is a new
-    value, in order.
+    """Return the name, annotation and Python expression of each new result of the op declaration ``case``, in order. A
+    result that is an argument or a view of one is left out.
     """
     dims = dims_of(case)
     made = []
@@ -197,15 +198,15 @@ def results(case: Declared) -> list[tuple[str, str, str]]:
 
 
 def _turn(case: Declared) -> str:
-    """Return the source of the method call that reverses the dims of a tensor of the op declaration ``case``, or swaps
-    the last two if they are variadic.
+    """Return the source of the method call that reverses the dims of a tensor of the op declaration ``case``. If the
+    declaration is variadic, the call swaps the last two dims instead.
     """
     return "transpose(-1, -2)" if case.variadic else f"permute({', '.join(map(str, range(case.rank)[::-1]))})"
 
 
 def kept_line(case: Declared) -> list[str]:
-    """Return the line of Python that finds the positions ``at`` of the elements to be kept, in a list, which is empty
-    if no result of the op declaration ``case`` has a size that depends on data.
+    """Return a list with the line of Python that finds ``at``, the positions of the elements to be kept. The list is
+    empty if no result of the op declaration ``case`` has a size that depends on data.
     """
     if not case.dynamic:
         return []
@@ -215,7 +216,7 @@ def kept_line(case: Declared) -> list[str]:
 
 
 def mutation_lines(case: Declared) -> list[str]:
-    """Return the lines of Python that add ``v`` to the arguments which the op declaration ``case`` writes to."""
+    """Return the lines of Python that add ``v`` to the arguments to which the op declaration ``case`` writes."""
     return {
         "mutated": ["acc.add_(v)"],
         "returned": ["acc.add_(v)"],
@@ -225,8 +226,11 @@ def mutation_lines(case: Declared) -> list[str]:
 
 
 def returned_line(case: Declared, *, kernel: bool = False) -> str:
-    """Return the return statement of the op declaration ``case``: a view or the mutated argument first, then new
-    results. For a ``kernel``, the mutated argument is left out.
+    """Return the return statement of the op declaration ``case``.
+
+    The first result is a view or the argument that the op writes to, if the declaration returns one. New results
+    follow. If ``kernel`` is true, it is the statement of a kernel, which does not return the argument that it writes
+    to.
     """
     found = [e for _, _, e in results(case)]
     if case.state == "returned" and not kernel:
@@ -239,8 +243,8 @@ def returned_line(case: Declared, *, kernel: bool = False) -> str:
 
 
 def _turned(case: Declared) -> str:
-    """Return the annotation of a tensor with the dims of ``x`` reversed, or the last two swapped if they are
-    variadic.
+    """Return the annotation of a tensor of the op declaration ``case`` with the dims of ``x`` reversed. If the
+    declaration is variadic, the last two dims are swapped instead.
     """
     dims = dims_of(case)
     return tensor(case, [*dims[:-2], *dims[:-3:-1]] if case.variadic else dims[::-1])
@@ -293,13 +297,13 @@ def reference(case: Declared) -> str:
 
 
 def op_name(case: Declared) -> str:
-    """Return the name of the op of the declaration ``case``: the letter d and its seed."""
+    """Return the name of the op of the declaration ``case``, which is the letter ``d`` and the seed."""
     return f"d{case.seed}"
 
 
 def backward(case: Declared) -> str:
-    """Return the source of the gradient of the op declaration ``case``, as formulas that are differentiable again. The
-    text is empty for a case without a gradient.
+    """Return the source of the gradient of the op declaration ``case``, in formulas that can be differentiated again.
+    The text is empty if the declaration has no gradient.
     """
     if not (case.gradient and any(o in FLOATING for o in case.outs)) or case.mutates or case.state == "view":
         return ""
@@ -322,8 +326,9 @@ def backward(case: Declared) -> str:
 
 
 def _gathered(case: Declared) -> list[str]:
-    """Return the lines that compute ``g``, the gradient for the value of each element, from the gradients of the
-    results.
+    """Return the lines of Python that compute ``g`` from the gradients of the results.
+
+    ``g`` is the gradient of the value of each element. ``case`` is the op declaration.
     """
     half = "x.shape[-1]" if case.variadic else "x.shape[0]"
     halves = (f"[..., :{half}]", f"[..., {half}:]") if case.variadic else (f"[:{half}]", f"[{half}:]")
@@ -342,8 +347,9 @@ def _gathered(case: Declared) -> list[str]:
 
 
 def _chained(case: Declared) -> list[str]:
-    """Return the lines that compute the gradients of the arguments from ``g``, the gradient for the value of each
-    element, and return those that are needed.
+    """Return the lines of Python that compute the gradients of the arguments of the op declaration ``case``.
+
+    They start from ``g``, the gradient of the value of each element. Only the gradients that are needed are computed.
     """
     t = case.terms
     for_saved = {"second": "y", "index": "idx", "broadcast": "b", "tensors": "ts", "optional": "o"}
@@ -374,8 +380,11 @@ def _chained(case: Declared) -> list[str]:
 
 
 def samples(case: Declared) -> str:
-    """Return the source of a function that builds example arguments of the op of ``case``. A template with an index
-    argument needs it, since it is tried on examples before it is used. The text is empty for other cases.
+    """Return the source of a function that builds sample arguments of the op of ``case``, or an empty text if the op
+    needs none.
+
+    Only a template of an op with an index argument needs it, since shiplap tries a template on samples before it uses
+    it.
     """
     if "index" not in case.terms or case.kernel != "template":
         return ""
@@ -406,8 +415,10 @@ def flat_{name}(t):
 
 
 def python_kernel(case: Declared, device: str) -> str:
-    """Return the source of the Python kernel of the op declaration ``case`` for ``device``. By its kind, it returns
-    results, fills tensors for them, or reads its arguments by address without their strides.
+    """Return the source of the Python kernel of the op declaration ``case`` for ``device``.
+
+    ``case.kernel`` selects its kind. A kernel returns results, or it fills given tensors with them, or it reads its
+    arguments by address without regard to strides.
     """
     name = op_name(case)
     out_style = case.kernel in ("python_out", "python_flat") and not case.traced and not case.dynamic and case.outs
@@ -444,8 +455,9 @@ from shiplap_testing.crossed.source import Shade
 
 
 def module_text(case: Declared, device: str = "cpu") -> str:
-    """Return the source of the module of the op declaration ``case``: its op, gradient, samples and Python kernel.
-    Native kernels are added later, since they need a header of the op.
+    """Return the source of the module of the op declaration ``case``, with its op, gradient, samples and Python kernel.
+
+    The kernel is for ``device``. Native kernels are added later, since they need a header of the op.
     """
     parts = [HEAD, reference(case), backward(case), samples(case)]
     if case.kernel in ("python", "python_out", "python_flat"):

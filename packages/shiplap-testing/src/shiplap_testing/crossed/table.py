@@ -18,7 +18,9 @@ ENOUGH = 20
 
 @dataclass
 class Table:
-    """``met`` and ``refused`` by pair; ``failures`` are records of what is wrong."""
+    """The outcomes of a run. ``met`` counts for each pair of features the calls without a difference, and ``refused``
+    the reasons for which shiplap refused calls. ``failures`` are the records of wrong calls.
+    """
 
     met: Counter[tuple[str, str]] = field(default_factory=Counter)
     refused: dict[tuple[str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -28,22 +30,22 @@ class Table:
 
     @property
     def impossible(self) -> dict[tuple[str, str], str]:
-        """Return the pairs of features (texts such as ``rank:2``) of this run that no declaration can have together,
-        each with the reason.
+        """The pairs of features of this run that no declaration can have together, each with the reason. A feature is a
+        text such as ``rank:2``.
         """
         features = sorted({f for pair in (*self.met, *self.refused) for f in pair})
         return {pair: why for pair in combinations(features, 2) if (why := why_impossible(*pair))}
 
     @property
     def scarce(self) -> list[tuple[str, str]]:
-        """Return the pairs of features (texts such as ``rank:2``) whose declarations were called without a difference
-        less than ``ENOUGH`` times, sorted. Pairs that shiplap refused are included.
+        """The pairs of features for which fewer than ``ENOUGH`` calls had no difference, sorted. A feature is a text
+        such as ``rank:2``. Pairs that shiplap refused are included.
         """
         return sorted(p for p in {*self.met, *self.refused} if self.met[p] < ENOUGH)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table as plain data for JSON: counts of outcomes, counts by way of a call, how often each pair of
-        features passed or was refused, and failures.
+        """Return the table as plain data for JSON. It has counts of outcomes, counts by way of a call, how often each
+        pair of features passed or was refused, and failures.
         """
         return {
             "outcomes": dict(self.outcomes),
@@ -58,16 +60,19 @@ class Table:
 
 
 def missing_pairs(met: Mapping[str, int]) -> dict[tuple[str, str], int]:
-    """Return how often each pair of features should still be declared: twice what it lacks of ``ENOUGH``, as not every
-    call is compared. ``met`` has the number of calls by name, ``rank:2 x way:out``. Pairs that never met are left out.
+    """Return how often each pair of features should still be declared, by pair.
+
+    A pair needs ``ENOUGH`` compared calls. It gets two declarations for each call that it lacks, and 2 more, since not
+    every call is compared. ``met`` has the number of compared calls by a name such as ``rank:2 x way:out``. Pairs
+    without any such call are left out.
     """
     pairs_met = {tuple(name.split(" x ")): count for name, count in met.items()}
     return {(a, b): 2 * (ENOUGH - n) + 2 for (a, b), n in pairs_met.items() if 0 < n < ENOUGH}
 
 
 def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
-    """Return the table of ``records``, the outcomes of calls of the op declarations ``cases``. Of several records of
-    one call the last counts.
+    """Return the table of ``records``, the outcomes of calls of the op declarations ``cases``. If a call has several
+    records, the last one counts.
     """
     table, by_seed = Table(), {c.seed: c for c in cases}
     last = {(r["seed"], r["way"]): r for r in records}  # a batch that was stopped ran again
@@ -93,8 +98,8 @@ def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
 
 
 def _served(case: Declared, served: Sequence[str]) -> Declared:
-    """Return the op declaration ``case``, with the kernel ``none`` and the binding ``python`` in place of those whose
-    names (``kernel``, ``binding``) are not in ``served``, so that the table does not count what no call tested.
+    """Return the op declaration ``case`` with only those of its features ``kernel`` and ``binding`` whose names are in
+    ``served``. The others become ``none`` and ``python``, so that the table does not count what no call tested.
     """
     if "kernel" not in served:
         return replace(case, kernel="none", binding="python")
@@ -102,16 +107,17 @@ def _served(case: Declared, served: Sequence[str]) -> Declared:
 
 
 def reason_of(detail: str) -> str:
-    """Return the id and the reason of a refusal or failure, with names of ops and numbers replaced by marks, so that
-    alike ones are equal.
+    """Return the id and the reason of a refusal or failure from its text ``detail``. Names of ops and numbers are
+    replaced by marks, so that similar reasons are equal.
     """
     text = re.sub(r"crossed::d\d+|\bd\d{2,}\b", "<op>", detail)
     return re.sub(r"SL\d{3}|\d+", lambda found: found[0] if found[0].startswith("SL") else "#", text)[:160]
 
 
 def markdown(table: Table, cases: Sequence[Declared]) -> str:
-    """Return the table of a run of the op declarations ``cases`` as Markdown: totals, ways of calls, pairs of features
-    that were refused or rarely passed, impossible pairs, and failures.
+    """Return ``table``, the results of a run of the op declarations ``cases``, as Markdown.
+
+    It has totals, ways of a call, pairs of features that were refused or rarely passed, impossible pairs, and failures.
     """
     pairs_met = list(table.met.values())
     lines = ["# Crossed declarations", "", f"{len(cases)} declarations, {sum(table.outcomes.values())} calls."]

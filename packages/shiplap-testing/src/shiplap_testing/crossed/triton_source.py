@@ -18,8 +18,8 @@ def _triton_outs(case: Declared) -> list[str]:
 
 
 def _triton_element(case: Declared) -> list[str]:
-    """Return the Triton lines that compute ``v``, the value of the element ``at`` of contiguous tensors, from the terms
-    of the op declaration ``case``.
+    """Return the lines of Triton that compute ``v``, the value of the element ``at`` of contiguous tensors, from the
+    terms of the op declaration ``case``. A term is a factor or summand of the value.
     """
     t = case.terms
     wide = ".to(tl.float32)" if case.dtype == "bfloat16" else ""
@@ -40,8 +40,10 @@ def _triton_element(case: Declared) -> list[str]:
 
 
 def _triton_stores(case: Declared) -> list[str]:
-    """Return the Triton lines that store ``v`` for one element in the mutated argument and in those results of the op
-    declaration ``case`` that have an element for it.
+    """Return the lines of Triton that store ``v`` in those results of ``case`` that have such an element.
+
+    ``v`` is the value of one element. It is also added to the argument that the op writes to, if there is one. ``case``
+    is the op declaration.
     """
     rank = rank_of(case)
     lines = ["tl.store(acc + at, tl.load(acc + at, mask=inside, other=0) + v, mask=inside)"] if case.mutates else []
@@ -78,15 +80,15 @@ def _triton_stores(case: Declared) -> list[str]:
 
 
 def _rounded(case: Declared) -> str:
-    """Return the source of the conversion of a sum before it is stored: to float32 for bfloat16, since the interpreter
-    stores no float64 as bfloat16, else nothing.
+    """Return the source that converts a sum of the op declaration ``case`` before it is stored. It converts to float32
+    for bfloat16, since the interpreter stores no float64 as bfloat16. It is empty for other dtypes.
     """
     return ".to(tl.float32)" if case.dtype == "bfloat16" else ""
 
 
 def _triton_rows(case: Declared) -> list[str]:
-    """Return the Triton lines of loops over rows, for those results of the op declaration ``case`` that have one
-    element for each row.
+    """Return the lines of Triton that compute, in loops over rows, those results of the op declaration ``case`` that
+    have one element for each row.
     """
     kinds = {"rows": ("float64", "v"), "count": ("int64", "(e > 0)")}
     lines = []
@@ -105,8 +107,9 @@ def _triton_rows(case: Declared) -> list[str]:
 
 
 def triton_text(case: Declared, device: str) -> str:
-    """Return the source of the Triton kernel of the op declaration ``case`` and of its binding for ``device``. A
-    program computes a block of elements, or all of them where they are summed.
+    """Return the source of the Triton kernel of the op declaration ``case`` and of its binding for ``device``.
+
+    Each program of the kernel computes a block of elements. If elements are summed, one program computes all.
     """
     t, name, outs = case.terms, op_name(case), _triton_outs(case)
     tensors = [n for term, n in (("second", "y"), ("index", "idx"), ("broadcast", "b"), ("optional", "o")) if term in t]

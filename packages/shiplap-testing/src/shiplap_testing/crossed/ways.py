@@ -22,15 +22,15 @@ from shiplap_testing.private import compiled_autograd, fake_mode
 
 
 def eager(calls: Calls) -> str:
-    """Call the op of ``calls`` eagerly two times, since the second call takes a shorter path, and return how it differs
-    from its reference as text, which is empty if it does not.
+    """Call the op of ``calls`` eagerly two times, since the second call takes a shorter path. Return how it differs
+    from its reference, or an empty text.
     """
     return calls.compare(calls.op) or calls.compare(calls.op)  # the second call takes the short way
 
 
 def _compiled(calls: Calls, backend: str, dynamic: bool | None) -> str:
-    """Compile a call of the op of ``calls`` by ``backend``, and return how it differs from its reference as text, which
-    is empty if it does not. Unless ``dynamic`` is None, other sizes are compared too.
+    """Compile a call of the op of ``calls`` by ``backend``, and return how it differs from its reference, or an empty
+    text. ``dynamic`` is passed to ``torch.compile``. Unless it is None, a call at other sizes is compared too.
     """
     torch.compiler.reset()
     fn = torch.compile(function_of(calls.op), backend=backend, fullgraph=True, dynamic=dynamic)
@@ -44,20 +44,19 @@ def _compiled(calls: Calls, backend: str, dynamic: bool | None) -> str:
 
 
 def aot_eager(calls: Calls) -> str:
-    """Return how a call of the op of ``calls``, compiled by the backend ``aot_eager`` (traced and run eagerly), differs
-    from its reference, as text, which is empty if it does not.
-    """
+    """Return how the op of ``calls``, compiled by ``aot_eager``, differs from its reference, or an empty text."""
     return _compiled(calls, "aot_eager", None)
 
 
 def inductor(calls: Calls, dynamic: bool | None = None) -> str:
-    """Return how a call of the op of ``calls``, compiled by Inductor, differs from its reference, as text, which is
-    empty if it does not. Raises ``NotMetError`` where torch fails for the reference alike, as 2.11 does for no rows on
-    a GPU.
+    """Return how a call of the op of ``calls`` that is compiled by Inductor differs from its reference, or an empty
+    text. ``dynamic`` is passed to ``torch.compile``. Raise ``NotMetError`` if torch fails for the reference with an
+    exception of the same type. Torch 2.11 does so for tensors without rows on a GPU.
     """
     try:
         return _compiled(calls, "inductor", dynamic)
     except Exception as e:
+        # If torch fails for the reference as well, the failure is torch's and not ours.
         own = copy.copy(calls)
         own.op = calls.reference
         try:
@@ -69,14 +68,16 @@ def inductor(calls: Calls, dynamic: bool | None = None) -> str:
 
 def inductor_dynamic(calls: Calls) -> str:
     """Return how calls of the op of ``calls`` at two sizes, compiled by Inductor with dynamic shapes, differ from its
-    reference, as text, which is empty if it does not.
+    reference, or an empty text.
     """
     return inductor(calls, True)
 
 
 def dynamic(calls: Calls) -> str:
-    """Return how calls of the op of ``calls`` at the first sizes, at other sizes and at the first ones again differ
-    from its reference, as text, which is empty if it does not. torch compiles the second call for any size.
+    """Return how calls of the op of ``calls`` at changing sizes differ from its reference, or an empty text.
+
+    The op is called at the first sizes, at other sizes and at the first sizes again. Torch compiles the second call for
+    any size.
     """
     torch.compiler.reset()
     fn = torch.compile(function_of(calls.op), backend="aot_eager", fullgraph=True)
@@ -88,19 +89,17 @@ def dynamic(calls: Calls) -> str:
 
 
 class OfTensors(torch.nn.Module):
-    """Calls an op with the tensors that are given and all else as it was: what a program exports."""
+    """A module that calls an op with its inputs as the tensor arguments and with constants as all others."""
 
     def __init__(self, op: Any, given: Arguments) -> None:
-        """Make a module that calls ``op`` with tensors as inputs and the other arguments of ``given`` as constants."""
+        """Create a module that calls ``op`` with the arguments of ``given`` other than tensors as constants."""
         super().__init__()
         self.op, self.given = op, given
         self.rest = [None if flat_tensors(v) else v for v in given.values]
         self.at = [i for i, v in enumerate(given.values) if flat_tensors(v)]
 
     def forward(self, *tensors: Any) -> Any:
-        """Return the result of the op that this module holds, with ``tensors`` as its tensor arguments in order and its
-        other arguments as they were at the start.
-        """
+        """Return the result of the op for its tensor arguments ``tensors``, in order, and the constants."""
         values = list(self.rest)
         for i, value in zip(self.at, tensors, strict=True):
             values[i] = value
@@ -109,12 +108,13 @@ class OfTensors(torch.nn.Module):
 
 
 def _exported(calls: Calls, dims: bool) -> str:
-    """Export a module that calls the op of ``calls``, with dynamic dims if ``dims``, and return how the exported
-    program differs from the reference, as text.
+    """Export a module that calls the op of ``calls``, with dynamic dims if ``dims`` is true. Return how the exported
+    program differs from the reference, or an empty text.
     """
     model = OfTensors(calls.op, calls.given)
     values = calls.given.fresh()
     tensors = tuple(values[i] for i in model.at)
+    # With ``AUTO``, torch finds out itself which dims are equal or have bounds.
     auto = torch.export.Dim.AUTO
 
     def shape(v: Any) -> Any:
@@ -125,7 +125,7 @@ def _exported(calls: Calls, dims: bool) -> str:
     module = torch.export.export(model, tensors, dynamic_shapes=shapes).module()
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Call the exported program, which takes tensors only, with the tensors among the arguments."""
+        """Return the result of the exported program, which takes only the tensors among the arguments."""
         named = dict(zip([n for n in calls.given.names if n not in calls.given.keywords], args, strict=True)) | kwargs
         return module(*(v for v in (named[n] for n in calls.given.names) if flat_tensors(v)))
 
@@ -133,28 +133,27 @@ def _exported(calls: Calls, dims: bool) -> str:
 
 
 def export(calls: Calls) -> str:
-    """Return how an exported program with fixed sizes that calls the op of ``calls`` differs from its reference, as
-    text, which is empty if it does not.
-    """
+    """Return how the op of ``calls``, exported with fixed sizes, differs from its reference, or an empty text."""
     return _exported(calls, False)
 
 
 def export_dynamic(calls: Calls) -> str:
-    """Return how an exported program with dynamic sizes that calls the op of ``calls`` differs from its reference, as
-    text, which is empty if it does not.
-    """
+    """Return how the op of ``calls``, exported with dynamic sizes, differs from its reference, or an empty text."""
     return _exported(calls, True)
 
 
 def _stacked(calls: Calls) -> tuple[list[Any], list[Any]]:
-    """Return copies of the arguments with two samples of each floating-point tensor stacked along a new first dim, and
-    ``in_dims``: 0 for these and None for all others.
+    """Return copies of the arguments of ``calls``, and the ``in_dims`` for ``torch.vmap``.
+
+    Two samples of each floating-point tensor are stacked along a new first dim, and its entry in ``in_dims`` is 0. All
+    other arguments have None there.
     """
     values = calls.given.fresh()
     dims: list[Any] = []
     stacked: list[Any] = []
     for name, value in zip(calls.given.names, values, strict=True):
         if isinstance(value, Tensor) and value.is_floating_point():
+            # The samples differ, so that a result of the wrong sample is noticed.
             stacked.append(torch.stack([value, value * 0.5 + 0.25]))
             dims.append(0)
         elif isinstance(value, list) and value and isinstance(value[0], Tensor):
@@ -168,10 +167,11 @@ def _stacked(calls: Calls) -> tuple[list[Any], list[Any]]:
 
 
 def vmap(calls: Calls) -> str:
-    """Return how the op of ``calls`` under ``torch.func.vmap`` over two samples differs from its reference on each of
-    them, as text.
+    """Return how the op of ``calls`` under ``torch.func.vmap`` over two samples differs from its reference on each
+    sample, or an empty text.
     """
     stacked, dims = _stacked(calls)
+    # The op may write to its arguments, from which the reference must not read.
     before = [[t.clone() for t in v] if isinstance(v, list) and flat_tensors(v) else v for v in stacked]
     before = [v.clone() if isinstance(v, Tensor) else v for v in before]
     written = [i for i, name in enumerate(calls.given.names) if name.startswith("acc")]
@@ -189,8 +189,8 @@ def vmap(calls: Calls) -> str:
     tensors = [i for i, d in enumerate(dims) if d is not None]
 
     def mapped(*some: Any) -> Any:
-        """Return the result of the op of ``calls`` (argument of ``vmap``) for one sample ``some`` of the mapped
-        arguments.
+        """Return the result of the op of ``calls`` (argument of ``vmap``) for ``some``, the mapped arguments of one
+        sample.
         """
         values = list(stacked)
         for i, v in zip(tensors, some, strict=True):
@@ -198,8 +198,8 @@ def vmap(calls: Calls) -> str:
         return called(calls.op)(*values)
 
     def mapped_results(*some: Any) -> Any:
-        """Return the tensors among the results of the op of ``calls`` (argument of ``vmap``) for one sample ``some`` of
-        the mapped arguments, as vmap maps tensors only.
+        """Return the tensors among the results of the op of ``calls`` (argument of ``vmap``) for ``some``, the mapped
+        arguments of one sample. ``torch.func.vmap`` maps nothing but tensors.
         """
         results = flat(mapped(*some))
         return tuple(r for r in results if isinstance(r, Tensor))
@@ -213,7 +213,7 @@ def vmap(calls: Calls) -> str:
     for number in range(2):
 
         def pick(v: Any, number: int = number) -> Any:
-            """Return sample ``number`` of the argument ``v``, a stacked tensor or a list of them."""
+            """Return the sample ``number`` of the argument ``v``, a stacked tensor or a list of them."""
             return [t[number] for t in v] if isinstance(v, list) else v[number]
 
         values = [pick(v) if i in tensors else v for i, v in enumerate(before)]
@@ -227,8 +227,9 @@ def vmap(calls: Calls) -> str:
 
 
 def _of_sample(calls: Calls, fn: Function, values: list[Any], written: list[int]) -> Observed:
-    """Return the results and writes of the reference ``fn`` for copies of ``values``, the arguments of one sample of a
-    batch. ``written`` are the positions of the arguments that it writes to.
+    """Return the results and writes of the reference ``fn`` for copies of ``values``, the arguments of one sample.
+
+    ``written`` are the positions of the arguments that it writes to.
     """
     values = [[t.clone() for t in v] if isinstance(v, list) and flat_tensors(v) else v for v in values]
     values = [v.clone() if isinstance(v, Tensor) else v for v in values]
@@ -237,15 +238,15 @@ def _of_sample(calls: Calls, fn: Function, values: list[Any], written: list[int]
 
 
 def _wide(value: Any) -> Any:
-    """Return ``value`` with floating-point tensors, also those in lists, in float64."""
+    """Return ``value``, a tensor, a list or any other value, with floating-point tensors converted to float64."""
     if isinstance(value, list):
         return [_wide(v) for v in value]
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def func_grad(calls: Calls) -> str:
-    """Return how the gradients of the op of ``calls`` by ``torch.func.grad`` differ from those of its reference, as
-    text.
+    """Return how the gradients of the op of ``calls`` by ``torch.func.grad`` differ from those of its reference, or an
+    empty text. Raise ``NotMetError`` if there is no gradient.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
@@ -255,8 +256,8 @@ def func_grad(calls: Calls) -> str:
         at = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.is_floating_point()]
 
         def total(*some: Tensor) -> Tensor:
-            """Return the sum of all results of ``fn`` (argument of ``gradients``), weighted by random directions, with
-            the tensors ``some`` in place of the floating-point ones among its arguments.
+            """Return the sum of all results of ``fn`` (argument of ``gradients``), weighted by random directions.
+            ``some`` are the tensors in place of its floating-point arguments.
             """
             replaced = list(values)
             for i, v in zip(at, some, strict=True):
@@ -276,19 +277,19 @@ def func_grad(calls: Calls) -> str:
 
 
 def jvp(calls: Calls) -> str:
-    """Return how results and forward-mode derivatives of the op of ``calls`` by ``torch.func.jvp`` differ from those of
-    its reference, as text.
+    """Return how the results and forward-mode derivatives of the op of ``calls`` by ``torch.func.jvp`` differ from
+    those of its reference, or an empty text.
     """
 
     def tangents(fn: Function, values: list[Any]) -> list[Any]:
-        """Return the results of ``fn`` at ``values``, and their derivatives along random directions, in one list."""
+        """Return the results of ``fn`` at ``values``, then their derivatives along random directions, in one list."""
         at = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.is_floating_point()]
         rng = torch.Generator().manual_seed(calls.case.seed)
         along = [torch.randn(values[i].shape, generator=rng, dtype=torch.float64).to(values[i]) for i in at]
 
         def called(*some: Tensor) -> Any:
-            """Return the tensors among the results of ``fn`` (argument of ``tangents``) with the tensors ``some`` in
-            place of the floating-point ones among its arguments.
+            """Return the tensors among the results of ``fn`` (argument of ``tangents``). ``some`` are the tensors in
+            place of its floating-point arguments.
             """
             replaced = list(values)
             for i, v in zip(at, some, strict=True):
@@ -314,8 +315,8 @@ def jvp(calls: Calls) -> str:
 
 
 def autocast(calls: Calls) -> str:
-    """Return how a call of the op of ``calls`` under autocast to bfloat16 differs from its reference, as text, which is
-    empty if it does not. The reference gets arguments that are cast as the rule of the op declares.
+    """Return how a call of the op of ``calls`` under autocast to bfloat16 differs from its reference, or an empty text.
+    The arguments of the reference are converted as the autocast rule of the op declares.
     """
     rule, case = calls.case.rule, calls.case
     to = {"autocast": torch.bfloat16, "float32": torch.float32}.get(rule or "")
@@ -336,8 +337,8 @@ def autocast(calls: Calls) -> str:
 
 
 def _cast(value: Any, to: torch.dtype | None) -> Any:
-    """Return ``value`` with floating-point tensors, also those in lists, in the dtype ``to``, or unchanged if it is
-    None.
+    """Return ``value`` with its floating-point tensors converted to the dtype ``to``. It is a tensor, a list or any
+    other value. If ``to`` is None, return it as it is.
     """
     if isinstance(value, list):
         return [_cast(v, to) for v in value]
@@ -345,8 +346,8 @@ def _cast(value: Any, to: torch.dtype | None) -> Any:
 
 
 def inference(calls: Calls) -> str:
-    """Return how a call of the op of ``calls`` in inference mode, and then a call outside of it, differ from its
-    reference, as text, which is empty if it does not.
+    """Return how the op of ``calls``, called in inference mode and then outside, differs from its reference, or an
+    empty text.
     """
     with torch.inference_mode():
         values = calls.given.fresh()
@@ -357,7 +358,7 @@ def inference(calls: Calls) -> str:
 
 def no_grad(calls: Calls) -> str:
     """Return how a call of the op of ``calls`` under ``torch.no_grad``, with arguments that require gradients, differs
-    from its reference, as text, which is empty if it does not.
+    from its reference, or an empty text.
     """
     with torch.no_grad():
         own, wide = calls.expected(differentiate=False)
@@ -366,8 +367,11 @@ def no_grad(calls: Calls) -> str:
 
 
 def fake(calls: Calls) -> str:
-    """Return how the op of ``calls`` on fake tensors differs from the op on real ones in shape, dtype, device or
-    strides, as text, or else how the op on real ones differs from its reference.
+    """Return how the op of ``calls`` on fake tensors differs from the op on real tensors in shape, dtype, device or
+    strides, as a text.
+
+    If it does not, return how the op on real tensors differs from its reference. The text is empty if it does not
+    either.
     """
     real = calls.op(*calls.given.split(values := calls.given.fresh())[0], **calls.given.split(values)[1])
     copies = calls.given.fresh()
@@ -383,6 +387,7 @@ def fake(calls: Calls) -> str:
             if isinstance(f, Tensor) or isinstance(r, Tensor):
                 return f"fake result {index} is {f!r}, the op's is {r!r}"
             continue
+        # A size that depends on data is a symbol, so that the strides are no numbers to compare.
         kept = any(type(s) is not int for s in f.shape)
         same = f.dim() == r.dim() and all(type(a) is not int or a == b for a, b in zip(f.shape, r.shape, strict=True))
         if not same or f.dtype != r.dtype or f.device != r.device:
@@ -393,30 +398,31 @@ def fake(calls: Calls) -> str:
 
 
 def _faked(mode: Any, value: Any) -> Any:
-    """Return ``value`` with tensors, also those in lists, replaced by fake tensors of ``mode``."""
+    """Return ``value``, a tensor, a list or any other value, with its tensors replaced by fake ones of ``mode``."""
     if isinstance(value, list):
         return [_faked(mode, v) for v in value]
     return mode.from_tensor(value, static_shapes=True) if isinstance(value, Tensor) else value
 
 
 def checkpoint(calls: Calls) -> str:
-    """Return how a call of the op of ``calls`` under activation checkpointing, whose forward runs again in the
-    backward, differs from its reference, as text, which is empty if it does not.
+    """Return how a call of the op of ``calls`` under activation checkpointing differs from its reference, or an empty
+    text. The forward runs again in the backward. Raise ``NotMetError`` if the op has no gradient.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
     from torch.utils.checkpoint import checkpoint as recompute
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Call the op of ``calls`` (argument of ``checkpoint``) under ``torch.utils.checkpoint``."""
+        """Return the result of the op of ``calls`` (argument of ``checkpoint``) under a checkpoint."""
         return recompute(function_of(calls.op), *args, use_reentrant=False, **kwargs)
 
     return calls.compare(called)
 
 
 def threads(calls: Calls) -> str:
-    """Return how calls of the op of ``calls`` in four threads at once, three in each, differ from its reference, as
-    text, which is empty if it does not. An exception in a thread is raised again.
+    """Return how calls of the op of ``calls`` in four threads at once, three in each, differ from its reference, or an
+    empty text. An exception in a thread is raised again. Raise ``NotMetError`` for Triton's interpreter, which supports
+    only one thread.
     """
     if calls.case.kernel == "triton" and calls.device == "cpu":
         raise NotMetError("Triton's interpreter serves one thread")
@@ -425,8 +431,8 @@ def threads(calls: Calls) -> str:
     begin = threading.Barrier(4)
 
     def work() -> None:
-        """Call the op of ``calls`` (argument of ``threads``) three times and append each difference from its reference,
-        or exception, to a list that the four threads share.
+        """Call the op of ``calls`` (argument of ``threads``) three times. Append each difference from its reference and
+        any exception to a list that the four threads share.
         """
         try:
             # All threads begin at the same time.
@@ -451,8 +457,8 @@ def threads(calls: Calls) -> str:
 
 
 def with_compiled_autograd(calls: Calls) -> str:
-    """Return how a call of the op of ``calls`` whose backward is compiled as one graph differs from its reference, as
-    text, which is empty if it does not.
+    """Return how a call of the op of ``calls`` whose backward is compiled as one graph differs from its reference, or
+    an empty text. Raise ``NotMetError`` if the op has no gradient.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
@@ -462,22 +468,24 @@ def with_compiled_autograd(calls: Calls) -> str:
 
 
 def double_backward(calls: Calls) -> str:
-    """Return how first and second gradients of the op of ``calls`` differ from those of its reference, as text."""
+    """Return how the first and second gradients of the op of ``calls`` differ from those of its reference, or an empty
+    text. Raise ``NotMetError`` if the op has no gradient.
+    """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
     return calls.compare(calls.op, twice=True)
 
 
 def with_deepcopy(calls: Calls) -> str:
-    """Return how a call of the op of ``calls`` from a deep copy of a module that holds it differs from its reference,
-    as text, which is empty if it does not.
+    """Return how a call of a deep copy of a module with the op of ``calls`` differs from the op's reference, or an
+    empty text.
     """
     return calls.compare(copy.deepcopy(Model(calls.op)))
 
 
 def out(calls: Calls) -> str:
-    """Return how the out-variant of the op of ``calls``, called on tensors filled with 77, differs from its reference,
-    as text, which is empty if it does not.
+    """Return how the out-variant of the op of ``calls`` differs from its reference, or an empty text. The given outputs
+    are filled with 77 first. Raise ``NotMetError`` if the op has no out-variant.
     """
     if calls.op.variant is None:
         raise NotMetError("the op has no out-variant")
@@ -490,9 +498,7 @@ def out(calls: Calls) -> str:
     outs = [torch.full_like(o, 77, memory_format=torch.contiguous_format) for o in wanted]
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Call ``op.out`` and return its outputs. Raises ``AssertionError`` if it returns other tensors than it was
-        given.
-        """
+        """Return the given outputs, filled by ``op.out``. Raise ``AssertionError`` if it returns others."""
         made = calls.op.out(*args, out=outs[0] if len(outs) == 1 else outs, **kwargs)
         if [t.data_ptr() for t in flat(made) if t.numel()] != [t.data_ptr() for t in outs if t.numel()]:
             raise AssertionError("op.out returned other tensors than it was given")
@@ -506,8 +512,9 @@ def out(calls: Calls) -> str:
 
 
 def cuda_graph(calls: Calls) -> str:
-    """Capture a call of the op of ``calls`` as a CUDA graph, replay it, and return how its results differ from the
-    reference, as text, which is empty if they do not.
+    """Return how a replayed CUDA graph of a call of the op of ``calls`` differs from its reference, or an empty text.
+
+    Raise ``NotMetError`` without a GPU.
     """
     if calls.device != "cuda":
         raise NotMetError("no GPU")
@@ -533,7 +540,7 @@ def cuda_graph(calls: Calls) -> str:
 
 
 def _overlaps(t: Tensor) -> bool:
-    """Whether elements of ``t`` share memory, since a dim longer than 1 has a stride of zero."""
+    """Return whether elements of ``t`` share memory because a dim longer than 1 has a stride of zero."""
     return any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True))
 
 
@@ -564,9 +571,13 @@ WAYS: dict[str, Callable[[Calls], str]] = {
 
 
 def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str, str]:
-    """Call ``op`` of the op declaration ``case`` in the way ``way``, and return the outcome and its detail as text:
-    ``met`` (no difference), ``refused`` (by an error of shiplap), ``inapplicable``, ``differs`` or ``raised``.
+    """Call ``op`` of the op declaration ``case`` on ``device`` in the way ``way``, and return the outcome and its
+    detail as texts.
+
+    The outcome is ``met`` if nothing differs and ``differs`` otherwise. It is ``refused`` for a catalogue error that a
+    user may cause, ``inapplicable`` for ``NotMetError``, and ``raised`` for any other exception.
     """
+    # The numbers that a way draws must not depend on the ways before it.
     torch.manual_seed(case.seed)
     try:
         with suppress_warnings():
@@ -574,6 +585,7 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
     except NotMetError as e:
         return "inapplicable", str(e)
     except Exception as e:
+        # A refusal is an allowed outcome, unless its error says that the op is wrong.
         if (id := refusal_id(e)) and id not in WRONG:
             return "refused", f"{id}: {one_line(e)}"
         return "raised", f"{type(e).__name__}: {one_line(e)} | {_innermost_frames(e)}"
@@ -581,6 +593,6 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
 
 
 def _innermost_frames(e: BaseException) -> str:
-    """Return the innermost two places of the traceback of ``e``, as file and line."""
+    """Return the two innermost places of the traceback of ``e``, each as file and line, in one text."""
     frames = traceback.extract_tb(e.__traceback__)[-2:]
     return " < ".join(f"{frame.filename[-60:]}:{frame.lineno}" for frame in reversed(frames))

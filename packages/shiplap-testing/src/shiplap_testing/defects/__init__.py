@@ -44,7 +44,7 @@ _FILES = (
 
 
 def defects() -> dict[str, Defect]:
-    """Import the files of planted defects and return all defects by name. No op is declared until ``make_bad`` or
+    """Import the files of planted defects, and return all defects by name. No op is declared until ``make_bad`` or
     ``make_good`` of a defect is called.
     """
     for file in _FILES:

@@ -17,20 +17,20 @@ aliasing = partial(add, "aliasing")
 
 
 def _result_shares_memory(op, *args):
-    """Whether adding to the result of ``op(*args)`` in place changes one of the tensors among ``args``."""
+    """Return whether adding to the result of ``op(*args)`` in place changes one of the tensors among ``args``."""
     before = [a.clone() for a in args if isinstance(a, Tensor)]
     op(*args).add_(1)
     return not close([a for a in args if isinstance(a, Tensor)], before)
 
 
 def _adopted_operator(schema, fn, declare):
-    """Return a function of a namespace that registers ``fn`` under ``schema``, as another library would, and returns
-    the op that ``declare(ns, name)`` makes of it.
+    """Return a function that registers ``fn`` under ``schema`` in a given namespace, as another library would. It
+    returns the op that ``declare(ns, name)`` makes of this operator.
     """
 
     def make(ns):
-        """Register the implementation ``fn`` under ``schema`` in the namespace ``ns`` and return the op that
-        ``declare`` makes of it. All but ``ns`` are arguments of ``_adopted_operator``.
+        """Register ``fn`` under ``schema`` (both arguments of ``_adopted_operator``) in the namespace ``ns``. Return
+        the op that ``declare`` makes of it.
         """
         foreign(ns, schema, fn)
         return declare(ns, schema.partition("(")[0])
@@ -39,13 +39,14 @@ def _adopted_operator(schema, fn, declare):
 
 
 def _scaled(ns, name):
-    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns x * scale, and return the op that
-    ``sl.adopt`` makes of it.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns ``x * scale``. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")
     def scaled(x: M, scale: float = 1.0) -> M:
-        """Return x * scale. Results of the foreign operator are compared with this reference."""
+        """Return ``x * scale``. Results of the adopted operator are compared with this reference."""
         return x * scale
 
     return scaled
@@ -63,13 +64,14 @@ aliasing(
 
 
 def _turned(ns, name):
-    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the transpose of x, and return the op
-    that ``sl.adopt`` makes of it.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns the transpose of ``x``. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")
     def turned(x: M) -> Float[Tensor, "c n"]:
-        """Return the transpose of x. Results of the foreign operator are compared with this reference."""
+        """Return the transpose of ``x``. Results of the adopted operator are compared with this reference."""
         return x.T
 
     return turned
@@ -88,22 +90,23 @@ aliasing(
 
 
 def _counted(ns, name):
-    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns 2 * x, of integers, and return the op
-    that ``sl.adopt`` makes of it.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns ``2 * x`` of integers. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")
     def doubled(x: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Return 2 * x, of integers. Results of the foreign operator are compared with this reference."""
+        """Return ``2 * x``, of integers. Results of the adopted operator are compared with this reference."""
         return x * 2
 
     return doubled
 
 
 def _ring(length):
-    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator of integers, which doubles x.
-    The operator returns one of ``length`` buffers of each shape in turn, which is wrong, or a fresh tensor for a
-    ``length`` of 0.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator that doubles integers. If
+    ``length`` is not 0, the planted defect is that the operator returns one of ``length`` buffers of each shape in
+    turn.
     """
 
     def make(ns):
@@ -113,8 +116,8 @@ def _ring(length):
         buffers, turn = {}, itertools.count()
 
         def fn(x):
-            """Return 2 * x. Wrong unless ``length`` (argument of ``_ring``) is 0: the result is a buffer, which a later
-            call with the same shape overwrites.
+            """Return ``2 * x``. If ``length`` (argument of ``_ring``) is not 0, the planted defect is that the result
+            is a buffer, which a later call with the same shape overwrites.
             """
             if not length:
                 return x * 2
@@ -129,13 +132,13 @@ def _ring(length):
 
 
 def _keeps_results(calls):
-    """Return a check of an op, which is true if the results of ``calls`` calls still hold 2 * x after the last of the
-    calls.
+    """Return a function that takes an op and returns whether the results of ``calls`` calls still hold ``2 * x`` after
+    the last of the calls.
     """
 
     def keeps(op):
-        """Whether each of several results of ``op``, as many as the argument ``calls`` of ``_keeps_results`` says,
-        still holds 2 * x after the last call.
+        """Return whether each of ``calls`` results (argument of ``_keeps_results``) of ``op`` still holds ``2 * x``
+        after the last call.
         """
         results = [op.overload(torch.full((3,), i)) for i in range(calls)]
         return [int(r[0]) for r in results] == [2 * i for i in range(calls)]
@@ -161,20 +164,20 @@ aliasing(
 
 
 def _caching(cache):
-    """Return a function that registers a CPU kernel with the op ``doubled``, which returns 2 * x. Wrong with ``cache``:
-    the result is the same buffer in each call.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel returns ``2 * x``. If ``cache``
+    is true, the planted defect is that the result is the same buffer in each call.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which returns 2 * x. Wrong with ``cache`` (argument of
-        ``_caching``): the result is the same buffer in each call.
+        """Register the CPU kernel ``forward`` with ``op``. It returns ``2 * x``. If ``cache`` (argument of
+        ``_caching``) is true, the planted defect is that the result is the same buffer in each call.
         """
         buffers = {}
 
         @op.kernel("cpu")
         def forward(x):
-            """Return 2 * x. Wrong with ``cache`` (argument of ``_caching``): the result is a buffer by shape and dtype,
-            which the next call overwrites.
+            """Return ``2 * x``. If ``cache`` (argument of ``_caching``) is true, the planted defect is that the result
+            is a buffer by shape and dtype, which the next call overwrites.
             """
             if not cache:
                 return x * 2
@@ -186,7 +189,9 @@ def _caching(cache):
 
 
 def _first_result_stays(op):
-    """Whether the result of a first call of ``op`` (``doubled``) still holds 2 after a second call with zeros."""
+    """Return whether the result of a first call of ``op`` (``doubled``) still holds 2 after a second call with
+    zeros.
+    """
     first = op(torch.ones(2, 3))
     op(torch.zeros(2, 3))
     return close(first, torch.full((2, 3), 2.0))
@@ -202,20 +207,22 @@ aliasing(
 
 
 def centred(ns):
-    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns x less the mean of each
-    row.
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns ``x`` less the mean of
+    each row.
     """
 
     @sl.op(f"{ns}::centred", requires="c >= 1")
     def centred(x: M) -> M:
-        """Return x less the mean of each row. Kernels of the op are compared with this reference."""
+        """Return ``x`` less the mean of each row. Kernels of the op are compared with this reference."""
         return x - x.mean(1, keepdim=True)
 
     return centred
 
 
 def _in_place(x, *, out):
-    """Write x less the mean of each row to ``out``. Wrong: the argument x is centred in place."""
+    """Write ``x`` less the mean of each row to ``out``. The planted defect is that the argument ``x`` is centred in
+    place.
+    """
     x.sub_(x.mean(1, keepdim=True))
     out.copy_(x)
 
@@ -230,8 +237,8 @@ aliasing(
 
 
 def _restored(x, y, *, out):
-    """Write x + y to ``out``. Wrong: the argument x is changed in place and changed back, which loses the digits of
-    small numbers.
+    """Write ``x + y`` to ``out``. The planted defect is that the argument ``x`` is changed in place and changed back,
+    which loses the digits of small numbers.
     """
     x.add_(y)
     out.copy_(x)
@@ -249,24 +256,24 @@ aliasing(
 
 
 def _small_numbers():
-    """Return a matrix of 2 by 3 normally distributed random numbers of the size of 0.001."""
+    """Return a matrix of 2 by 3 normally distributed random numbers with a standard deviation of 0.001."""
     return randn(2, 3) * 1e-3
 
 
 def folded(ns):
-    """Declare the op ``folded`` in the namespace ``ns`` and return it. Its reference returns x - y."""
+    """Declare the op ``folded`` in the namespace ``ns`` and return it. Its reference returns ``x - y``."""
 
     @sl.op(f"{ns}::folded")
     def folded(x: M, y: M) -> M:
-        """Return x - y. Kernels of the op are compared with this reference."""
+        """Return ``x - y``. Kernels of the op are compared with this reference."""
         return x - y
 
     return folded
 
 
 def _negating(x, y, *, out):
-    """Write x - y to ``out``. Wrong if x and y are one tensor: y is negated in place for the time of the addition, so
-    the result is -2 * x.
+    """Write ``x - y`` to ``out``. The planted defect is that ``y`` is negated in place during the addition. If ``x``
+    and ``y`` are one tensor, the result is ``-2 * x``.
     """
     y.data.neg_()  # `data` is not counted as a write, as in foreign code
     torch.add(x, y, out=out)
@@ -274,7 +281,7 @@ def _negating(x, y, *, out):
 
 
 def _subtract_self(op):
-    """Whether ``op(x, x)`` is zero, where the op subtracts its second argument from the first."""
+    """Return whether ``op(x, x)`` is zero, for an op that subtracts its second argument from the first."""
     x = randn(2, 3)
     return close(op(x, x), torch.zeros(2, 3))
 
@@ -289,14 +296,14 @@ aliasing(
 
 
 def gram(ns):
-    """Declare the op ``gram`` in the namespace ``ns`` and return it. Its reference returns a @ b.T, the products of all
-    rows of a with all rows of b.
+    """Declare the op ``gram`` in the namespace ``ns`` and return it. Its reference returns ``a @ b.T``, the products of
+    all rows of ``a`` with all rows of ``b``.
     """
 
     @sl.op(f"{ns}::gram")
     def gram(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
-        """Return a @ b.T, the products of all rows of a with all rows of b. Kernels of the op are compared with this
-        reference.
+        """Return ``a @ b.T``, the products of all rows of ``a`` with all rows of ``b``. Kernels of the op are compared
+        with this reference.
         """
         return a @ b.T
 
@@ -304,14 +311,15 @@ def gram(ns):
 
 
 def _symmetric(exact):
-    """Return a function that registers a kernel of the op ``gram``, which computes a @ a.T where a and b are taken for
-    one tensor. Unless ``exact`` is true, that is wrong: equal addresses and shapes are enough for that, and strides are
-    not compared.
+    """Return a function that registers a kernel of the op ``gram``. The kernel returns ``a @ a.T`` if it takes ``a``
+    and ``b`` for one tensor. If ``exact`` is false, the planted defect is that it compares addresses and shapes, but
+    not strides.
     """
 
     def fill(a, b, *, out):
-        """Write a @ b.T to ``out``, computed as a @ a.T where a and b are taken for one tensor. Unless ``exact``
-        (argument of ``_symmetric``) is true, that is wrong: a and its transpose are taken for one.
+        """Write ``a @ b.T`` to ``out``, computed as ``a @ a.T`` if ``a`` and ``b`` are taken for one tensor. If
+        ``exact`` (argument of ``_symmetric``) is false, the planted defect is that a matrix and its transpose are taken
+        for one.
         """
         # A kernel sees addresses and sizes, not which Python objects it was passed.
         alike = a.data_ptr() == b.data_ptr() and a.shape == b.shape
@@ -324,7 +332,9 @@ def _symmetric(exact):
 
 
 def _with_its_transpose(op):
-    """Whether ``op(x, x.T)`` is x @ x, where the op multiplies its first argument by the transpose of the second."""
+    """Return whether ``op(x, x.T)`` is ``x @ x``, for an op that multiplies its first argument by the transpose of the
+    second.
+    """
     x = randn(3, 3)
     return close(op(x, x.T), x @ x)
 
@@ -339,26 +349,29 @@ aliasing(
 
 
 def twice(ns, name):
-    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns x + 1 two times, as two tensors, and
-    return the op that ``sl.adopt`` makes of it.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns ``x + 1`` two times, as two tensors. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")
     def twice(x: Int64[Tensor, "n"]) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
-        """Return x + 1 two times, as two tensors. Results of the foreign operator are compared with this reference."""
+        """Return ``x + 1`` two times, as two tensors. Results of the adopted operator are compared with this
+        reference.
+        """
         return x + 1, x + 1
 
     return twice
 
 
 def _two_outputs(copy):
-    """Return an implementation with two outputs, both x + 1. Unless ``copy`` is true, that is wrong: the second output
-    is a view of the first.
+    """Return an implementation with two outputs, both ``x + 1``. If ``copy`` is false, the planted defect is that the
+    second output is a view of the first.
     """
 
     def fn(x):
-        """Return x + 1 two times. Unless ``copy`` (argument of ``_two_outputs``) is true, that is wrong: both outputs
-        lie in the same memory.
+        """Return ``x + 1`` two times. If ``copy`` (argument of ``_two_outputs``) is false, the planted defect is that
+        both outputs lie in the same memory.
         """
         y = x + 1
         # A view is another tensor object with the same memory, so a comparison of objects does not show it.
@@ -368,7 +381,7 @@ def _two_outputs(copy):
 
 
 def _outputs_disjoint(op):
-    """Whether zeroing the first output of ``op`` leaves the second output as it was."""
+    """Return whether zeroing the first output of ``op`` leaves the second output as it was."""
     first, second = op.overload(torch.arange(4))
     first.zero_()
     return int(second[3]) == 4

@@ -15,20 +15,24 @@ aliasing = partial(add, "aliasing")
 
 
 def _memo(key):
-    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out``. Wrong with
-    a function ``key``: where ``key(x)`` is that of the last call, the last result is written again.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. If
+    ``key`` is a function, the planted defect is that the last result is written again while ``key(x)`` is that of the
+    last call.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong with a function ``key``
-        (argument of ``_memo``): where ``key(x)`` is that of the last call, the last result is written again.
+        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. If ``key`` (argument of
+        ``_memo``) is a function, the planted defect is that the last result is written again while ``key(x)`` is that
+        of the last call.
         """
         seen = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``. Wrong with a ``key`` (argument of ``_memo``): the result of the last call is
-            written again if ``key(x)`` is equal, even if the elements of x have changed.
+            """Write ``2 * x`` to ``out``.
+
+            If ``key`` (argument of ``_memo``) is a function, the planted defect is that the last result is written
+            again while ``key(x)`` stays equal. The elements of ``x`` may have changed.
             """
             if key is None:
                 torch.mul(x, 2, out=out)
@@ -41,7 +45,9 @@ def _memo(key):
 
 
 def _after_a_change(op):
-    """Whether ``op`` (``doubled``) returns the new result after its argument was changed in place between two calls."""
+    """Return whether ``op`` (``doubled``) returns the new result after its argument was changed in place between two
+    calls.
+    """
     x = torch.ones(2, 3)
     op(x)
     x.fill_(5)
@@ -59,14 +65,14 @@ aliasing(
 
 
 def taken(ns):
-    """Declare the op ``taken`` in the namespace ``ns`` and return it. Its reference returns the rows of x at ``index``,
-    taken modulo the number of rows.
+    """Declare the op ``taken`` in the namespace ``ns`` and return it. Its reference returns the rows of ``x`` at
+    ``index``, taken modulo the number of rows.
     """
 
     @sl.op(f"{ns}::taken", requires="n >= 1")
     def taken(x: M, index: Int64[Tensor, "m"]) -> Float[Tensor, "m c"]:
-        """Return the rows of x at ``index``, taken modulo the number of rows. Kernels of the op are compared with this
-        reference.
+        """Return the rows of ``x`` at ``index``, taken modulo the number of rows. Kernels of the op are compared with
+        this reference.
         """
         return x[index % x.shape[0]]
 
@@ -74,21 +80,23 @@ def taken(ns):
 
 
 def _plan(by_shape):
-    """Return a function that registers a CPU kernel with the op ``taken``, which writes the rows of x at ``index`` to
-    ``out``. Wrong with ``by_shape``: the index of the first call is used for all later ones with the same shapes.
+    """Return a function that registers a CPU kernel with the op ``taken``. The kernel writes the rows of ``x`` at
+    ``index`` to ``out``. If ``by_shape`` is true, the planted defect is that the index of the first call is used for
+    all later ones with the same shapes.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes the rows of x at ``index`` to ``out``. Wrong
-        with ``by_shape`` (argument of ``_plan``): the index of the first call is used for all later ones with the same
-        shapes.
+        """Register the CPU kernel ``forward`` with ``op``.
+
+        It writes the rows of ``x`` at ``index`` to ``out``. If ``by_shape`` (argument of ``_plan``) is true, the
+        planted defect is that later calls with the same shapes use the index of the first call.
         """
         plans = {}
 
         @op.kernel("cpu")
         def forward(x, index, *, out):
-            """Write the rows of x at ``index`` modulo the number of rows to ``out``. Wrong with ``by_shape`` (argument
-            of ``_plan``): the index of an earlier call with the same shapes is used.
+            """Write the rows of ``x`` at ``index`` modulo the number of rows to ``out``. If ``by_shape`` (argument of
+            ``_plan``) is true, the planted defect is that the index of an earlier call with the same shapes is used.
             """
             plan = index % x.shape[0]
             if by_shape:
@@ -99,8 +107,8 @@ def _plan(by_shape):
 
 
 def _another_index(op):
-    """Whether a second call of ``op`` (``taken``) with another index of the same length returns the rows at the new
-    index.
+    """Return whether a second call of ``op`` (``taken``) with another index of the same length returns the rows at the
+    new index.
     """
     x = randn(4, 2)
     op(x, torch.tensor([0, 1, 2]))
@@ -117,7 +125,9 @@ aliasing(
 
 
 def _clearing(table, x):
-    """Add x to ``table`` in place. Wrong: x is set to zero afterwards, which the declaration does not allow."""
+    """Add ``x`` to ``table`` in place. The planted defect is that ``x`` is set to zero afterwards, which the
+    declaration does not allow.
+    """
     table.add_(x)
     x.zero_()
 
@@ -132,13 +142,13 @@ aliasing(
 
 
 def total(ns):
-    """Declare the op ``total`` in the namespace ``ns`` and return it. Its reference returns the sum of x and the
+    """Declare the op ``total`` in the namespace ``ns`` and return it. Its reference returns the sum of ``x`` and the
     tensors of the list ``more``.
     """
 
     @sl.op(f"{ns}::total")
     def total(x: M, more: list[M]) -> M:
-        """Return the sum of x and the tensors of the list ``more``. Kernels of the op are compared with this
+        """Return the sum of ``x`` and the tensors of the list ``more``. Kernels of the op are compared with this
         reference.
         """
         return sum(more, x)
@@ -147,15 +157,17 @@ def total(ns):
 
 
 def _running(x, more, *, out):
-    """Write the sum of x and the tensors of ``more`` to ``out``. Wrong: the sum is computed in the argument x."""
+    """Write the sum of ``x`` and the tensors of ``more`` to ``out``. The planted defect is that the sum is computed in
+    the argument ``x``.
+    """
     for term in more:
         x += term
     out.copy_(x)
 
 
 def _adding(x, more, *, out):
-    """Write the sum of x and the tensors of ``more`` to ``out``, without a change of x. This is the right counterpart
-    of the defective ``_running``.
+    """Write the sum of ``x`` and the tensors of ``more`` to ``out``, without a change of ``x``. This is the sound
+    counterpart of the defective ``_running``.
     """
     out.copy_(x)
     for term in more:

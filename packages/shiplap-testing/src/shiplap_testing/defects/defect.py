@@ -43,17 +43,19 @@ _libraries: list[torch.library.Library] = []
 
 @dataclass(frozen=True)
 class Defect:
-    """A way in which kernels go wrong, as an op that does and one of the same kind that does not.
+    """A defect of kernels, with an op that has it and a sound op of the same kind.
 
     Attributes:
-        cause: one of ``CAUSES``.
-        make_bad, make_good: declare the op in a fresh namespace. The two differ in what the defect is about, alone.
-        why: what is wrong, and where it shows.
-        right: whether an op is right on an input chosen by hand, which shows the defect.
-        needs: ``compiler`` for kernels in C, ``triton`` for kernels that Triton's interpreter runs: such a process has
-            ``TRITON_INTERPRET=1``.
-        later: it was written after the checks had been repaired for all others.
-        breaks: the bad op may end, hang or corrupt the process that calls it, or take its memory.
+        name: The name of the defect.
+        cause: The kind of the defect, which is one of ``CAUSES``.
+        make_bad: A function that declares the op with the defect in a new namespace and returns it.
+        make_good: A function that does the same for the sound op, which differs in nothing else.
+        why: A text about the defect and the inputs on which it shows.
+        right: A function that returns whether an op is right on an input that shows the defect.
+        needs: A set with ``compiler`` for kernels in C, and ``triton`` for kernels that Triton must interpret in a
+            process with ``TRITON_INTERPRET=1``.
+        breaks: Whether the op with the defect may end, hang or corrupt the process that calls it, or use up its memory.
+        later: Whether the defect was written after the checks had been repaired for all others.
     """
 
     name: str
@@ -72,9 +74,11 @@ class Defect:
 
     @property
     def half(self) -> str:
-        """Return the part of the benchmark of planted defects that this one belongs to: ``later`` if it was written
-        after the checks of the audit were improved on all others, and otherwise ``seen`` (authors of checks may look at
-        it) or ``held_out`` (they may not), by a hash of its name.
+        """The part of the benchmark of planted defects to which this one belongs.
+
+        It is ``later`` if the defect was written after the checks of the audit had been improved on all others. Other
+        defects are ``seen`` or ``held_out``, by a hash of their name. Authors of checks may look at the former, but not
+        at the latter.
         """
         if self.later:
             return "later"
@@ -94,9 +98,12 @@ def add(
     breaks: bool = False,
     later: bool = False,
 ) -> None:
-    """Register the planted defect ``name`` in ``DEFECTS``. ``bad`` and ``good`` declare the defective op and the same
-    op without the defect in a given namespace. ``right`` says whether one of the two is right, without the audit.
-    Raises ``ValueError`` for an unknown ``cause`` or a name that is registered already.
+    """Register the planted defect ``name`` in ``DEFECTS``. Raise ``ValueError`` for an unknown ``cause`` or a name that
+    is registered already.
+
+    ``bad`` and ``good`` declare, in a given namespace, the defective op and the same op without the defect. ``right``
+    returns whether an op is right on an input that shows the defect, without the audit. The other arguments are fields
+    of :class:`Defect`.
     """
     if cause not in CAUSES or name in DEFECTS:
         raise ValueError(f"{name}: an unknown cause or a name that is taken")
@@ -111,8 +118,8 @@ def _fresh() -> str:
 
 
 def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
-    """Return a function of a namespace that declares an op with ``declare`` and calls each of ``parts`` with this op,
-    to add kernels and gradients to it.
+    """Return a function that declares an op with ``declare`` in a given namespace and calls each of ``parts`` with it.
+    The parts add kernels and gradients to the op.
     """
 
     def make(namespace: str) -> sl.Op:
@@ -126,8 +133,8 @@ def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
 
 
 def kernel(fn: Callable[..., Any], **declaration: Any) -> Part:
-    """Return a function that registers ``fn`` with an op as CPU kernel for tensors of any strides. ``declaration`` is
-    passed to ``op.kernel``.
+    """Return a function that registers ``fn`` with a given op as a CPU kernel for tensors of any strides.
+    ``declaration`` is passed to ``op.kernel``.
     """
     return lambda op: op.kernel("cpu", fn, **{"strided": True, **declaration})
 
@@ -135,21 +142,23 @@ def kernel(fn: Callable[..., Any], **declaration: Any) -> Part:
 def backward(
     fn: Callable[..., Any], saves: Iterable[str] | None = None, *, once_differentiable: bool | None = None
 ) -> Part:
-    """Return a function that registers ``fn`` with an op as gradient, for tensors of any strides. ``saves`` and
-    ``once_differentiable`` are passed to ``op.backward``. If the latter is False, autograd differentiates ``fn`` for
-    second derivatives, right or wrong.
+    """Return a function that registers ``fn`` with a given op as its gradient, for tensors of any strides. ``saves``
+    and ``once_differentiable`` are passed to ``op.backward``. If ``once_differentiable`` is False, autograd
+    differentiates ``fn`` for second derivatives without a check.
     """
     return lambda op: op.backward(fn, saves=saves, strided=True, once_differentiable=once_differentiable)
 
 
 def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:
-    """Return a function that compiles ``body`` in C and registers it with an op as CPU kernel. ``KERNEL`` in ``body``
-    stands for the prototype that the declaration implies. ``strided`` names the arguments that may have any strides.
+    """Return a function that compiles ``body`` in C and registers it with a given op as a CPU kernel. The function in
+    ``body`` has the name of the op. ``strided`` names the arguments that may have any strides.
     """
 
     def bind(op: sl.Op) -> None:
-        """Compile the C source for ``op`` in a fresh folder and register the function that has the name of the op as
-        CPU kernel.
+        """Compile the C source ``body`` (argument of ``c_kernel``) for ``op``, and register its function as a CPU
+        kernel.
+
+        The function has the name of the op. The files are written to a new folder.
         """
         # Only defects in C need a compiler, and the others must run without one.
         from shiplap_testing.build import compile_c
@@ -164,8 +173,8 @@ def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:
 
 @cache
 def _folder() -> Path:
-    """Return the temporary folder of this process for compiled kernels. It is created at the first call and removed
-    when the process ends as it should.
+    """Return the temporary folder of this process for compiled kernels. It is created by the first call and removed
+    when the process ends normally.
     """
     return temporary("defects")
 
@@ -173,11 +182,14 @@ def _folder() -> Path:
 def foreign(
     namespace: str, schema: str, fn: Callable[..., Any], key: str = "CompositeImplicitAutograd"
 ) -> torch.library.Library:
-    """Define the operator ``schema`` in ``namespace`` with the implementation ``fn``, as other libraries do, and return
-    the library object, which is kept alive. With the default ``key``, torch differentiates and traces the operations of
-    ``fn``. Other keys need a fake.
+    """Define the operator ``schema`` in ``namespace`` with the implementation ``fn``, as other libraries do. Return the
+    library object, which this module also keeps alive.
+
+    With the default ``key``, torch differentiates and traces the operations of ``fn``. An operator with another ``key``
+    needs a fake.
     """
     library = torch.library.Library(namespace, "FRAGMENT")
+    # Torch removes the operators of a library object to which nothing refers any more.
     _libraries.append(library)
     library.define(schema)
     library.impl(schema.partition("(")[0], fn, key)

@@ -16,8 +16,8 @@ gradient = partial(add, "gradient")
 
 
 def _second(make):
-    """Return a check of an op of one argument, which is true if the second derivative of the op at ``make()`` is that
-    of its reference.
+    """Return a function that takes an op and returns whether the second derivative of the op at ``make()`` is that of
+    its reference.
     """
 
     def second(fn, x):
@@ -48,8 +48,8 @@ gradient(
 
 
 def _with_helper(factor):
-    """Return a function of a namespace that declares the op ``cube`` with a gradient, which a second op ``slope``
-    computes. The gradient of ``slope`` itself has the factor ``factor``: 6 is right, and any other is wrong.
+    """Return a function that declares the op ``cube`` in a given namespace, with a gradient computed by a second op,
+    ``slope``. If ``factor`` is not 6, the planted defect is that the gradient of ``slope`` has a wrong factor.
     """
 
     def make(ns):
@@ -57,13 +57,13 @@ def _with_helper(factor):
 
         @sl.op(f"{ns}::slope")
         def slope(x: M, grad: M) -> M:
-            """Return 3 * x * x * grad, the gradient of ``cube``. This is the reference of the op ``slope``."""
+            """Return ``3 * x * x * grad``, the gradient of ``cube``. This is the reference of the op ``slope``."""
             return 3 * x * grad * x  # in this order 16 bits overflow only where the result does
 
         @slope.backward
         def _(grad, saved, needs):
-            """Return the gradients of ``slope`` for x and grad. Wrong for a ``factor`` (argument of ``_with_helper``)
-            other than 6: the gradient for x is too small.
+            """Return the gradients of ``slope`` for ``x`` and ``grad``. If ``factor`` (argument of ``_with_helper``) is
+            not 6, the planted defect is that the gradient for ``x`` is too small.
             """
             return {"x": factor * saved.x * saved.grad * grad, "grad": 3 * saved.x * grad * saved.x}
 
@@ -85,20 +85,20 @@ gradient(
 
 def length(ns):
     """Declare the op ``length`` in the namespace ``ns`` and return it. Its reference returns the Euclidean length of
-    each row of x.
+    each row of ``x``.
     """
 
     @sl.op(f"{ns}::length")
     def length(x: M) -> V:
-        """Return the Euclidean length of each row of x. Kernels of the op are compared with this reference."""
+        """Return the Euclidean length of each row of ``x``. Kernels of the op are compared with this reference."""
         return torch.linalg.vector_norm(x, dim=1)
 
     return length
 
 
 def _safe_length(grad, saved, needs):
-    """Return the gradient of the length of each row, which is zero for a row of zeros. This is the right counterpart of
-    a gradient that is NaN there.
+    """Return the gradient of the length of each row, which is zero for a row of zeros. This is the sound counterpart of
+    a gradient that is NaN for such a row.
     """
     return {"x": (grad / saved.out.masked_fill(saved.out == 0, 1))[:, None] * saved.x}
 
@@ -113,13 +113,13 @@ gradient(
 
 
 def _ties(even):
-    """Return a function that registers a gradient of the op ``row_max``. Unless ``even`` is true, that is wrong: each
-    of several equal maxima of a row gets the whole gradient instead of an equal share.
+    """Return a function that registers a gradient of the op ``row_max``. If ``even`` is false, the planted defect is
+    that each of several equal maxima gets the whole gradient and not a share.
     """
 
     def ties(grad, saved, needs):
-        """Return the gradient of the row maximum at the elements that are equal to it. Wrong unless ``even`` (argument
-        of ``_ties``): ties do not share it.
+        """Return the gradient of the maximum of each row, at the elements that are equal to it. If ``even`` (argument
+        of ``_ties``) is false, the planted defect is that equal elements do not share it.
         """
         hit = (saved.x == saved.out[:, None]).to(grad.dtype)
         return {"x": hit * (grad / hit.sum(1) if even else grad)[:, None]}
@@ -144,21 +144,21 @@ gradient(
 
 
 def biased(ns):
-    """Declare the op ``biased`` in the namespace ``ns`` and return it. Its reference returns x + bias, with ``bias``
-    added to each row.
+    """Declare the op ``biased`` in the namespace ``ns`` and return it. Its reference returns ``x + bias``, with
+    ``bias`` added to each row.
     """
 
     @sl.op(f"{ns}::biased")
     def biased(x: M, bias: Float[Tensor, "c"]) -> M:
-        """Return x + bias, with ``bias`` added to each row. Kernels of the op are compared with this reference."""
+        """Return ``x + bias``, with ``bias`` added to each row. Kernels of the op are compared with this reference."""
         return x + bias
 
     return biased
 
 
 def _loop_sum(grad, saved, needs):
-    """Return the gradients of x + bias. Wrong in narrow dtypes: the sum for ``bias`` is rounded after each four
-    rows.
+    """Return the gradients of ``x + bias``. The planted defect is that, in narrow dtypes, the sum for ``bias`` is
+    rounded after every four rows.
     """
     # A sum over no rows has the shape and dtype of the bias, also for an empty batch.
     total = torch.zeros_like(grad[:1].sum(0))
@@ -177,13 +177,13 @@ gradient(
 
 
 def wells(ns):
-    """Declare the op ``wells`` in the namespace ``ns`` and return it. Its reference returns the logarithm of 1 + x * x,
-    computed in a wide dtype.
+    """Declare the op ``wells`` in the namespace ``ns`` and return it. Its reference returns the logarithm of ``1 + x *
+    x``, computed in a wide dtype.
     """
 
     @sl.op(f"{ns}::wells")
     def wells(x: M) -> M:
-        """Return the logarithm of 1 + x * x, computed in a wide dtype. Kernels of the op are compared with this
+        """Return the logarithm of ``1 + x * x``, computed in a wide dtype. Kernels of the op are compared with this
         reference.
         """
         return torch.log1p(wide(x).square()).to(x.dtype)
@@ -208,19 +208,19 @@ gradient(
 
 
 def triple(ns):
-    """Declare the op ``triple`` in the namespace ``ns`` and return it. Its reference returns a * b * c."""
+    """Declare the op ``triple`` in the namespace ``ns`` and return it. Its reference returns ``a * b * c``."""
 
     @sl.op(f"{ns}::triple")
     def triple(a: M, b: M, c: M) -> M:
-        """Return a * b * c. Kernels of the op are compared with this reference."""
+        """Return ``a * b * c``. Kernels of the op are compared with this reference."""
         return a * b * c
 
     return triple
 
 
 def _shared(grad, saved, needs):
-    """Return the gradients of a * b * c that ``needs`` names. Wrong if a needs none: the gradient for b then lacks the
-    factor c.
+    """Return the gradients of ``a * b * c`` that ``needs`` names. The planted defect is that the gradient for ``b``
+    lacks the factor ``c`` if ``a`` needs no gradient.
     """
     gradients = {}
     if needs.a:
@@ -234,7 +234,7 @@ def _shared(grad, saved, needs):
 
 
 def _each(grad, saved, needs):
-    """Return the gradients of a * b * c, each computed on its own. This is the right counterpart of the defective
+    """Return the gradients of ``a * b * c``, each computed on its own. This is the sound counterpart of the defective
     ``_shared``.
     """
     a, b, c = saved.a, saved.b, saved.c
@@ -242,8 +242,8 @@ def _each(grad, saved, needs):
 
 
 def _only(*wanted):
-    """Return a check of an op, which is true if the gradients for the arguments at the positions ``wanted``, while no
-    other argument requires one, are those of the reference.
+    """Return a function that takes an op and returns whether its gradients are those of the reference. Only the
+    arguments at the positions ``wanted`` require gradients.
     """
 
     def some(fn, count):
@@ -270,21 +270,21 @@ gradient(
 
 
 def weighted(ns):
-    """Declare the op ``weighted`` in the namespace ``ns`` and return it. Its reference returns 2 * a + 3 * b +
-    5 * c.
+    """Declare the op ``weighted`` in the namespace ``ns`` and return it. Its reference returns ``2 * a + 3 * b + 5 *
+    c``.
     """
 
     @sl.op(f"{ns}::weighted")
     def weighted(a: M, b: M, c: M) -> M:
-        """Return 2 * a + 3 * b + 5 * c. Kernels of the op are compared with this reference."""
+        """Return ``2 * a + 3 * b + 5 * c``. Kernels of the op are compared with this reference."""
         return 2 * a + 3 * b + 5 * c
 
     return weighted
 
 
 def _by_position(grad, saved, needs):
-    """Return the gradients of 2 * a + 3 * b + 5 * c. Wrong if only some are needed: the needed arguments get the
-    factors 2, 3 and 5 by their position among the needed ones.
+    """Return the gradients of ``2 * a + 3 * b + 5 * c``. The planted defect is that the arguments that need gradients
+    get the factors 2, 3 and 5 in turn, even if others need none.
     """
     names = [name for name in ("a", "b", "c") if getattr(needs, name)]
     return dict(zip(names, (2 * grad, 3 * grad, 5 * grad), strict=False))
@@ -300,8 +300,8 @@ gradient(
 
 
 def _square(grad, saved, needs):
-    """Return the gradients of x * y. Wrong if x and y share their memory: each gradient is then that of the whole
-    square, so that their sum is twice the right one.
+    """Return the gradients of ``x * y``. The planted defect is that, if ``x`` and ``y`` share their memory, each
+    gradient is that of the whole square. Their sum is then twice the right one.
     """
     if saved.x.data_ptr() == saved.y.data_ptr():
         return {"x": 2 * grad * saved.x, "y": 2 * grad * saved.x}
@@ -309,7 +309,7 @@ def _square(grad, saved, needs):
 
 
 def _twice(op):
-    """Whether the gradient of ``op(x, x)``, where the op is a product, is 2 * x."""
+    """Return whether the gradient of ``op(x, x)`` is ``2 * x``, for an op that returns the product of its arguments."""
     x = randn(3, 2).requires_grad_()
     return close(torch.autograd.grad(op(x, x).sum(), x)[0], 2 * x.detach())
 
@@ -324,12 +324,12 @@ gradient(
 
 
 def _overwriting(grad, saved, needs):
-    """Return the gradient 2 * grad. Wrong: it is computed in the memory of the incoming ``grad``."""
+    """Return the gradient ``2 * grad``. The planted defect is that it overwrites the incoming ``grad``."""
     return {"x": grad.mul_(2)}
 
 
 def _grad_untouched(op):
-    """Whether the gradient of ``op`` (``doubled``) is right and leaves the incoming gradient unchanged."""
+    """Return whether the gradient of ``op`` (``doubled``) is right and leaves the incoming gradient unchanged."""
     x, grad = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     return close(torch.autograd.grad(op(x), x, grad)[0], torch.full((3, 2), 2.0)) and close(grad, torch.ones(3, 2))
 
@@ -344,15 +344,17 @@ gradient(
 
 
 def _packed(grad, saved, needs):
-    """Return the gradient 2 * grad. Wrong for a ``grad`` that is not contiguous: its memory is read without regard to
-    its strides.
+    """Return the gradient ``2 * grad``. The planted defect is that, for a ``grad`` that is not contiguous, its memory
+    is read without regard to its strides.
     """
     read = grad.as_strided(grad.shape, (grad.shape[1], 1), grad.storage_offset())
     return {"x": 2 * read}
 
 
 def _turned_grad(op):
-    """Whether the gradient of ``op`` (``doubled``) is right for an incoming gradient that is a transposed matrix."""
+    """Return whether the gradient of ``op`` (``doubled``) is right for an incoming gradient that is a transposed
+    matrix.
+    """
     x, grad = randn(3, 2).requires_grad_(), randn(2, 3, seed=1).T
     return close(torch.autograd.grad(op(x), x, grad)[0], 2 * grad)
 
@@ -367,8 +369,8 @@ gradient(
 
 
 def _one_row(grad, saved, needs):
-    """Return the gradient 2 * grad. Wrong if ``grad`` has a stride of zero: its first element is taken for all
-    elements.
+    """Return the gradient ``2 * grad``. The planted defect is that, if ``grad`` has a stride of zero, its first element
+    is taken for all elements.
     """
     if grad.dim() and 0 in grad.stride() and grad.numel():
         return {"x": (2 * grad[0, 0]).expand(grad.shape)}
@@ -376,7 +378,7 @@ def _one_row(grad, saved, needs):
 
 
 def _expanded_grad(op):
-    """Whether the gradient of ``op`` (``doubled``) is right for an incoming gradient that is one row expanded to
+    """Return whether the gradient of ``op`` (``doubled``) is right for an incoming gradient that is one row expanded to
     several.
     """
     x, grad = randn(3, 2).requires_grad_(), randn(2, seed=1).expand(3, 2)
@@ -400,13 +402,13 @@ gradient(
 
 
 def centred(ns):
-    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns x less the mean of each
-    column.
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns ``x`` less the mean of
+    each column.
     """
 
     @sl.op(f"{ns}::centred", requires="c >= 1")
     def centred(x: M) -> M:
-        """Return x less the mean of each column. Kernels of the op are compared with this reference."""
+        """Return ``x`` less the mean of each column. Kernels of the op are compared with this reference."""
         return x - x.mean(0)
 
     return centred

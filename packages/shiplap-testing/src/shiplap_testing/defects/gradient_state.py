@@ -18,15 +18,15 @@ def _masking(remember):
     """
 
     def bind(op):
-        """Register with ``op`` (``relu``) the kernel ``forward``, which passes a mask to ``write``, and the gradient
-        ``_``, which gets it from ``read``. Both functions come from ``remember()`` (argument of ``_masking``).
+        """Register a kernel and a gradient with ``op`` (``relu``). The kernel passes a mask to ``write``, and the
+        gradient gets it from ``read``. Both functions come from ``remember()`` (argument of ``_masking``).
         """
         write, read = remember()
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write relu of x to ``out``, and pass the mask of elements that are not below or equal to zero to
-            ``write``, one of the two functions that ``remember()`` (argument of ``_masking``) returns.
+            """Write relu of ``x`` to ``out``, and pass the mask of the elements that are positive or NaN to ``write``.
+            That function is one of the two that ``remember()`` (argument of ``_masking``) returns.
             """
             torch.clamp_min(x, 0, out=out)
             # In this form NaN counts as positive, as in the gradient of torch's relu.
@@ -34,8 +34,8 @@ def _masking(remember):
 
         @op.backward
         def _(grad, saved, needs):
-            """Return the gradient of relu: ``grad`` where the mask is set that ``read``, one of the two functions from
-            ``remember()`` (argument of ``_masking``), returns, and zero elsewhere.
+            """Return the gradient of relu, which is ``grad`` where the mask is set and zero elsewhere. The mask comes
+            from ``read``, one of the two functions that ``remember()`` (argument of ``_masking``) returns.
             """
             return {"x": torch.where(read(saved.x), grad, 0)}
 
@@ -43,22 +43,23 @@ def _masking(remember):
 
 
 def _saved():
-    """Return a pair of functions (write, read). The first ignores the mask, and the second computes it from the saved
-    x, which is sound.
+    """Return a sound pair of functions ``write`` and ``read``.
+
+    ``write`` ignores the mask, and ``read`` computes it from the saved ``x``.
     """
     return lambda mask: None, lambda x: ~(x <= 0)
 
 
 def _last_mask():
-    """Return a pair of functions (write, read) that keep one mask. Wrong for gradients: the second returns the mask of
-    the last forward, which may belong to another call.
+    """Return a pair of functions (write, read) that keep one mask. The planted defect is that ``read`` returns the mask
+    of the last forward, which may belong to another call.
     """
     state = {}
     return lambda mask: state.__setitem__("mask", mask), lambda x: state["mask"]
 
 
 def _two_calls(op):
-    """Whether the gradients of two calls of ``op`` (``relu``), taken together after both calls, are right."""
+    """Return whether the gradients of two calls of ``op`` (``relu``), taken together after both calls, are right."""
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
     try:
         gradients = torch.autograd.grad(op(a).sum() + op(b).sum(), (a, b))
@@ -77,15 +78,15 @@ gradient(
 
 
 def _stack():
-    """Return a pair of functions (write, read) that push a mask on a stack and pop the last one. Wrong for gradients if
-    forwards and backwards do not come in pairs.
+    """Return a pair of functions (write, read) that push a mask on a stack and pop the last one. The planted defect is
+    that a gradient gets the mask of another call if forwards and backwards do not come in pairs.
     """
     masks = []
     return masks.append, lambda x: masks.pop()
 
 
 def _forward_without_backward(op):
-    """Whether the gradient of a call of ``op`` (``relu``) is right after another call, whose gradient is never
+    """Return whether the gradient of a call of ``op`` (``relu``) is right after another call, whose gradient is never
     taken.
     """
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
@@ -104,8 +105,8 @@ gradient(
 
 
 def _thread_local():
-    """Return a pair of functions (write, read) that keep the last mask of each thread. Wrong for a backward in a thread
-    that has called the op before with the same shape.
+    """Return a pair of functions (write, read) that keep the last mask of each thread. The planted defect is that a
+    backward gets a wrong mask in a thread that has called the op since with the same shape.
     """
     local = threading.local()
 
@@ -115,15 +116,16 @@ def _thread_local():
         return ~(x <= 0) if mask is None or mask.shape != x.shape else mask
 
     def write(mask):
-        """Keep ``mask`` as the last one of this thread."""
+        """Store ``mask`` as the last one of this thread."""
         local.mask = mask
 
     return write, read
 
 
 def _backward_elsewhere(op):
-    """Whether the gradient of a call of ``op`` (``relu``) in this thread is right if it is computed in another thread,
-    which has called the op since.
+    """Return whether the gradient of a call of ``op`` (``relu``) is right if another thread computes it.
+
+    The other thread has called the op itself before.
     """
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
     loss = op(a).sum()
@@ -148,21 +150,24 @@ gradient(
 
 
 def _stashed(detached):
-    """Return a function that registers a CPU kernel and a gradient with the op ``product``. Wrong if ``detached``: the
-    kernel keeps the inputs by the address of the output instead of having autograd save them.
+    """Return a function that registers a CPU kernel and a gradient with the op ``product``.
+
+    If ``detached`` is true, the planted defect is that autograd does not save the inputs. The kernel stores them under
+    the address of the output instead.
     """
 
     def bind(op):
-        """Register with ``op`` (``product``) the kernel ``forward`` and the gradient ``_``. Wrong if ``detached``
-        (argument of ``_stashed``): they pass the inputs in a dict by the address of the output, so that autograd saves
-        none.
+        """Register the kernel ``forward`` and the gradient ``_`` with ``op`` (``product``).
+
+        If ``detached`` (argument of ``_stashed``) is true, the planted defect is that autograd does not save the
+        inputs. The kernel stores them under the address of the output instead.
         """
         stash = {}
 
         @op.kernel("cpu")
         def forward(x, y, *, out):
-            """Write x * y to ``out``. If ``detached`` (argument of ``_stashed``), also keep x and y under the address
-            of ``out``.
+            """Write ``x * y`` to ``out``. If ``detached`` (argument of ``_stashed``) is true, also store ``x`` and
+            ``y`` under the address of ``out``.
             """
             torch.mul(x, y, out=out)
             if detached:
@@ -170,8 +175,10 @@ def _stashed(detached):
 
         @op.backward(saves=["out"] if detached else ["x", "y"])
         def _(grad, saved, needs):
-            """Return the gradients of x * y. Wrong if ``detached`` (argument of ``_stashed``): x and y come from the
-            stash, so that changes in place since the call go unnoticed.
+            """Return the gradients of ``x * y``.
+
+            If ``detached`` (argument of ``_stashed``) is true, the planted defect is that autograd does not save ``x``
+            and ``y``. Later changes in place thus go unnoticed.
             """
             x, y = stash[saved.out.data_ptr()] if detached else (saved.x, saved.y)
             return {"x": grad * y, "y": grad * x}
@@ -180,8 +187,8 @@ def _stashed(detached):
 
 
 def _changed_in_between(op):
-    """Whether the gradient of ``op`` (``product``), after y was changed in place, is that at the time of the call or
-    ends in torch's error about the change.
+    """Return whether the gradient of ``op`` (``product``), taken after ``y`` was changed in place, is that of the
+    values at the time of the call. Torch's error about the change also counts as right.
     """
     x, y = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     out = op(x, y)
@@ -203,21 +210,20 @@ gradient(
 
 
 def _accumulating(keep):
-    """Return a function that registers a gradient with the op ``doubled``, which returns 2 * grad. Wrong with ``keep``:
-    earlier gradients of the same shape and dtype are added, from a buffer that is never cleared.
+    """Return a function that registers a gradient with the op ``doubled``. The gradient returns ``2 * grad``. If
+    ``keep`` is true, the planted defect is that earlier gradients of the same shape and dtype are added.
     """
 
     def bind(op):
-        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Wrong with ``keep`` (argument of
-        ``_accumulating``): earlier gradients of the same shape and dtype are added, from a buffer that is never
-        cleared.
+        """Register the gradient ``_`` with ``op``. It returns ``2 * grad``. If ``keep`` (argument of ``_accumulating``)
+        is true, the planted defect is that earlier gradients of the same shape and dtype are added.
         """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
-            """Return the gradient 2 * grad. Wrong with ``keep`` (argument of ``_accumulating``): earlier gradients of
-            the same shape and dtype are added.
+            """Return the gradient ``2 * grad``. If ``keep`` (argument of ``_accumulating``) is true, the planted defect
+            is that earlier gradients of the same shape and dtype are added.
             """
             if not keep:
                 return {"x": 2 * grad}
@@ -229,7 +235,7 @@ def _accumulating(keep):
 
 
 def _called_twice(op):
-    """Whether two backwards of one call of ``op`` (``doubled``) return the same gradient."""
+    """Return whether two backwards of one call of ``op`` (``doubled``) return the same gradient."""
     x = randn(3, 2).requires_grad_()
     out = op(x).sum()
     first = torch.autograd.grad(out, x, retain_graph=True)[0]
@@ -246,21 +252,21 @@ gradient(
 
 
 def _shared_gradient(copy):
-    """Return a function that registers a gradient with the op ``doubled``, which returns 2 * grad. Wrong unless
-    ``copy``: all gradients of one shape and dtype are returned in the same buffer.
+    """Return a function that registers a gradient with the op ``doubled``. The gradient returns ``2 * grad``. If
+    ``copy`` is false, the planted defect is that all gradients of one shape and dtype are returned in the same buffer.
     """
 
     def bind(op):
-        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Unless ``copy`` (argument of
-        ``_shared_gradient``) is true, that is wrong: all gradients of one shape and dtype are returned in the same
-        buffer.
+        """Register the gradient ``_`` with ``op``. It returns ``2 * grad``. If ``copy`` (argument of
+        ``_shared_gradient``) is false, the planted defect is that all gradients of one shape and dtype are returned in
+        the same buffer.
         """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
-            """Return the gradient 2 * grad. Unless ``copy`` (argument of ``_shared_gradient``) is true, that is wrong:
-            the result is a buffer that the next backward overwrites.
+            """Return the gradient ``2 * grad``. If ``copy`` (argument of ``_shared_gradient``) is false, the planted
+            defect is that the result is a buffer that the next backward overwrites.
             """
             if copy:
                 return {"x": grad * 2}
@@ -271,11 +277,12 @@ def _shared_gradient(copy):
 
 
 def _first_kept(op):
-    """Whether the gradient of a first call of ``op`` (``doubled``) still holds 2 after the backward of a second
+    """Return whether the gradient of a first call of ``op`` (``doubled``) still holds 2 after the backward of a second
     call.
     """
     x = randn(3, 2).requires_grad_()
     with torch.no_grad():
+        # The incoming gradients differ, so that a buffer that both calls share is noticed.
         grads = torch.ones(3, 2), torch.full((3, 2), 7.0)
     first = torch.autograd.grad(op(x), x, grads[0])[0]
     torch.autograd.grad(op(x), x, grads[1])
@@ -292,19 +299,19 @@ gradient(
 
 
 def _rescaling(in_place):
-    """Return a function that registers a gradient with the op ``product``, which scales the saved y by 1.5 on the way.
-    Wrong with ``in_place``: the tensor of the caller is scaled.
+    """Return a function that registers a gradient with the op ``product``. The gradient uses the saved ``y``,
+    multiplied by 1.5. If ``in_place`` is true, the planted defect is that the tensor of the caller is multiplied.
     """
 
     def bind(op):
-        """Register with ``op`` the gradient ``_``, which scales the saved y by 1.5 on the way. Wrong with ``in_place``
-        (argument of ``_rescaling``): the tensor of the caller is scaled.
+        """Register the gradient ``_`` with ``op``. It uses the saved ``y``, multiplied by 1.5. If ``in_place``
+        (argument of ``_rescaling``) is true, the planted defect is that the tensor of the caller is multiplied.
         """
 
         @op.backward
         def _(grad, saved, needs):
-            """Return the gradients of x * y. Wrong with ``in_place`` (argument of ``_rescaling``): the saved y, which
-            is the caller's tensor, is multiplied by 1.5.
+            """Return the gradients of ``x * y``. If ``in_place`` (argument of ``_rescaling``) is true, the planted
+            defect is that the saved ``y``, which is the caller's tensor, is multiplied by 1.5.
             """
             y = saved.y.mul_(1.5) if in_place and needs.x else saved.y * 1.5 if needs.x else saved.y
             return {"x": grad * y / 1.5, "y": grad * saved.x}
@@ -313,7 +320,7 @@ def _rescaling(in_place):
 
 
 def _inputs_untouched(op):
-    """Whether the backward of ``op`` (``product``) leaves its second argument unchanged."""
+    """Return whether the backward of ``op`` (``product``) leaves its second argument unchanged."""
     x, y = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     torch.autograd.grad(op(x, y).sum(), x)
     return close(y, torch.ones(3, 2))

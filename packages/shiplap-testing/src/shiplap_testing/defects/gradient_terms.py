@@ -16,13 +16,13 @@ gradient = partial(add, "gradient")
 
 
 def pair(ns):
-    """Declare the op ``pair`` in the namespace ``ns`` and return it. Its reference returns 2 * x and x * x, as two
-    tensors.
+    """Declare the op ``pair`` in the namespace ``ns`` and return it. Its reference returns ``2 * x`` and ``x * x``, as
+    two tensors.
     """
 
     @sl.op(f"{ns}::pair")
     def pair(x: M) -> tuple[M, M]:
-        """Return 2 * x and x * x, as two tensors. Kernels of the op are compared with this reference."""
+        """Return ``2 * x`` and ``x * x``, as two tensors. Kernels of the op are compared with this reference."""
         return x * 2, x * x
 
     return pair
@@ -38,13 +38,13 @@ gradient(
 
 
 def joined(ns):
-    """Declare the op ``joined`` in the namespace ``ns`` and return it. Its reference returns x plus the tensors of
+    """Declare the op ``joined`` in the namespace ``ns`` and return it. Its reference returns ``x`` plus the tensors of
     ``more``, with the factors 2, 3, 4 and so on.
     """
 
     @sl.op(f"{ns}::joined")
     def joined(x: M, more: list[M]) -> M:
-        """Return x plus the tensors of ``more``, with the factors 2, 3, 4 and so on. Kernels of the op are compared
+        """Return ``x`` plus the tensors of ``more``, with the factors 2, 3, 4 and so on. Kernels of the op are compared
         with this reference.
         """
         return sum(((i + 2) * t for i, t in enumerate(more)), x)
@@ -53,13 +53,15 @@ def joined(ns):
 
 
 def _list_gradient(step):
-    """Return a function that registers a gradient of the op ``joined``, whose gradients for the list ``more`` are taken
-    in steps of ``step``: 1 is right, and -1 is wrong, since it reverses their order.
+    """Return a function that registers a gradient of the op ``joined``.
+
+    The gradients for the list ``more`` are returned in steps of ``step``. If ``step`` is -1 and not 1, the planted
+    defect is that their order is reversed.
     """
 
     def gradients(grad, saved, needs):
-        """Return the gradients of ``joined`` for x and for the list ``more``. Wrong for a ``step`` (argument of
-        ``_list_gradient``) of -1: those of the list are in reverse order.
+        """Return the gradients of ``joined`` for ``x`` and for the list ``more``. If ``step`` (argument of
+        ``_list_gradient``) is -1, the planted defect is that those of the list are in reverse order.
         """
         # Each tensor of the list has another factor, so that an exchange shows.
         return {"x": grad, "more": [(i + 2) * grad for i in range(len(saved.more))][::step]}
@@ -77,13 +79,14 @@ gradient(
 
 
 def _entropy(logs):
-    """Return a function that registers a gradient of the op ``entropy``, which computes the logarithms of the softmax
-    of each row by ``logs(x)``. Wrong for a ``logs`` that returns minus infinity.
+    """Return a function that registers a gradient of the op ``entropy``. The gradient gets the logarithms of the
+    softmax of each row from ``logs(x)``. If these may be minus infinity, the planted defect is that the gradient is
+    NaN.
     """
 
     def entropies(grad, saved, needs):
-        """Return the gradient of the entropy of each row. Wrong where ``logs`` (argument of ``_entropy``) returns minus
-        infinity, since zero times infinity is NaN.
+        """Return the gradient of the entropy of each row. The planted defect is that it is NaN where ``logs`` (argument
+        of ``_entropy``) returns minus infinity, which is multiplied by zero.
         """
         p, logp = torch.softmax(saved.x, 1), logs(saved.x)
         return {"x": -grad[:, None] * p * (logp - (p * logp).sum(1, keepdim=True))}
@@ -93,12 +96,14 @@ def _entropy(logs):
 
 def entropy(ns):
     """Declare the op ``entropy`` in the namespace ``ns`` and return it. Its reference returns the entropy of the
-    softmax of each row of x.
+    softmax of each row of ``x``.
     """
 
     @sl.op(f"{ns}::entropy")
     def entropy(x: M) -> V:
-        """Return the entropy of the softmax of each row of x. Kernels of the op are compared with this reference."""
+        """Return the entropy of the softmax of each row of ``x``. Kernels of the op are compared with this
+        reference.
+        """
         return -(torch.softmax(x, 1) * torch.log_softmax(x, 1)).sum(1)
 
     return entropy
@@ -121,24 +126,24 @@ gradient(
 
 
 def linear(ns):
-    """Declare the op ``linear`` in the namespace ``ns`` and return it. Its reference returns x @ w.T."""
+    """Declare the op ``linear`` in the namespace ``ns`` and return it. Its reference returns ``x @ w.T``."""
 
     @sl.op(f"{ns}::linear")
     def linear(x: Float[Tensor, "n k"], w: Float[Tensor, "m k"]) -> Float[Tensor, "n m"]:
-        """Return x @ w.T. Kernels of the op are compared with this reference."""
+        """Return ``x @ w.T``. Kernels of the op are compared with this reference."""
         return x @ w.T
 
     return linear
 
 
 def _weight_gradient(rows):
-    """Return a function that registers a gradient of the op ``linear``, whose gradient for w covers the first ``rows``
-    rows of x. None, all rows, is right.
+    """Return a function that registers a gradient of the op ``linear``. If ``rows`` is not None, the planted defect is
+    that the gradient for ``w`` covers only the first ``rows`` rows of ``x``.
     """
 
     def gradients(grad, saved, needs):
-        """Return the gradients of x @ w.T. Wrong if x has more than ``rows`` (argument of ``_weight_gradient``) rows:
-        the gradient for w leaves the later rows out.
+        """Return the gradients of ``x @ w.T``. The planted defect is that the gradient for ``w`` leaves out the rows of
+        ``x`` after the first ``rows`` (argument of ``_weight_gradient``).
         """
         return {"x": grad @ saved.w, "w": grad[:rows].T @ saved.x[:rows]}
 

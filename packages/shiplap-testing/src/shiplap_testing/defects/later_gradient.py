@@ -33,13 +33,14 @@ def embedded(ns):
 
 
 def _embedding_gradient(accumulate):
-    """Return a function that registers a gradient of the op ``embedded``. Unless ``accumulate`` is true, that is wrong:
-    of the gradients of a row that is used several times, only one is kept.
+    """Return a function that registers a gradient of the op ``embedded``. If ``accumulate`` is false, the planted
+    defect is that only one of the gradients of a row that is used several times is kept.
     """
 
     def put(grad, saved, needs):
-        """Return the gradient for ``table``, which is ``grad`` put at the rows that ``index`` selects. Wrong unless
-        ``accumulate`` (argument of ``_embedding_gradient``): repeated rows are overwritten, not added.
+        """Return the gradient for ``table``, which is ``grad`` put at the rows that ``index`` selects. If
+        ``accumulate`` (argument of ``_embedding_gradient``) is false, the planted defect is that repeated rows are
+        overwritten, not added.
         """
         place = saved.index % saved.table.shape[0]
         return {"table": torch.zeros_like(saved.table).index_put((place,), grad, accumulate=accumulate)}
@@ -57,13 +58,13 @@ gradient(
 
 
 def _sharing(even):
-    """Return a function that registers a gradient of the op ``smaller``, the minimum of x and y. Unless ``even`` is
-    true, that is wrong: x gets the whole gradient where both are equal.
+    """Return a function that registers a gradient of the op ``smaller``, the minimum of ``x`` and ``y``. If ``even`` is
+    false, the planted defect is that ``x`` gets the whole gradient where both are equal.
     """
 
     def shared(grad, saved, needs):
-        """Return the gradients of the minimum of x and y. Unless ``even`` (argument of ``_sharing``) is true, that is
-        wrong: where both are equal, x gets all of the gradient and y none.
+        """Return the gradients of the minimum of ``x`` and ``y``. If ``even`` (argument of ``_sharing``) is false, the
+        planted defect is that ``x`` gets all of the gradient where both are equal.
         """
         first = (saved.x < saved.y).to(grad.dtype)
         first = first + 0.5 * (saved.x == saved.y) if even else first + (saved.x == saved.y)
@@ -82,13 +83,13 @@ gradient(
 
 
 def _clamp_gradient(ends):
-    """Return a function that registers a gradient of the op ``cut``, which clamps x to the interval from -6 to 6. Wrong
-    unless ``ends``: the gradient is zero at the ends themselves.
+    """Return a function that registers a gradient of the op ``cut``, which clamps ``x`` to the interval from -6 to 6.
+    If ``ends`` is false, the planted defect is that the gradient is zero at the ends of the interval.
     """
 
     def cut_gradient(grad, saved, needs):
-        """Return ``grad`` where x lies inside of the interval from -6 to 6, zero elsewhere. Unless ``ends``
-        (argument of ``_clamp_gradient``) is true, that is wrong: the ends of the interval count as outside.
+        """Return ``grad`` where ``x`` lies in the interval from -6 to 6, and zero elsewhere. If ``ends`` (argument of
+        ``_clamp_gradient``) is false, the planted defect is that the ends of the interval count as outside.
         """
         # torch passes the gradient on at the ends themselves.
         inside = saved.x.abs() <= 6 if ends else saved.x.abs() < 6
@@ -107,13 +108,17 @@ gradient(
 
 
 def _chunks(rest):
-    """Return a function that registers a gradient of the op ``matmul``. Unless ``rest`` is true, that is wrong: from
-    128 rows on, the gradient for b leaves the rows after the last whole chunk of 64 out.
+    """Return a function that registers a gradient of the op ``matmul``.
+
+    The gradient for ``b`` is summed in chunks of 64 rows if there are at least 128. If ``rest`` is false, the planted
+    defect is that the rows after the last whole chunk are left out.
     """
 
     def product_gradient(grad, saved, needs):
-        """Return the gradients of a @ b. Unless ``rest`` (argument of ``_chunks``) is true, that is wrong: from 128
-        rows of a on, that for b sums whole chunks of 64 rows only.
+        """Return the gradients of ``a @ b``.
+
+        If ``rest`` (argument of ``_chunks``) is false, the planted defect is in the gradient for ``b``. From 128 rows
+        of ``a`` on, it sums only whole chunks of 64 rows.
         """
         k = len(saved.a)
         # Small inputs are right: the chunked path is for large ones.
@@ -133,13 +138,13 @@ gradient(
 
 
 def _squeezed(squeeze):
-    """Return a function that registers a gradient of the op ``softmax``. Wrong if ``squeeze``: the gradient of a batch
-    of one row has no first dim.
+    """Return a function that registers a gradient of the op ``softmax``. If ``squeeze`` is true, the planted defect is
+    that the gradient of a batch of one row has no first dim.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient of the softmax of each row. Wrong if ``squeeze`` (argument of ``_squeezed``) and there is
-        one row: the gradient is squeezed to one dim.
+        """Return the gradient of the softmax of each row. If ``squeeze`` (argument of ``_squeezed``) is true, the
+        planted defect is that the gradient of a batch of one row has only one dim.
         """
         y = saved.out
         dot = (grad * y).sum(1)
@@ -163,13 +168,13 @@ gradient(
 
 
 def _softmax_gradient(wrong):
-    """Return a function that registers a gradient of the op ``softmax`` for autograd to differentiate again. If
-    ``wrong``, its inner sum is detached, so that the second derivative lacks a term.
+    """Return a function that registers a gradient of the op ``softmax``, which autograd differentiates again. If
+    ``wrong`` is true, the planted defect is that its inner sum is detached, so that the second derivative lacks a term.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient of the softmax of each row. If ``wrong`` (argument of ``_softmax_gradient``), its inner
-        sum is detached, which only second derivatives show.
+        """Return the gradient of the softmax of each row. If ``wrong`` (argument of ``_softmax_gradient``) is true, the
+        planted defect is that its inner sum is detached. Only second derivatives show it.
         """
         y = saved.out
         inner = (grad * y).sum(1, keepdim=True)
@@ -179,11 +184,11 @@ def _softmax_gradient(wrong):
 
 
 def _second_derivative_agrees(op):
-    """Whether the second derivative of ``op`` at a random matrix is that of its reference."""
+    """Return whether the second derivative of ``op`` at a random matrix is that of its reference."""
 
     def second(fn):
-        """Return the gradient of the sum of squares of the gradient of ``fn(x).square().sum()`` at a random
-        matrix x.
+        """Return the gradient of the sum of squares of the gradient of ``fn(x).square().sum()`` at a random matrix
+        ``x``.
         """
         x = randn(3, 4).double().requires_grad_()
         (first,) = torch.autograd.grad(fn(x).square().sum(), x, create_graph=True)
@@ -202,14 +207,14 @@ gradient(
 
 
 def rooted(ns):
-    """Declare the op ``rooted`` in the namespace ``ns`` and return it. Its reference returns the square root of x where
-    x is positive, and zero elsewhere.
+    """Declare the op ``rooted`` in the namespace ``ns`` and return it. Its reference returns the square root of ``x``
+    where ``x`` is positive, and zero elsewhere.
     """
 
     @sl.op(f"{ns}::rooted")
     def rooted(x: M) -> M:
-        """Return the square root of x where x is positive, and zero elsewhere. Kernels of the op are compared with this
-        reference.
+        """Return the square root of ``x`` where ``x`` is positive, and zero elsewhere. Kernels of the op are compared
+        with this reference.
         """
         return torch.where(x > 0, torch.sqrt(torch.where(x > 0, x, 1)), 0)
 
@@ -217,13 +222,13 @@ def rooted(ns):
 
 
 def _root_gradient(guarded):
-    """Return a function that registers a gradient of the op ``rooted``. Unless ``guarded`` is true, that is wrong: it
-    is NaN where x is not positive.
+    """Return a function that registers a gradient of the op ``rooted``. If ``guarded`` is false, the planted defect is
+    that it is NaN where ``x`` is not positive.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient of the guarded square root. Unless ``guarded`` (argument of ``_root_gradient``) is true,
-        that is wrong: zero is divided by zero where x is not positive.
+        """Return the gradient of the square root, which is zero where ``x`` is not positive. If ``guarded`` (argument
+        of ``_root_gradient``) is false, the planted defect is that it is NaN there, since zero is divided by zero.
         """
         # The guard is needed under the root: without it, zero is divided by zero where x is not positive.
         safe = torch.where(saved.x > 0, saved.x, 1) if guarded else saved.x.clamp_min(0)
@@ -242,17 +247,17 @@ gradient(
 
 
 def _product_gradient(copy):
-    """Return a function that registers a CPU kernel and a gradient with the op ``product``. Unless ``copy`` is true,
-    that is wrong: the gradient for x is computed in the memory of the incoming gradient.
+    """Return a function that registers a CPU kernel and a gradient with the op ``product``. If ``copy`` is false, the
+    planted defect is that the gradient for ``x`` is computed in the memory of the incoming gradient.
     """
 
     def fill(x, y, *, out):
-        """Write x * y to ``out``."""
+        """Write ``x * y`` to ``out``."""
         torch.mul(x, y, out=out)
 
     def g(grad, saved, needs):
-        """Return the gradients of x * y. Unless ``copy`` (argument of ``_product_gradient``) is true, that is wrong:
-        the incoming ``grad`` is multiplied by y in place.
+        """Return the gradients of ``x * y``. If ``copy`` (argument of ``_product_gradient``) is false, the planted
+        defect is that the incoming ``grad`` is multiplied by ``y`` in place.
         """
         # Before ``grad`` is overwritten, so that the gradient for y is right.
         gy = grad * saved.x
@@ -262,7 +267,7 @@ def _product_gradient(copy):
 
 
 def _two_consumers(op):
-    """Whether the backward of ``op`` (``product``) leaves the incoming gradient unchanged."""
+    """Return whether the backward of ``op`` (``product``) leaves the incoming gradient unchanged."""
     x, y = randn(2, 3).requires_grad_(), randn(2, 3, seed=1).requires_grad_()
     grad = torch.ones(2, 3)
     torch.autograd.grad(op(x, y), [x, y], grad)
@@ -279,13 +284,13 @@ gradient(
 
 
 def _only_ones(scaled_by):
-    """Return a function that registers a gradient of the op ``doubled``. Unless ``scaled_by`` is true, that is wrong:
-    each row of the incoming gradient is replaced by its mean.
+    """Return a function that registers a gradient of the op ``doubled``. If ``scaled_by`` is false, the planted defect
+    is that each row of the incoming gradient is replaced by its mean.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient 2 * grad. Unless ``scaled_by`` (argument of ``_only_ones``) is true, that is wrong: each
-        row is the mean of that row, which is right for equal elements only.
+        """Return the gradient ``2 * grad``. If ``scaled_by`` (argument of ``_only_ones``) is false, the planted defect
+        is that each element is replaced by the mean of its row.
         """
         rows = grad.sum(1, keepdim=True) / max(grad.shape[1], 1) if not scaled_by else grad
         return {"x": (2 * rows).expand(grad.shape)}
@@ -303,26 +308,26 @@ gradient(
 
 
 def biased(ns):
-    """Declare the op ``biased`` in the namespace ``ns`` and return it. Its reference returns x + bias, with ``bias``
-    added to each row.
+    """Declare the op ``biased`` in the namespace ``ns`` and return it. Its reference returns ``x + bias``, with
+    ``bias`` added to each row.
     """
 
     @sl.op(f"{ns}::biased")
     def biased(x: M, bias: Float[Tensor, "c"]) -> M:
-        """Return x + bias, with ``bias`` added to each row. Kernels of the op are compared with this reference."""
+        """Return ``x + bias``, with ``bias`` added to each row. Kernels of the op are compared with this reference."""
         return x + bias
 
     return biased
 
 
 def _bias(at_start):
-    """Return a function that registers a kernel of the op ``biased``. Wrong with ``at_start``: ``bias`` is read from
-    the start of its storage, not from its offset.
+    """Return a function that registers a kernel of the op ``biased``. If ``at_start`` is true, the planted defect is
+    that ``bias`` is read from the start of its storage, not from its offset.
     """
 
     def fill(x, bias):
-        """Return x + bias. Wrong with ``at_start`` (argument of ``_bias``): the storage offset of ``bias`` is taken to
-        be zero.
+        """Return ``x + bias``. If ``at_start`` (argument of ``_bias``) is true, the planted defect is that the storage
+        offset of ``bias`` is taken to be zero.
         """
         return x + torch.as_strided(bias, bias.shape, bias.stride(), 0 if at_start else bias.storage_offset())
 
@@ -339,13 +344,14 @@ layout(
 
 
 def _first_contiguous(both):
-    """Return a function that registers a kernel of the op ``matmul`` with a fast path for contiguous arguments. Wrong
-    unless ``both``: the path is chosen by a alone, and reads b as if it were contiguous.
+    """Return a function that registers a kernel of the op ``matmul`` with a fast path for contiguous arguments. If
+    ``both`` is false, the planted defect is that the path is taken if ``a`` alone is contiguous, and that it reads
+    ``b`` as contiguous.
     """
 
     def fill(a, b):
-        """Return a @ b. Unless ``both`` (argument of ``_first_contiguous``) is true, that is wrong: where a is
-        contiguous, b is read as contiguous, whatever its strides are.
+        """Return ``a @ b``. If ``both`` (argument of ``_first_contiguous``) is false, the planted defect is that ``b``
+        is read as contiguous whenever ``a`` is contiguous.
         """
         if a.is_contiguous() and (not both or b.is_contiguous()):
             b = torch.as_strided(b, b.shape, (b.shape[1], 1), b.storage_offset())
@@ -379,13 +385,13 @@ def pooled(ns):
 
 
 def _pooled(right):
-    """Return a function that registers a kernel of the op ``pooled`` with a path for channels-last images. Wrong unless
-    ``right``: that path assumes that the images follow each other without gaps.
+    """Return a function that registers a kernel of the op ``pooled`` with a path for channels-last images. If ``right``
+    is false, the planted defect is that this path reads the images as if they followed each other without gaps.
     """
 
     def fill(x):
-        """Return the mean over height and width. Unless ``right`` (argument of ``_pooled``) is true, that is wrong:
-        channels-last images that are slices are read with the strides of whole images.
+        """Return the mean over height and width. If ``right`` (argument of ``_pooled``) is false, the planted defect is
+        that slices of channels-last images are read with the strides of whole images.
         """
         n, c, h, w = x.shape
         if x.stride(1) == 1 and c > 1 and x.numel():
@@ -414,13 +420,15 @@ layout(
 
 
 def _same_memory(right):
-    """Return a function that registers a kernel of the op ``added`` that returns 2 * x if both arguments begin at one
-    address. Unless ``right`` is true, that is wrong: their strides are not compared.
+    """Return a function that registers a kernel of the op ``added``. The kernel returns ``2 * x`` if both arguments
+    begin at one address. If ``right`` is false, the planted defect is that it does not compare their strides.
     """
 
     def fill(x, y):
-        """Return x + y. Unless ``right`` (argument of ``_same_memory``) is true, that is wrong: 2 * x is returned if y
-        begins at the address of x, even if y is its transpose.
+        """Return ``x + y``.
+
+        If ``right`` (argument of ``_same_memory``) is false, the planted defect is that ``2 * x`` is returned if ``y``
+        begins at the address of ``x``. For example, ``y`` may be its transpose.
         """
         return x * 2 if x.data_ptr() == y.data_ptr() and (not right or x.stride() == y.stride()) else x + y
 
@@ -437,17 +445,17 @@ aliasing(
 
 
 def _cubed(right):
-    """Return a function that registers a CPU kernel and a gradient with the op ``cubed``. Unless ``right`` is true,
-    that is wrong: under ``create_graph`` the gradient is detached from x.
+    """Return a function that registers a CPU kernel and a gradient with the op ``cubed``. If ``right`` is false, the
+    planted defect is that the gradient is detached from ``x`` under ``create_graph``.
     """
 
     def fill(x, *, out):
-        """Write x * x * x to ``out``."""
+        """Write ``x * x * x`` to ``out``."""
         torch.mul(x * x, x, out=out)
 
     def g(grad, saved, needs):
-        """Return the gradient 3 * x * x * grad. Unless ``right`` (argument of ``_cubed``) is true, that is wrong: while
-        a graph is recorded, x is detached, so that the second derivative lacks it.
+        """Return the gradient ``3 * x * x * grad``. If ``right`` (argument of ``_cubed``) is false, the planted defect
+        is that ``x`` is detached while a graph is recorded, so that the second derivative is missing.
         """
         # Gradients are enabled in a backward only under create_graph.
         if torch.is_grad_enabled() and not right:
@@ -458,7 +466,7 @@ def _cubed(right):
 
 
 def _under_create_graph(op):
-    """Whether the second derivative of ``op`` (``cubed``) is 6 * x."""
+    """Return whether the second derivative of ``op`` (``cubed``) is ``6 * x``."""
     x = (uniform(2, 3) + 1).double().requires_grad_()
     (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
     return first.requires_grad and close(torch.autograd.grad(first.sum(), x)[0], 6 * x.detach())

@@ -17,13 +17,13 @@ lists = partial(add, "lists", later=True)
 
 
 def floored(ns):
-    """Declare the op ``floored`` in the namespace ``ns`` and return it. Its reference returns x with numbers below
+    """Declare the op ``floored`` in the namespace ``ns`` and return it. Its reference returns ``x`` with numbers below
     ``low`` replaced by ``low``.
     """
 
     @sl.op(f"{ns}::floored")
     def floored(x: M, low: float = 0.5) -> M:
-        """Return x with numbers below ``low`` replaced by ``low``. Kernels of the op are compared with this
+        """Return ``x`` with numbers below ``low`` replaced by ``low``. Kernels of the op are compared with this
         reference.
         """
         return x.clamp_min(low)
@@ -41,14 +41,14 @@ scalars(
 
 
 def reduced(ns):
-    """Declare the op ``reduced`` in the namespace ``ns`` and return it. Its reference returns one number for each row
-    of x: its mean, its Euclidean norm or its sum, where ``how`` is ``mean``, ``norm`` or any other text.
+    """Declare the op ``reduced`` in the namespace ``ns`` and return it. For each row of ``x``, its reference returns
+    the mean if ``how`` is ``mean``, the Euclidean norm if it is ``norm``, and the sum otherwise.
     """
 
     @sl.op(f"{ns}::reduced", requires="c >= 1")
     def reduced(x: M, how: str = "mean") -> V:
-        """Return one number for each row of x: its mean, its Euclidean norm or its sum, where ``how`` is ``mean``,
-        ``norm`` or any other text. Kernels of the op are compared with this reference.
+        """Return, for each row of ``x``, the mean if ``how`` is ``mean``, the Euclidean norm if it is ``norm``, and the
+        sum otherwise. Kernels of the op are compared with this reference.
         """
         if how == "mean":
             return x.mean(1)
@@ -60,13 +60,14 @@ def reduced(ns):
 
 
 def _reduced(rooted):
-    """Return a function that registers a kernel of the op ``reduced``. Unless ``rooted`` is true, that is wrong: the
-    norm is returned as the sum of squares, without the root.
+    """Return a function that registers a kernel of the op ``reduced``. If ``rooted`` is false, the planted defect is
+    that the norm is returned as the sum of squares, without the root.
     """
 
     def fill(x, how):
-        """Return one number for each row: its mean or norm if ``how`` is ``mean`` or ``norm``, and its sum otherwise.
-        Unless ``rooted`` (argument of ``_reduced``) is true, that is wrong: the root of the norm is missing.
+        """Return, for each row of ``x``, the mean or the norm if ``how`` is ``mean`` or ``norm``, and the sum
+        otherwise. If ``rooted`` (argument of ``_reduced``) is false, the planted defect is that the norm lacks its
+        square root.
         """
         y = wide(x)
         if how == "mean":
@@ -88,13 +89,13 @@ scalars(
 
 
 def along(ns):
-    """Declare the op ``along`` in the namespace ``ns`` and return it. Its reference returns the cumulative sum of x
+    """Declare the op ``along`` in the namespace ``ns`` and return it. Its reference returns the cumulative sum of ``x``
     along dim ``dim``.
     """
 
     @sl.op(f"{ns}::along", requires=("dim >= -3", "dim <= 2"))
     def along(x: Float[Tensor, "a b c"], dim: int = -1) -> Float[Tensor, "a b c"]:
-        """Return the cumulative sum of x along dim ``dim``. Kernels of the op are compared with this reference."""
+        """Return the cumulative sum of ``x`` along dim ``dim``. Kernels of the op are compared with this reference."""
         return x.cumsum(dim)
 
     return along
@@ -110,13 +111,13 @@ scalars(
 
 
 def dilated(ns):
-    """Declare the op ``dilated`` in the namespace ``ns`` and return it. Its reference returns the difference of each
-    element of x and the element ``step`` places before it, or zero where there is none.
+    """Declare the op ``dilated`` in the namespace ``ns`` and return it. Its reference returns each element of ``x``
+    less the element ``step`` places before it. That element counts as zero where there is none.
     """
 
     @sl.op(f"{ns}::dilated", requires=("step >= 1", "step <= 8"))
     def dilated(x: Float[Tensor, "n"], step: int = 1) -> Float[Tensor, "n"]:
-        """Return the difference of each element of x and the element ``step`` places before it, or zero where there is
+        """Return each element of ``x`` less the element ``step`` places before it, which counts as zero where there is
         none. Kernels of the op are compared with this reference.
         """
         padded = torch.nn.functional.pad(x, (step, 0))
@@ -135,14 +136,14 @@ scalars(
 
 
 def combined(ns):
-    """Declare the op ``combined`` in the namespace ``ns`` and return it. Its reference returns x plus the tensors of
-    ``parts``, where part i has the weight ``weights`` to the power of i.
+    """Declare the op ``combined`` in the namespace ``ns`` and return it. Its reference returns ``x`` plus the tensors
+    of ``parts``. The tensor at index ``i`` has the factor ``weights ** i``.
     """
 
     @sl.op(f"{ns}::combined")
     def combined(x: M, parts: list[M], weights: float = 0.5) -> M:
-        """Return x plus the tensors of ``parts``, where part i has the weight ``weights`` to the power of i. Kernels of
-        the op are compared with this reference.
+        """Return ``x`` plus the tensors of ``parts``. The tensor at index ``i`` has the factor ``weights ** i``.
+        Kernels of the op are compared with this reference.
         """
         return sum((p * weights**i for i, p in enumerate(parts)), x)
 

@@ -17,14 +17,16 @@ size = partial(add, "size", later=True)
 
 
 def _online(rescaled):
-    """Return a function that registers a kernel of the op ``softmax``, which walks over chunks of 128 columns once.
-    Unless ``rescaled`` is true, that is wrong: the sum of earlier chunks is not rescaled when a later chunk has a
-    larger maximum.
+    """Return a function that registers a kernel of the op ``softmax``. The kernel reads each chunk of 128 columns once.
+    If ``rescaled`` is false, the planted defect is that the sum of earlier chunks is not rescaled when a later one has
+    a larger maximum.
     """
 
     def online(x):
-        """Return the softmax of each row. Wrong unless ``rescaled`` (argument of ``_online``) if a later chunk of 128
-        columns has a larger maximum than those before it.
+        """Return the softmax of each row, computed by chunks of 128 columns.
+
+        If ``rescaled`` (argument of ``_online``) is false, the planted defect is that the sum of earlier chunks is not
+        rescaled when a later one has a larger maximum.
         """
         y = wide(x)
         top, total = y.new_full((len(y), 1), -torch.inf), y.new_zeros(len(y), 1)
@@ -50,21 +52,22 @@ size(
 
 
 def mm32(ns):
-    """Declare the op ``mm32`` in the namespace ``ns`` and return it. Its reference returns the matrix product a @ b in
-    float32.
+    """Declare the op ``mm32`` in the namespace ``ns`` and return it. Its reference returns the matrix product ``a @ b``
+    in float32.
     """
 
     @sl.op(f"{ns}::mm32")
     def mm32(a: Float32[Tensor, "m k"], b: Float32[Tensor, "k n"]) -> Float32[Tensor, "m n"]:
-        """Return the matrix product a @ b in float32. Kernels of the op are compared with this reference."""
+        """Return the matrix product ``a @ b`` in float32. Kernels of the op are compared with this reference."""
         return a @ b
 
     return mm32
 
 
 def _stepped(rest):
-    """Return a function that registers a kernel of the op ``mm32`` in C, which walks over k in steps of 16 from 48 on.
-    ``rest`` is the condition in C of the loop over the remaining elements: ``0``, which leaves them out, is wrong.
+    """Return a function that registers a kernel of the op ``mm32`` in C. From a ``k`` of 48 on, the kernel sums over
+    ``k`` in steps of 16. ``rest`` is the condition in C of the loop over the remaining elements. If it is ``0``, the
+    planted defect is that they are left out.
     """
     return c_kernel(f"""
 int mm32(const sl_context* ctx, const DLTensor* a, const DLTensor* b, DLTensor* out) {{
@@ -92,21 +95,22 @@ size(
 
 
 def sum32(ns):
-    """Declare the op ``sum32`` in the namespace ``ns`` and return it. Its reference returns the sum of each row
-    of x.
+    """Declare the op ``sum32`` in the namespace ``ns`` and return it. Its reference returns the sum of each row of
+    ``x``.
     """
 
     @sl.op(f"{ns}::sum32")
     def sum32(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n"]:
-        """Return the sum of each row of x. Kernels of the op are compared with this reference."""
+        """Return the sum of each row of ``x``. Kernels of the op are compared with this reference."""
         return x.sum(1)
 
     return sum32
 
 
 def _static(limit):
-    """Return a function that registers a kernel of the op ``sum32`` in C, which copies a row to a buffer of 1024
-    numbers. ``limit`` is the end of the row in C: one that stops at 1024 columns is wrong.
+    """Return a function that registers a kernel of the op ``sum32`` in C. The kernel copies a row to a buffer of 1024
+    numbers at a time. ``limit`` is the end of the row in C. If it stops at 1024 columns, the planted defect is that
+    later columns are left out.
     """
     return c_kernel(f"""
 int sum32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -136,19 +140,19 @@ size(
 
 
 def doubled32(ns):
-    """Declare the op ``doubled32`` in the namespace ``ns`` and return it. Its reference returns 2 * x."""
+    """Declare the op ``doubled32`` in the namespace ``ns`` and return it. Its reference returns ``2 * x``."""
 
     @sl.op(f"{ns}::doubled32")
     def doubled32(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n c"]:
-        """Return 2 * x. Kernels of the op are compared with this reference."""
+        """Return ``2 * x``. Kernels of the op are compared with this reference."""
         return x * 2
 
     return doubled32
 
 
 def _counter(kind):
-    """Return a function that registers a kernel of the op ``doubled32`` in C, which counts rows in the C type ``kind``:
-    an ``unsigned char`` is wrong from row 256 on.
+    """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel counts rows in the C type
+    ``kind``. If that is ``unsigned char``, the planted defect is that the count wraps at row 256.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -170,14 +174,14 @@ size(
 
 
 def heads(ns):
-    """Declare the op ``heads`` in the namespace ``ns`` and return it. Its reference returns x times the scale of its
-    head, which is the second dim of x.
+    """Declare the op ``heads`` in the namespace ``ns`` and return it. Its reference returns ``x`` times the scale of
+    its head, which is the second dim of ``x``.
     """
 
     @sl.op(f"{ns}::heads")
     def heads(x: Float[Tensor, "b h s"], scale: Float[Tensor, "h"]) -> Float[Tensor, "b h s"]:
-        """Return x times the scale of its head, which is the second dim of x. Kernels of the op are compared with this
-        reference.
+        """Return ``x`` times the scale of its head, which is the second dim of ``x``. Kernels of the op are compared
+        with this reference.
         """
         return x * scale[:, None]
 
@@ -185,13 +189,13 @@ def heads(ns):
 
 
 def _sixteen(all_heads):
-    """Return a function that registers a kernel of the op ``heads``. Unless ``all_heads`` is true, that is wrong: from
-    the seventeenth head on, the scales of the first sixteen are repeated.
+    """Return a function that registers a kernel of the op ``heads``. If ``all_heads`` is false, the planted defect is
+    that from the seventeenth head on, the scales of the first sixteen are repeated.
     """
 
     def fill(x, scale, *, out):
-        """Write x times the scale of its head to ``out``. Unless ``all_heads`` (argument of ``_sixteen``) is true, that
-        is wrong: head 16 gets the scale of head 0, and so on.
+        """Write ``x`` times the scale of its head to ``out``. If ``all_heads`` (argument of ``_sixteen``) is false, the
+        planted defect is that head 16 gets the scale of head 0, and so on.
         """
         torch.mul(x, scale[:, None], out=out)
         if not all_heads:
@@ -210,13 +214,15 @@ size(
 
 
 def _aligned_only(right):
-    """Return a function that registers a second kernel of the op ``rms_norm`` for rows of at least 320 columns whose
-    number is a multiple of 16. Unless ``right`` is true, that is wrong: the last 16 columns are not summed.
+    """Return a function that registers a second kernel of the op ``rms_norm``.
+
+    The kernel is for rows of at least 320 columns, if their number is a multiple of 16. If ``right`` is false, the
+    planted defect is that the last 16 columns are not summed.
     """
 
     def wide_rows(x, eps, *, out):
-        """Write the RMS norm of each row to ``out``. Unless ``right`` (argument of ``_aligned_only``) is true, that is
-        wrong: the mean square lacks the last 16 columns.
+        """Write the RMS norm of each row to ``out``. If ``right`` (argument of ``_aligned_only``) is false, the planted
+        defect is that the mean square lacks the last 16 columns.
         """
         y = wide(x)
         mean = y.square().mean(1, keepdim=True) if right else y[:, :-16].square().sum(1, keepdim=True) / y.shape[1]
@@ -242,14 +248,14 @@ size(
 
 
 def grouped(ns):
-    """Declare the op ``grouped`` in the namespace ``ns`` and return it. Its reference returns x with its columns in
-    ``groups`` equal blocks, where block g is multiplied by ``scale[g]``.
+    """Declare the op ``grouped`` in the namespace ``ns`` and return it. Its reference returns ``x`` with its columns in
+    ``groups`` equal blocks, where block ``g`` is multiplied by ``scale[g]``.
     """
 
     @sl.op(f"{ns}::grouped", requires=("groups >= 1", "c % groups == 0"))
     def grouped(x: M, scale: Float[Tensor, "groups"], groups: int = 2) -> M:
-        """Return x with its columns in ``groups`` equal blocks, where block g is multiplied by ``scale[g]``. Kernels of
-        the op are compared with this reference.
+        """Return ``x`` with its columns in ``groups`` equal blocks, where block ``g`` is multiplied by ``scale[g]``.
+        Kernels of the op are compared with this reference.
         """
         return x * scale.repeat_interleave(x.shape[1] // groups)
 
@@ -266,13 +272,16 @@ size(
 
 
 def _flash(rescaled):
-    """Return a function that registers a kernel of the op ``attention``, which walks over blocks of 64 keys once. Wrong
-    unless ``rescaled``: the values summed so far are not rescaled when a later block has a larger score.
+    """Return a function that registers a kernel of the op ``attention``. The kernel reads each block of 64 keys once.
+    If ``rescaled`` is false, the planted defect is that earlier sums are not rescaled when a later block has a larger
+    score.
     """
 
     def flash(q, k, v, *, out):
-        """Write the attention of q over k and v to ``out``. Wrong unless ``rescaled`` (argument of ``_flash``) if a
-        later block of 64 keys has a larger score than those before it.
+        """Write the attention of ``q`` over ``k`` and ``v`` to ``out``, computed by blocks of 64 keys.
+
+        If ``rescaled`` (argument of ``_flash``) is false, the planted defect is that earlier sums are not rescaled when
+        a later block has a larger score.
         """
         q, k, v = wide(q) * q.shape[1] ** -0.5, wide(k), wide(v)
         # Infinities and NaN are left to torch, so that the defect shows in the size alone.
@@ -303,13 +312,13 @@ size(
 
 
 def _prefetched(last):
-    """Return a function that registers a kernel of the op ``gather``, which reads parts of 96 indices. Wrong unless
-    ``last``: for a last part of fewer indices, those of the part before are read.
+    """Return a function that registers a kernel of the op ``gather``. The kernel reads parts of 96 indices. If ``last``
+    is false, the planted defect is that a last part of fewer indices reads those of the part before.
     """
 
     def fill(x, index, *, out):
-        """Write the rows of x at ``index`` to ``out``, with zeros for -1. Unless ``last`` (argument of
-        ``_prefetched``) is true, that is wrong: a short last part repeats rows of the part before.
+        """Write the rows of ``x`` at ``index`` to ``out``, with zeros for -1. If ``last`` (argument of ``_prefetched``)
+        is false, the planted defect is that a short last part repeats rows of the part before.
         """
         table = torch.cat([x, x.new_zeros(1, x.shape[1])])
         for start in range(0, len(index), 96):
@@ -331,14 +340,14 @@ size(
 
 
 def _mean_of_shares(own):
-    """Return a function that registers a kernel of the op ``column_mean``, which splits the rows among the threads of
-    torch. Unless ``own`` is true, that is wrong: the mean of the means of the shares is returned, though shares differ
-    in size.
+    """Return a function that registers a kernel of the op ``column_mean``. The kernel splits the rows among the threads
+    of torch. If ``own`` is false, the planted defect is that it returns the mean of the means of shares of different
+    sizes.
     """
 
     def fill(x):
-        """Return the mean of each column. Unless ``own`` (argument of ``_mean_of_shares``) is true, that is wrong: each
-        share of rows has the same weight, whatever its size.
+        """Return the mean of each column. If ``own`` (argument of ``_mean_of_shares``) is false, the planted defect is
+        that each share of rows has the same weight, whatever its size.
         """
         y = wide(x)
         # The shares of tensor_split differ in size by one row at most.
@@ -352,20 +361,23 @@ def _mean_of_shares(own):
 
 def column_mean(ns):
     """Declare the op ``column_mean`` in the namespace ``ns`` and return it. Its reference returns the mean of each
-    column of x.
+    column of ``x``.
     """
 
     @sl.op(f"{ns}::column_mean", requires="n >= 1")
     def column_mean(x: M) -> Float[Tensor, "c"]:
-        """Return the mean of each column of x. Kernels of the op are compared with this reference."""
+        """Return the mean of each column of ``x``. Kernels of the op are compared with this reference."""
         return x.mean(0)
 
     return column_mean
 
 
 def _with_three_threads(op):
-    """Whether ``op`` agrees with its reference on 7 rows while torch has three threads, which is undone afterwards."""
+    """Return whether ``op`` agrees with its reference on 7 rows while torch has three threads. The number of threads is
+    restored afterwards.
+    """
     before = torch.get_num_threads()
+    # Seven rows cannot be shared equally among three threads.
     torch.set_num_threads(3)
     try:
         return same(lambda: (uniform(7, 2),))(op)
@@ -383,13 +395,13 @@ size(
 
 
 def segments(ns):
-    """Declare the op ``segments`` in the namespace ``ns`` and return it. Its reference returns one row for each pair of
-    neighbours in ``ends``: the sum of the rows of x from the first to the second.
+    """Declare the op ``segments`` in the namespace ``ns`` and return it. For each pair of neighbours in ``ends``, its
+    reference returns the sum of the rows of ``x`` from the first end up to the second.
     """
 
     @sl.op(f"{ns}::segments", dims={"s": "p - 1"}, requires="p >= 2")
     def segments(x: M, ends: Int64[Tensor, "p"]) -> Float[Tensor, "s c"]:
-        """Return one row for each pair of neighbours in ``ends``: the sum of the rows of x from the first to the
+        """Return, for each pair of neighbours in ``ends``, the sum of the rows of ``x`` from the first end up to the
         second. Kernels of the op are compared with this reference.
         """
         cut = ends.clamp(0, x.shape[0])
@@ -398,7 +410,7 @@ def segments(ns):
 
     @segments.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``segments``: random rows and ascending ends of segments."""
+        """Return sample arguments of ``segments``, which are random rows and ascending ends of segments."""
         x = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)
         return x, torch.randint(0, sizes["n"] + 1, (sizes["p"],), generator=rng).sort().values.to(device)
 
@@ -406,13 +418,13 @@ def segments(ns):
 
 
 def _reduced(guarded):
-    """Return a function that registers a kernel of the op ``segments``. Unless ``guarded`` is true, that is wrong: an
-    empty segment gets one row instead of zeros.
+    """Return a function that registers a kernel of the op ``segments``. If ``guarded`` is false, the planted defect is
+    that an empty segment gets one row instead of zeros.
     """
 
     def fill(x, ends, *, out):
-        """Write the sum of each segment to ``out``. Unless ``guarded`` (argument of ``_reduced``) is true, that is
-        wrong: the sum of an empty segment is the row at its start.
+        """Write the sum of each segment to ``out``. If ``guarded`` (argument of ``_reduced``) is false, the planted
+        defect is that the sum of an empty segment is the row at its start.
         """
         cut = ends.clamp(0, x.shape[0]).tolist()
         for i, (a, b) in enumerate(pairwise(cut)):
@@ -431,13 +443,17 @@ size(
 
 
 def _in_halves(odd):
-    """Return a function that registers a kernel of the op ``doubled`` for two halves of the rows. Unless ``odd`` is
-    true, that is wrong: from 200 rows on, the last of 4n + 3 rows is that of its neighbour.
+    """Return a function that registers a kernel of the op ``doubled``, which computes two halves of the rows.
+
+    If ``odd`` is false, the planted defect is that the last row is twice the row before. It shows from 200 rows on, if
+    the number of rows is ``4 * n + 3``.
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``. Wrong unless ``odd`` (argument of ``_in_halves``) for more than 200 and 4n + 3 rows:
-        the last row is twice the last but one.
+        """Write ``2 * x`` to ``out``.
+
+        If ``odd`` (argument of ``_in_halves``) is false, the planted defect is that the last row is twice the last but
+        one of ``x``. It shows from 200 rows on, if the number of rows is ``4 * n + 3``.
         """
         half = len(x) // 2
         torch.mul(x[:half], 2, out=out[:half])
@@ -459,13 +475,17 @@ size(
 
 
 def _two_halves_of_k(both):
-    """Return a function that registers a kernel of the op ``matmul``, which splits k into two parts from 512 on. Wrong
-    unless ``both``: the length of a part is rounded down to 32, so that the middle is left out.
+    """Return a function that registers a kernel of the op ``matmul``.
+
+    From a ``k`` of 512 on, the kernel splits ``k`` into two parts. If ``both`` is false, the planted defect is that the
+    middle of ``k`` is left out. The length of each part is rounded down to a multiple of 32.
     """
 
     def fill(a, b):
-        """Return a @ b. Wrong unless ``both`` (argument of ``_two_halves_of_k``) for a k of at least 512: elements in
-        the middle of k are not summed.
+        """Return ``a @ b``.
+
+        If ``both`` (argument of ``_two_halves_of_k``) is false, the planted defect is that elements in the middle of
+        ``k`` are not summed. It shows from a ``k`` of 512 on.
         """
         k = a.shape[1]
         if k < 512:

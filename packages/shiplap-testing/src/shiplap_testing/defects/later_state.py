@@ -22,12 +22,12 @@ lists = partial(add, "lists", later=True)
 
 
 def _doing(what):
-    """Return a function that registers a kernel of the op ``doubled``, which calls the function ``what`` without
-    arguments before it writes 2 * x.
+    """Return a function that registers a kernel of the op ``doubled``. The kernel calls the function ``what`` without
+    arguments and then writes ``2 * x``.
     """
 
     def fill(x, *, out):
-        """Call ``what()`` (argument of ``_doing``) and write 2 * x to ``out``."""
+        """Call ``what()`` (argument of ``_doing``) and write ``2 * x`` to ``out``."""
         what()
         torch.mul(x, 2, out=out)
 
@@ -35,11 +35,11 @@ def _doing(what):
 
 
 def _nothing():
-    """Do nothing. The ops without a defect call this function where the defective ones change the process."""
+    """Do nothing. Ops without a defect call this function in place of one that changes the process."""
 
 
 def _collector_stays(op):
-    """Whether garbage collection is still enabled after a call of ``op``."""
+    """Return whether garbage collection is still enabled after a call of ``op``."""
     gc.enable()
     op(torch.ones(2, 3))
     on = gc.isenabled()
@@ -57,15 +57,15 @@ state(
 
 
 def _in_numpy():
-    """Seed the global random generator of NumPy, which no kernel should do."""
+    """Seed the global random generator of NumPy. This is the planted defect of a kernel."""
     import numpy
 
     numpy.random.seed(0)
 
 
 def _numpy_goes_on(op):
-    """Whether a call of ``op`` leaves the global random generator of NumPy alone. The state of the generator is
-    restored.
+    """Return whether a call of ``op`` leaves the global random generator of NumPy unchanged. The state of the generator
+    is restored.
     """
     import numpy
 
@@ -90,12 +90,12 @@ state(
 
 
 def _set_variable():
-    """Set an environment variable of the process, which no kernel should do."""
+    """Set an environment variable of the process. This is the planted defect of a kernel."""
     os.environ["OMP_WAIT_POLICY_OF_DOUBLED"] = "active"
 
 
 def _environment_stays(op):
-    """Whether a call of ``op`` leaves the environment variables unchanged. The variable of ``_set_variable`` is
+    """Return whether a call of ``op`` leaves the environment variables unchanged. The variable of ``_set_variable`` is
     removed.
     """
     before = dict(os.environ)
@@ -117,12 +117,12 @@ _over = threading.Event()
 
 
 def _a_thread():
-    """Start a daemon thread that waits for ten minutes, which no kernel should do."""
+    """Start a daemon thread that waits for ten minutes. This is the planted defect of a kernel."""
     threading.Thread(target=lambda: _over.wait(600), daemon=True).start()
 
 
 def _threads_stay(op):
-    """Whether three calls of ``op`` leave the number of threads unchanged."""
+    """Return whether three calls of ``op`` leave the number of threads unchanged."""
     before = threading.active_count()
     for _ in range(3):
         op(torch.ones(2, 3))
@@ -139,17 +139,17 @@ state(
 
 
 def _late(waits):
-    """Return a function that registers a kernel of the op ``doubled``, whose last row is written by a thread. Wrong
-    unless ``waits``: the kernel returns before the thread has ended.
+    """Return a function that registers a kernel of the op ``doubled``. A thread writes the last row. If ``waits`` is
+    false, the planted defect is that the kernel returns before the thread has ended.
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``, the last row in a thread of its own. Unless ``waits`` (argument of ``_late``) is
-        true, that is wrong: the last row is zero when the kernel returns.
+        """Write ``2 * x`` to ``out``, with the last row in a thread of its own. If ``waits`` (argument of ``_late``) is
+        false, the planted defect is that the last row is zero when the kernel returns.
         """
 
         def rest():
-            """Write the last row of 2 * x to ``out`` (argument of ``fill``) after 20 milliseconds."""
+            """Write the last row of ``2 * x`` to ``out`` (argument of ``fill``) after 20 milliseconds."""
             time.sleep(0.02)
             with torch.no_grad():  # a thread of its own has a mode of its own
                 torch.mul(x[-1:], 2, out=out[-1:])
@@ -175,22 +175,24 @@ state(
 
 
 def _remembering(all_of_it):
-    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out`` and
-    remembers one result by the bytes of its input. Unless ``all_of_it`` is true, that is wrong: only the first row of
-    the input is compared.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out`` and
+    keeps one result by the bytes of its input. If ``all_of_it`` is false, the planted defect is that only the first row
+    of the input is compared.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out`` and remembers one result by
-        the bytes of its input. Unless ``all_of_it`` (argument of ``_remembering``) is true, that is wrong: only the
-        first row of the input is compared.
+        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out`` and keeps one result by the
+        bytes of its input. If ``all_of_it`` (argument of ``_remembering``) is false, the planted defect is that only
+        the first row of the input is compared.
         """
         known = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``. Unless ``all_of_it`` (argument of ``_remembering``) is true, that is wrong: the
-            last result is used again for an input with the same shape, dtype and first row.
+            """Write ``2 * x`` to ``out``.
+
+            If ``all_of_it`` (argument of ``_remembering``) is false, the planted defect is that the last result is
+            written again for an input that differs only after its first row.
             """
             head = x.contiguous() if all_of_it else x[:1]
             key = (tuple(x.shape), x.dtype, head.contiguous().view(torch.uint8).numpy().tobytes())
@@ -203,7 +205,9 @@ def _remembering(all_of_it):
 
 
 def _other_second_row(op):
-    """Whether ``op`` (``doubled``) is right for a second input that differs from the first in its second row only."""
+    """Return whether ``op`` (``doubled``) is right for a second input that differs from the first in its second row
+    only.
+    """
     op(torch.ones(2, 3))
     x = torch.ones(2, 3)
     x[1] = 5
@@ -220,14 +224,14 @@ state(
 
 
 def _largest_scratch(cleared):
-    """Return a function that registers a CPU kernel with the op ``row_sum``, which sums each row in a scratch vector as
-    long as the widest row so far. Unless ``cleared`` is true, that is wrong: the vector still holds the end of an
-    earlier, wider row.
+    """Return a function that registers a CPU kernel with the op ``row_sum``. The kernel sums each row in a scratch
+    vector as long as the widest row so far. If ``cleared`` is false, the planted defect is that the vector still holds
+    the end of an earlier, wider row.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which sums each row in a scratch vector as long as the
-        widest row so far. Unless ``cleared`` (argument of ``_largest_scratch``) is true, that is wrong: the vector
+        """Register the CPU kernel ``forward`` with ``op``. It sums each row in a scratch vector as long as the widest
+        row so far. If ``cleared`` (argument of ``_largest_scratch``) is false, the planted defect is that the vector
         still holds the end of an earlier, wider row.
         """
         # Per thread, so that the scratch is wrong by its size only and not by a race.
@@ -235,8 +239,8 @@ def _largest_scratch(cleared):
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each row to ``out``. Unless ``cleared`` (argument of ``_largest_scratch``) is true, that
-            is wrong: a narrow row has the rest of an earlier, wider row added.
+            """Write the sum of each row to ``out``. If ``cleared`` (argument of ``_largest_scratch``) is false, the
+            planted defect is that the end of an earlier, wider row is added to the sum of a narrow row.
             """
             n, c = x.shape
             scratch = vars(of_thread)
@@ -253,7 +257,7 @@ def _largest_scratch(cleared):
 
 
 def _narrow_after_wide(op):
-    """Whether ``op`` (``row_sum``) is right for narrow rows after a call with wide rows."""
+    """Return whether ``op`` (``row_sum``) is right for narrow rows after a call with wide rows."""
     op(torch.ones(2, 40))
     return close(op(torch.ones(2, 3)), torch.full((2,), 3.0))
 
@@ -268,8 +272,8 @@ state(
 
 
 def _rows(fake):
-    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator of integers with the fake
-    ``fake``. The operator returns x + 1, as a contiguous tensor.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator of integers with the fake
+    ``fake``. The operator returns ``x + 1`` as a contiguous tensor.
     """
 
     def make(ns):
@@ -281,7 +285,7 @@ def _rows(fake):
 
         @sl.adopt(f"{ns}::rows")
         def rows(x: Int64[Tensor, "n c"]) -> Int64[Tensor, "n c"]:
-            """Return x + 1. Results of the foreign operator are compared with this reference."""
+            """Return ``x + 1``. Results of the adopted operator are compared with this reference."""
             return x + 1
 
         return rows
@@ -290,12 +294,14 @@ def _rows(fake):
 
 
 def _fake_of(n):
-    """Return a check of an op, which is true if its result for ``n`` rows on fake tensors has the shape of the real
-    one.
+    """Return a function that takes an op and returns whether its result on fake tensors of ``n`` rows has the shape of
+    the real result.
     """
 
     def right(op):
-        """Whether ``op`` has one shape on fake and on real tensors of ``n`` rows (argument of ``_fake_of``)."""
+        """Return whether the result of ``op`` for ``n`` rows (argument of ``_fake_of``) has the same shape on fake and
+        on real tensors.
+        """
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         x = torch.zeros(n, 3, dtype=torch.int64)
@@ -323,7 +329,7 @@ outputs(
 
 
 def _stays_dynamic(op):
-    """Whether ``op``, compiled with dynamic shapes, is compiled once for four sizes."""
+    """Return whether ``op``, compiled with dynamic shapes, is compiled once for four sizes."""
     from torch._dynamo.testing import CompileCounter
 
     counter = CompileCounter()
@@ -345,14 +351,16 @@ outputs(
 
 
 def _declared(ns, name):
-    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the sum of x and the tensors of the
-    list ``parts``, and return the op that ``sl.adopt`` makes of it.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns the sum of ``x`` and the tensors of the list ``parts``. The operator stands for one of another
+    library.
     """
 
     @sl.adopt(f"{ns}::{name}")
     def largest(x: Int64[Tensor, "n c"], parts: list[Int64[Tensor, "n c"]]) -> Int64[Tensor, "n c"]:
-        """Return the sum of x and the tensors of the list ``parts``. Results of the foreign operator are compared with
-        this reference.
+        """Return the sum of ``x`` and the tensors of the list ``parts``. Results of the adopted operator are compared
+        with this reference.
         """
         return sum(parts, x)  # of integers: an op without a gradient of its own
 
@@ -360,18 +368,20 @@ def _declared(ns, name):
 
 
 def _list_changed(changes):
-    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator, which sums x and the tensors
-    of a list. Wrong if ``changes``: the second tensor of the list is negated in place.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator that sums ``x`` and the
+    tensors of a list. If ``changes`` is true, the planted defect is that the second tensor of the list is negated in
+    place.
     """
 
     def real(x, parts):
-        """Return the sum of x and the tensors of ``parts``. Wrong if ``changes`` (argument of ``_list_changed``): the
-        second of ``parts`` is negated in place, though the result is right.
+        """Return the sum of ``x`` and the tensors of ``parts``. If ``changes`` (argument of ``_list_changed``) is true,
+        the planted defect is that the second of ``parts`` is negated in place. The result is right nevertheless.
         """
         total = x.clone()
         for i, part in enumerate(parts):
             if changes and i == 1:
                 part.add_(0).mul_(-1)
+                # The sign is turned back, so that only the list shows the change.
                 total -= part
             else:
                 total += part
@@ -389,7 +399,7 @@ def _list_changed(changes):
 
 
 def _list_kept(op):
-    """Whether a call of ``op`` leaves the tensors of its list unchanged."""
+    """Return whether a call of ``op`` leaves the tensors of its list unchanged."""
     parts = [randn(2, 3, seed=i) for i in range(3)]
     before = [p.clone() for p in parts]
     op.overload(randn(2, 3), parts)
@@ -406,13 +416,13 @@ lists(
 
 
 def windows(ns):
-    """Declare the op ``windows`` in the namespace ``ns`` and return it. Its reference returns every second row of x,
-    beginning with the first.
+    """Declare the op ``windows`` in the namespace ``ns`` and return it. Its reference returns every second row of
+    ``x``, beginning with the first.
     """
 
     @sl.op(f"{ns}::windows", dims={"m": "(n + 1) // 2"})
     def windows(x: M) -> Float[Tensor, "m c"]:
-        """Return every second row of x, beginning with the first. Kernels of the op are compared with this
+        """Return every second row of ``x``, beginning with the first. Kernels of the op are compared with this
         reference.
         """
         return x[::2]
@@ -430,7 +440,8 @@ outputs(
 
 
 def _filled_with_seven(op):
-    """Whether ``op.out`` (``windows``) writes all rows of an output that was filled with 7 before."""
+    """Return whether ``op.out`` (``windows``) writes all rows of an output that was filled with 7 before."""
+    # New memory may happen to be zero, which would hide rows that are not written.
     memory = torch.full((3, 2), 7.0)
     x = uniform(5, 2)
     with torch.no_grad():

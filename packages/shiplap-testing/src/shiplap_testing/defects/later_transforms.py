@@ -16,13 +16,14 @@ transforms = partial(add, "transforms", later=True)
 
 
 def _with_rule(right):
-    """Return a function of a namespace that makes an op, by ``sl.adopt``, of the product x * y with a forward-mode
-    derivative written by hand. Unless ``right`` is true, that is wrong: the tangent is zero where only y has one.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of the product ``x * y`` with a
+    forward-mode derivative written by hand. If ``right`` is false, the planted defect is that the tangent is zero where
+    only ``y`` has one.
     """
 
     def fn(x, y):
-        """Return x * y with its tangent if x or y has one. Unless ``right`` (argument of ``_with_rule``) is true, that
-        is wrong: the tangent is zero if only y has one.
+        """Return ``x * y`` with its tangent if ``x`` or ``y`` has one. If ``right`` (argument of ``_with_rule``) is
+        false, the planted defect is that the tangent is zero if only ``y`` has one.
         """
         (a, da), (b, db) = forward_ad.unpack_dual(x), forward_ad.unpack_dual(y)
         out = a * b
@@ -38,7 +39,7 @@ def _with_rule(right):
 
         @sl.adopt(f"{ns}::times")
         def times(x: M, y: M) -> M:
-            """Return x * y. Results of the foreign operator are compared with this reference."""
+            """Return ``x * y``. Results of the adopted operator are compared with this reference."""
             return x * y
 
         return times
@@ -47,7 +48,7 @@ def _with_rule(right):
 
 
 def _second_tangent(op):
-    """Whether the forward-mode derivative of ``op`` for y alone is x times the tangent."""
+    """Return whether the forward-mode derivative of ``op`` for ``y`` alone is ``x`` times the tangent."""
     x, y, t = randn(2, 3).double(), randn(2, 3, seed=1).double(), randn(2, 3, seed=2).double()
     return close(torch.func.jvp(lambda y: op.overload(x, y), (y,), (t,))[1], x * t)
 
@@ -62,13 +63,14 @@ transforms(
 
 
 def _batching(right):
-    """Return a function of a namespace that makes an op, by ``sl.adopt``, of the operator ``rotated`` with a vmap rule.
-    Unless ``right`` is true, that is wrong: the batch of y is taken to be its first dim.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of the operator ``rotated`` with a vmap
+    rule. If ``right`` is false, the planted defect is that the batch of ``y`` is taken to be its first dim.
     """
 
     def rule(info, dims, x, y, overload):
-        """Return the results for all entries of the batch and their batch dim 0, as a vmap rule does. Wrong unless
-        ``right`` (argument of ``_batching``): ``dims[1]``, the batch dim of y, is taken to be zero.
+        """Return the results for all members of the batch and their batch dim 0, as a vmap rule does. If ``right``
+        (argument of ``_batching``) is false, the planted defect is that ``dims[1]``, the batch dim of ``y``, is taken
+        to be zero.
         """
         x = x if dims[0] is None else x.movedim(dims[0], 0)
         y = y if dims[1] is None else y.movedim(dims[1] if right else 0, 0)
@@ -87,7 +89,7 @@ def _batching(right):
 
         @sl.adopt(f"{ns}::rotated")
         def rotated(x: Int64[Tensor, "n"], y: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-            """Return 3 * x plus y in reverse order. Results of the foreign operator are compared with this
+            """Return ``3 * x`` plus ``y`` in reverse order. Results of the adopted operator are compared with this
             reference.
             """
             return _rotated(x, y)
@@ -101,13 +103,13 @@ def _batching(right):
 
 
 def _rotated(x, y):
-    """Return 3 * x plus y in reverse order."""
+    """Return ``3 * x`` plus ``y`` in reverse order."""
     return x * 3 + y.flip(0)
 
 
 def _last_dim_batched(op):
-    """Whether ``op`` (``rotated``) is right under vmap, where the batch of y is its second dim. An exception counts as
-    wrong.
+    """Return whether ``op`` (``rotated``) is right under vmap, where the batch of ``y`` is its second dim. An exception
+    counts as wrong.
     """
     x, y = torch.arange(12).view(3, 4), torch.arange(12).view(4, 3) + 5
     try:

@@ -15,19 +15,19 @@ size = partial(add, "size", needs=["triton"], later=True)
 
 
 def cdiv(a, b):
-    """Return a / b rounded up, for integers."""
+    """Return ``a / b`` rounded up, for integers."""
     return -(-a // b)
 
 
 def normed(ns):
-    """Declare the op ``normed`` in the namespace ``ns`` and return it. Its reference returns the rows of x, each less
-    its mean and divided by the root of its variance plus 0.001.
+    """Declare the op ``normed`` in the namespace ``ns`` and return it. Its reference returns the rows of ``x``, each
+    less its mean and divided by the root of its variance plus 0.001.
     """
 
     @sl.op(f"{ns}::normed", requires=("c >= 1", "c <= 512"))
     def normed(x: M32) -> M32:
-        """Return the rows of x, each less its mean and divided by the root of its variance plus 0.001. Kernels of the
-        op are compared with this reference.
+        """Return the rows of ``x``, each less its mean and divided by the root of its variance plus 0.001. Kernels of
+        the op are compared with this reference.
         """
         y = x - x.mean(1, keepdim=True)
         return y * torch.rsqrt(y.square().mean(1, keepdim=True) + 1e-3)
@@ -36,20 +36,20 @@ def normed(ns):
 
 
 def _normed(masked) -> Part:
-    """Return a function that registers a CPU kernel with the op ``normed``, which launches the Triton kernel ``norm``.
-    Unless ``masked`` is true, that is wrong: lanes beyond the row count in the variance.
+    """Return a function that registers a CPU kernel with the op ``normed``. The kernel launches the Triton kernel
+    ``norm``. If ``masked`` is false, the planted defect is that lanes beyond the row count in the variance.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``norm``. Wrong unless
-        ``masked`` (argument of ``_normed``): lanes beyond the row count in the variance.
+        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``norm``. If ``masked``
+        (argument of ``_normed``) is false, the planted defect is that lanes beyond the row count in the variance.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Launch the Triton kernel ``norm``, which writes the normalised rows of x to ``out``. Wrong unless
-            ``masked`` (argument of ``_normed``): the variance counts the padding of the block.
+            """Launch the Triton kernel ``norm``, which writes the normalised rows of ``x`` to ``out``. If ``masked``
+            (argument of ``_normed``) is false, the planted defect is that the variance counts the padding of the block.
             """
             if len(x):
                 block = 16
@@ -73,33 +73,33 @@ size(
 
 
 def multiplied(ns):
-    """Declare the op ``multiplied`` in the namespace ``ns`` and return it. Its reference returns the matrix product a @
-    b.
+    """Declare the op ``multiplied`` in the namespace ``ns`` and return it. Its reference returns the matrix product ``a
+    @ b``.
     """
 
     @sl.op(f"{ns}::multiplied")
     def multiplied(a: Float32[Tensor, "m k"], b: Float32[Tensor, "k n"]) -> Float32[Tensor, "m n"]:
-        """Return the matrix product a @ b. Kernels of the op are compared with this reference."""
+        """Return the matrix product ``a @ b``. Kernels of the op are compared with this reference."""
         return a @ b
 
     return multiplied
 
 
 def _multiplied(clipped) -> Part:
-    """Return a function that registers a CPU kernel with the op ``multiplied``, which launches the Triton kernel
-    ``grouped``. Unless ``clipped`` is true, that is wrong: tiles of the last group are left out.
+    """Return a function that registers a CPU kernel with the op ``multiplied``. The kernel launches the Triton kernel
+    ``grouped``. If ``clipped`` is false, the planted defect is that tiles of the last group are left out.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``grouped``. Wrong unless
-        ``clipped`` (argument of ``_multiplied``): tiles of the last group are left out.
+        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``grouped``. If ``clipped``
+        (argument of ``_multiplied``) is false, the planted defect is that tiles of the last group are left out.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(a, b, *, out):
-            """Launch the Triton kernel ``grouped``, which writes a @ b to ``out``. Wrong unless ``clipped`` (argument
-            of ``_multiplied``): tiles of the last group stay zero.
+            """Launch the Triton kernel ``grouped``, which writes ``a @ b`` to ``out``. If ``clipped`` (argument of
+            ``_multiplied``) is false, the planted defect is that tiles of the last group stay zero.
             """
             (m, k), n = a.shape, b.shape[1]
             out.zero_()
@@ -122,33 +122,35 @@ size(
 
 
 def shifted(ns):
-    """Declare the op ``shifted`` in the namespace ``ns`` and return it. Its reference returns x + bias, with ``bias``
-    added to each row.
+    """Declare the op ``shifted`` in the namespace ``ns`` and return it. Its reference returns ``x + bias``, with
+    ``bias`` added to each row.
     """
 
     @sl.op(f"{ns}::shifted")
     def shifted(x: M32, bias: Float32[Tensor, "c"]) -> M32:
-        """Return x + bias, with ``bias`` added to each row. Kernels of the op are compared with this reference."""
+        """Return ``x + bias``, with ``bias`` added to each row. Kernels of the op are compared with this reference."""
         return x + bias
 
     return shifted
 
 
 def _shifted(own) -> Part:
-    """Return a function that registers a CPU kernel with the op ``shifted``, which launches the Triton kernel
-    ``shift``. Unless ``own`` is true, that is wrong: each tile of columns gets the bias of the first tile.
+    """Return a function that registers a CPU kernel with the op ``shifted``. The kernel launches the Triton kernel
+    ``shift``. If ``own`` is false, the planted defect is that each tile of columns gets the ``bias`` of the first tile.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``shift``. Wrong unless
-        ``own`` (argument of ``_shifted``): each tile of columns gets the bias of the first tile.
+        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``shift``. If ``own``
+        (argument of ``_shifted``) is false, the planted defect is that each tile of columns gets the ``bias`` of the
+        first tile.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, bias, *, out):
-            """Launch the Triton kernel ``shift``, which writes x + bias to ``out``. Unless ``own`` (argument of
-            ``_shifted``) is true, that is wrong: from column 64 on, the bias of the first 64 columns is added.
+            """Launch the Triton kernel ``shift``, which writes ``x + bias`` to ``out``. If ``own`` (argument of
+            ``_shifted``) is false, the planted defect is that from column 64 on, the ``bias`` of the first 64 columns
+            is added.
             """
             if x.numel():
                 grid = (cdiv(x.shape[0], 16), cdiv(x.shape[1], 64))

@@ -35,13 +35,15 @@ values(
 
 
 def peaked(ns):
-    """Declare the op ``peaked`` in the namespace ``ns`` and return it. Its reference returns x divided by the largest
-    magnitude of its row.
+    """Declare the op ``peaked`` in the namespace ``ns`` and return it. Its reference returns ``x`` divided by the
+    largest magnitude of its row.
     """
 
     @sl.op(f"{ns}::peaked", requires="c >= 1")
     def peaked(x: M) -> M:
-        """Return x divided by the largest magnitude of its row. Kernels of the op are compared with this reference."""
+        """Return ``x`` divided by the largest magnitude of its row. Kernels of the op are compared with this
+        reference.
+        """
         return x / x.abs().amax(1, keepdim=True)
 
     return peaked
@@ -57,14 +59,14 @@ values(
 
 
 def _quantised(ns):
-    """Declare the op ``quantised`` in the namespace ``ns`` and return it. Its reference returns x in int8: 16 * x
-    rounded, plus the zero point ``zero``, clamped to the range of int8.
+    """Declare the op ``quantised`` in the namespace ``ns`` and return it. Its reference returns ``16 * x`` rounded,
+    plus the zero point ``zero``, clamped to the range of int8.
     """
 
     @sl.op(f"{ns}::quantised")
     def quantised(x: Float[Tensor, "n c"], zero: int = 0) -> Int8[Tensor, "n c"]:
-        """Return x in int8: 16 * x rounded, plus the zero point ``zero``, clamped to the range of int8. Kernels of the
-        op are compared with this reference.
+        """Return ``16 * x`` rounded, plus the zero point ``zero``, clamped to the range of int8. Kernels of the op are
+        compared with this reference.
         """
         return (torch.nan_to_num(wide(x) * 16).round().clamp(-1e6, 1e6) + zero).clamp(-128, 127).to(torch.int8)
 
@@ -72,13 +74,13 @@ def _quantised(ns):
 
 
 def _saturated_late(right):
-    """Return a function that registers a kernel of the op ``quantised``. Unless ``right`` is true, that is wrong: the
-    number is clamped before the zero point is added, so that it wraps.
+    """Return a function that registers a kernel of the op ``quantised``. If ``right`` is false, the planted defect is
+    that the number is clamped before the zero point is added, so that it wraps.
     """
 
     def fill(x, zero):
-        """Return x in int8. Unless ``right`` (argument of ``_saturated_late``) is true, that is wrong: a number near
-        the ends of the range wraps around when ``zero`` is added.
+        """Return ``x`` in int8. If ``right`` (argument of ``_saturated_late``) is false, the planted defect is that a
+        number near the ends of the range wraps around when ``zero`` is added.
         """
         y = torch.nan_to_num(wide(x) * 16).round()
         if right:
@@ -99,12 +101,12 @@ values(
 
 def nibbles(ns):
     """Declare the op ``nibbles`` in the namespace ``ns`` and return it. Its reference returns the high four bits of
-    each byte of x as a signed number, times ``scale``.
+    each byte of ``x`` as a signed number, times ``scale``.
     """
 
     @sl.op(f"{ns}::nibbles")
     def nibbles(x: UInt8[Tensor, "n c"], scale: float = 1.0) -> Float32[Tensor, "n c"]:
-        """Return the high four bits of each byte of x as a signed number, times ``scale``. Kernels of the op are
+        """Return the high four bits of each byte of ``x`` as a signed number, times ``scale``. Kernels of the op are
         compared with this reference.
         """
         high = (x >> 4).to(torch.int8)
@@ -177,8 +179,8 @@ def brightest(ns):
 
 
 def _bytes(kind):
-    """Return a function that registers a kernel of the op ``brightest`` in C, which compares elements of the C type
-    ``kind``: ``signed char`` is wrong for bytes above 127.
+    """Return a function that registers a kernel of the op ``brightest`` in C. The kernel compares elements of the C
+    type ``kind``. If that is ``signed char``, the planted defect is that bytes above 127 count as negative.
     """
     return c_kernel(f"""
 int brightest(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -204,13 +206,13 @@ values(
 
 def attended(ns):
     """Declare the op ``attended`` in the namespace ``ns`` and return it. Its reference returns the attention of the
-    queries q over the keys k and values v, computed in a wide dtype.
+    queries ``q`` over the keys ``k`` and values ``v``, computed in a wide dtype.
     """
 
     @sl.op(f"{ns}::attended", requires=("n >= 1", "d >= 1"))
     def attended(q: Float[Tensor, "m d"], k: Float[Tensor, "n d"], v: Float[Tensor, "n e"]) -> Float[Tensor, "m e"]:
-        """Return the attention of the queries q over the keys k and values v, computed in a wide dtype. Kernels of the
-        op are compared with this reference.
+        """Return the attention of the queries ``q`` over the keys ``k`` and values ``v``, computed in a wide dtype.
+        Kernels of the op are compared with this reference.
         """
         scores = wide(q) @ wide(k).T * q.shape[1] ** -0.5
         return (torch.softmax(scores, 1) @ wide(v)).to(v.dtype)
@@ -219,13 +221,13 @@ def attended(ns):
 
 
 def _scores_in_half(early):
-    """Return a function that registers a kernel of the op ``attended``. Unless ``early`` is true, that is wrong: scores
-    are stored in the dtype of q before they are scaled, and overflow in half precision.
+    """Return a function that registers a kernel of the op ``attended``. If ``early`` is false, the planted defect is
+    that scores are stored in the dtype of ``q`` before they are scaled. They overflow in half precision.
     """
 
     def fill(q, k, v, *, out):
-        """Write the attention of q over k and v to ``out``. Unless ``early`` (argument of ``_scores_in_half``) is true,
-        that is wrong: unscaled scores overflow in half precision.
+        """Write the attention of ``q`` over ``k`` and ``v`` to ``out``. If ``early`` (argument of ``_scores_in_half``)
+        is false, the planted defect is that unscaled scores overflow in half precision.
         """
         if early:
             scores = wide(q) * q.shape[1] ** -0.5 @ wide(k).T
@@ -249,13 +251,13 @@ values(
 
 def running(ns):
     """Declare the op ``running`` in the namespace ``ns`` and return it. Its reference returns the cumulative sum of
-    each row of x, kept in a wide dtype.
+    each row of ``x``, kept in a wide dtype.
     """
 
     @sl.op(f"{ns}::running")
     def running(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-        """Return the cumulative sum of each row of x, kept in a wide dtype. Kernels of the op are compared with this
-        reference.
+        """Return the cumulative sum of each row of ``x``, kept in a wide dtype. Kernels of the op are compared with
+        this reference.
         """
         return wide(x).cumsum(1).to(x.dtype)
 
@@ -263,13 +265,13 @@ def running(ns):
 
 
 def _carry(narrow):
-    """Return a function that registers a kernel of the op ``running``, which walks over chunks of 64 columns. Wrong if
-    ``narrow``: the sum carried between chunks is rounded to the dtype of the result.
+    """Return a function that registers a kernel of the op ``running``. The kernel reads chunks of 64 columns. If
+    ``narrow`` is true, the planted defect is that the sum carried between chunks is rounded to the dtype of the result.
     """
 
     def fill(x, *, out):
-        """Write the cumulative sum of each row to ``out``. Wrong if ``narrow`` (argument of ``_carry``): the carry
-        between chunks is rounded, so that errors grow with the length.
+        """Write the cumulative sum of each row to ``out``. If ``narrow`` (argument of ``_carry``) is true, the planted
+        defect is that the carry between chunks is rounded, so that errors grow with the length.
         """
         carry = wide(x).new_zeros(len(x), 1)
         for start in range(0, x.shape[1], 64):
@@ -307,8 +309,8 @@ def looked_up(ns):
 
 
 def _counted(at_most):
-    """Return a function that registers a kernel of the op ``looked_up``, which counts each number up to ``at_most``
-    times. A small ``at_most`` is wrong.
+    """Return a function that registers a kernel of the op ``looked_up``. The kernel counts each number up to
+    ``at_most`` times. If ``at_most`` is small, the planted defect is that further occurrences are not counted.
     """
     return filled(lambda keys, index: (index[:, None] == keys[None]).sum(1).clamp_max(at_most))
 
@@ -323,13 +325,14 @@ values(
 
 
 def _gelu(x):
-    """Return the exact GELU of x."""
+    """Return the exact GELU of ``x``."""
     return torch.nn.functional.gelu(x)
 
 
 def _erf(constant):
-    """Return a function that registers a kernel of the op ``gelu``, which multiplies x by ``constant`` in the error
-    function. The root of 1/2 is right, and seven digits of it are too few for float64.
+    """Return a function that registers a kernel of the op ``gelu``. The kernel multiplies ``x`` by ``constant`` in the
+    error function, which should be the root of 1/2. If it has only seven digits, the planted defect is that results of
+    float64 are not precise.
     """
     return filled(lambda x: (wide(x) * 0.5 * (1 + torch.erf(wide(x) * constant))).to(x.dtype))
 
@@ -344,13 +347,13 @@ promotion(
 
 
 def half_sum(ns):
-    """Declare the op ``half_sum`` in the namespace ``ns`` and return it. Its reference returns the sum of each row of x
-    times ``scale``, computed in float32.
+    """Declare the op ``half_sum`` in the namespace ``ns`` and return it. Its reference returns the sum of each row of
+    ``x`` times ``scale``, computed in float32.
     """
 
     @sl.op(f"{ns}::half_sum")
     def half_sum(x: Float16[Tensor, "n c"], scale: float = 1.0) -> Float16[Tensor, "n"]:
-        """Return the sum of each row of x times ``scale``, computed in float32. Kernels of the op are compared with
+        """Return the sum of each row of ``x`` times ``scale``, computed in float32. Kernels of the op are compared with
         this reference.
         """
         return (x.float() * scale).sum(1).half()
@@ -376,12 +379,12 @@ scalars(
 
 def bucketed(ns):
     """Declare the op ``bucketed`` in the namespace ``ns`` and return it. Its reference returns the number of elements
-    of x in each of ``bins`` classes modulo ``bins``.
+    of ``x`` in each of ``bins`` classes modulo ``bins``.
     """
 
     @sl.op(f"{ns}::bucketed", requires="bins >= 1")
     def bucketed(x: Int64[Tensor, "n"], bins: int = 4) -> Int64[Tensor, "bins"]:
-        """Return the number of elements of x in each of ``bins`` classes modulo ``bins``. Kernels of the op are
+        """Return the number of elements of ``x`` in each of ``bins`` classes modulo ``bins``. Kernels of the op are
         compared with this reference.
         """
         return torch.zeros(bins, dtype=torch.int64).index_add(0, x % bins, torch.ones_like(x))

@@ -16,26 +16,28 @@ layout = partial(add, "layout")
 
 
 def images(ns):
-    """Declare the op ``images`` in the namespace ``ns`` and return it. Its reference returns x + bias, with ``bias``
-    added to each channel.
+    """Declare the op ``images`` in the namespace ``ns`` and return it. Its reference returns ``x + bias``, with
+    ``bias`` added to each channel.
     """
 
     @sl.op(f"{ns}::images")
     def images(x: Float[Tensor, "n c h w"], bias: Float[Tensor, "c"]) -> Float[Tensor, "n c h w"]:
-        """Return x + bias, with ``bias`` added to each channel. Kernels of the op are compared with this reference."""
+        """Return ``x + bias``, with ``bias`` added to each channel. Kernels of the op are compared with this
+        reference.
+        """
         return x + bias[:, None, None]
 
     return images
 
 
 def _pixels(last):
-    """Return a function that registers a kernel of the op ``images`` with a path for channels-last memory. Wrong unless
-    ``last``: that path computes the channel of an element as for channels-first memory.
+    """Return a function that registers a kernel of the op ``images`` with a path for channels-last memory. If ``last``
+    is false, the planted defect is that this path computes the channel of an element as for channels-first memory.
     """
 
     def pixels(x, bias, *, out):
-        """Write x plus the bias of each channel to ``out``. Unless ``last`` (argument of ``_pixels``) is true, that is
-        wrong: channels-last images get the bias of other channels.
+        """Write ``x`` plus the ``bias`` of each channel to ``out``. If ``last`` (argument of ``_pixels``) is false, the
+        planted defect is that channels-last images get the ``bias`` of other channels.
         """
         # An image of one channel is contiguous in both orders, and then both paths agree.
         if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
@@ -60,24 +62,24 @@ layout(
 
 
 def volumes(ns):
-    """Declare the op ``volumes`` in the namespace ``ns`` and return it. Its reference returns 2 * x."""
+    """Declare the op ``volumes`` in the namespace ``ns`` and return it. Its reference returns ``2 * x``."""
 
     @sl.op(f"{ns}::volumes")
     def volumes(x: Float[Tensor, "n c d h w"]) -> Float[Tensor, "n c d h w"]:
-        """Return 2 * x. Kernels of the op are compared with this reference."""
+        """Return ``2 * x``. Kernels of the op are compared with this reference."""
         return x * 2
 
     return volumes
 
 
 def _in_its_order(back):
-    """Return a function that registers a kernel of the op ``volumes``, which computes in the memory order of x. Wrong
-    unless ``back``: the result is handed over as if it had the order of ``out``.
+    """Return a function that registers a kernel of the op ``volumes``. The kernel computes in the memory order of
+    ``x``. If ``back`` is false, the planted defect is that the result is read as if it had the order of ``out``.
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``. Unless ``back`` (argument of ``_in_its_order``) is true, that is wrong: elements of
-        an x that is not contiguous end at other places.
+        """Write ``2 * x`` to ``out``. If ``back`` (argument of ``_in_its_order``) is false, the planted defect is that
+        elements of an ``x`` that is not contiguous end at other places.
         """
         result = torch.empty_like(x).copy_(x * 2)  # strides as x has them
         # The output is contiguous, whatever the order of x.
@@ -96,13 +98,13 @@ layout(
 
 
 def _column_major(packed):
-    """Return a function that registers a kernel of the op ``scaled`` for transposed matrices. Wrong if ``packed``: the
-    distance of columns is taken to be the number of rows.
+    """Return a function that registers a kernel of the op ``scaled`` for transposed matrices. If ``packed`` is true,
+    the planted defect is that the distance of columns is taken to be the number of rows.
     """
 
     def fill(x, scale, *, out):
-        """Write x * scale to ``out``. Wrong if ``packed`` (argument of ``_column_major``): a transposed slice is read
-        as if its columns followed each other.
+        """Write ``x * scale`` to ``out``. If ``packed`` (argument of ``_column_major``) is true, the planted defect is
+        that a transposed slice is read as if its columns followed each other.
         """
         n, c = x.shape
         # With a single row or column, strides say nothing about the order.
@@ -125,8 +127,8 @@ layout(
 
 
 def _strided_copy(offset):
-    """Return a function that registers a kernel of the op ``scaled``, which reads x from the storage offset
-    ``offset(x)``. A constant 0 is wrong for slices.
+    """Return a function that registers a kernel of the op ``scaled``. The kernel reads ``x`` from the storage offset
+    ``offset(x)``. If that is always 0, the planted defect is that slices are read from the start of their storage.
     """
     return filled(lambda x, scale: torch.as_strided(x, x.shape, x.stride(), offset(x)) * scale)
 
@@ -141,7 +143,9 @@ layout(
 
 
 def _packed(x):
-    """Return a view of the memory of x as a contiguous matrix of its shape. Wrong for an x with other strides."""
+    """Return a view of the memory of ``x`` as a contiguous matrix of its shape. The planted defect is that elements are
+    in other places if ``x`` is not contiguous.
+    """
     return torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset())
 
 
@@ -155,7 +159,7 @@ layout(
 
 
 def _borrowed(x, y):
-    """Return x + y. Wrong if the strides differ: y is read with the strides of x."""
+    """Return ``x + y``. The planted defect is that, if the strides differ, ``y`` is read with the strides of ``x``."""
     return x + torch.as_strided(y, y.shape, x.stride(), y.storage_offset())
 
 
@@ -169,13 +173,13 @@ layout(
 
 
 def _stride_zero(by_dim):
-    """Return a function that registers a kernel of the op ``doubled`` with a short cut for expanded rows. Wrong unless
-    ``by_dim``: any stride of zero counts, also that of expanded columns.
+    """Return a function that registers a kernel of the op ``doubled`` with a short cut for expanded rows. If ``by_dim``
+    is false, the planted defect is that it is taken for any stride of zero, also that of expanded columns.
     """
 
     def fill(x):
-        """Return 2 * x. Unless ``by_dim`` (argument of ``_stride_zero``) is true, that is wrong: for expanded columns
-        the first row is returned in all rows.
+        """Return ``2 * x``. If ``by_dim`` (argument of ``_stride_zero``) is false, the planted defect is that for
+        expanded columns the first row is returned in all rows.
         """
         # An expanded dim has a stride of zero.
         if 0 in x.stride() and x.numel():
@@ -195,13 +199,13 @@ layout(
 
 
 def _as_one_run(exact):
-    """Return a function that registers a kernel of the op ``doubled`` that reads rows without gaps as one run of
-    memory. Unless ``exact`` is true, that is wrong: overlapping rows are read so as well.
+    """Return a function that registers a kernel of the op ``doubled``. The kernel reads rows without gaps as one run of
+    memory. If ``exact`` is false, the planted defect is that it reads overlapping rows in this way as well.
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``. Unless ``exact`` (argument of ``_as_one_run``) is true, that is wrong: rows that
-        overlap in memory are read as if they followed each other.
+        """Write ``2 * x`` to ``out``. If ``exact`` (argument of ``_as_one_run``) is false, the planted defect is that
+        rows that overlap in memory are read as if they followed each other.
         """
         n, c = x.shape
         if x.numel() and x.stride(1) == 1 and (x.stride(0) == c if exact else x.stride(0) <= c):
@@ -230,25 +234,25 @@ layout(
 
 def batched(ns):
     """Declare the op ``batched`` in the namespace ``ns`` and return it. Its reference returns the sum of each row of
-    each matrix of x.
+    each matrix of ``x``.
     """
 
     @sl.op(f"{ns}::batched")
     def batched(x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n"]:
-        """Return the sum of each row of each matrix of x. Kernels of the op are compared with this reference."""
+        """Return the sum of each row of each matrix of ``x``. Kernels of the op are compared with this reference."""
         return x.sum(2)
 
     return batched
 
 
 def _batch_stride(own):
-    """Return a function that registers a kernel of the op ``batched``. Unless ``own`` is true, that is wrong: the
-    distance of matrices is taken to be rows times columns.
+    """Return a function that registers a kernel of the op ``batched``. If ``own`` is false, the planted defect is that
+    the distance of matrices is taken to be rows times columns.
     """
 
     def fill(x):
-        """Return the sum over the last dim of x. Unless ``own`` (argument of ``_batch_stride``) is true, that is wrong:
-        a slice of a batch is read as if its matrices followed each other.
+        """Return the sum over the last dim of ``x``. If ``own`` (argument of ``_batch_stride``) is false, the planted
+        defect is that a slice of a batch is read as if its matrices followed each other.
         """
         b, n, c = x.shape
         strides = (x.stride(0) if own else n * c, x.stride(1), x.stride(2))
@@ -267,24 +271,24 @@ layout(
 
 
 def heads(ns):
-    """Declare the op ``heads`` in the namespace ``ns`` and return it. Its reference returns 2 * x."""
+    """Declare the op ``heads`` in the namespace ``ns`` and return it. Its reference returns ``2 * x``."""
 
     @sl.op(f"{ns}::heads")
     def heads(x: Float[Tensor, "b s h d"]) -> Float[Tensor, "b s h d"]:
-        """Return 2 * x. Kernels of the op are compared with this reference."""
+        """Return ``2 * x``. Kernels of the op are compared with this reference."""
         return x * 2
 
     return heads
 
 
 def _outer_and_inner(exact):
-    """Return a function that registers a kernel of the op ``heads`` with a path for contiguous memory. Wrong unless
-    ``exact``: contiguity is tested by the first and the last stride.
+    """Return a function that registers a kernel of the op ``heads`` with a path for contiguous memory. If ``exact`` is
+    false, the planted defect is that contiguity is tested by the first and the last stride.
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``. Unless ``exact`` (argument of ``_outer_and_inner``) is true, that is wrong: an x with
-        its middle dims transposed is read as contiguous.
+        """Write ``2 * x`` to ``out``. If ``exact`` (argument of ``_outer_and_inner``) is false, the planted defect is
+        that an ``x`` with its middle dims transposed is read as contiguous.
         """
         packed = x.stride(3) == 1 and x.stride(0) == x[0].numel() if x.numel() else False
         if x.is_contiguous() if exact else packed:
@@ -305,13 +309,14 @@ layout(
 
 
 def _gap_means_turned(checked):
-    """Return a function that registers a kernel of the op ``row_sum`` with a path for transposed matrices. Wrong unless
-    ``checked``: each matrix with an inner stride other than 1 is taken for one.
+    """Return a function that registers a kernel of the op ``row_sum`` with a path for transposed matrices. If
+    ``checked`` is false, the planted defect is that any matrix with an inner stride other than 1 is taken for a
+    transposed one.
     """
 
     def fill(x):
-        """Return the sum of each row. Unless ``checked`` (argument of ``_gap_means_turned``) is true, that is wrong: a
-        matrix of every second column is read as a transposed one.
+        """Return the sum of each row. If ``checked`` (argument of ``_gap_means_turned``) is false, the planted defect
+        is that a matrix of every second column is read as a transposed one.
         """
         n, c = x.shape
         if x.stride(1) != 1 and (not checked or x.T.is_contiguous()) and x.numel():
@@ -331,8 +336,8 @@ layout(
 
 
 def _update_copy(table, x):
-    """Add x to a contiguous copy of ``table``. Wrong if ``table`` is not contiguous: the table itself stays as
-    it was.
+    """Add ``x`` to a contiguous copy of ``table``. The planted defect is that ``table`` itself is not changed if it is
+    not contiguous.
     """
     table.contiguous().add_(x)
 
@@ -347,19 +352,19 @@ layout(
 
 
 def picked(ns):
-    """Declare the op ``picked`` in the namespace ``ns`` and return it. Its reference returns a copy of x."""
+    """Declare the op ``picked`` in the namespace ``ns`` and return it. Its reference returns a copy of ``x``."""
 
     @sl.op(f"{ns}::picked")
     def picked(x: Int8[Tensor, "n c"]) -> Int8[Tensor, "n c"]:
-        """Return a copy of x. Kernels of the op are compared with this reference."""
+        """Return a copy of ``x``. Kernels of the op are compared with this reference."""
         return x.clone()
 
     return picked
 
 
 def _copy(kind):
-    """Return a function that registers a kernel of the op ``picked`` in C, which copies x and computes offsets in the C
-    type ``kind``: ``int`` is wrong for elements that lie more than two gigabytes away.
+    """Return a function that registers a kernel of the op ``picked`` in C. The kernel copies ``x`` and computes offsets
+    in the C type ``kind``. If that is ``int``, the planted defect is that offsets of more than two gigabytes wrap.
     """
     return c_kernel(
         f"""
@@ -378,7 +383,9 @@ int picked(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
 
 
 def _spread_out():
-    """Return one argument: a matrix of 2 by 4 bytes, whose columns lie a gigabyte apart in reserved memory."""
+    """Return one argument, a matrix of 2 by 4 bytes whose columns lie a gigabyte apart in reserved memory, as a
+    tuple.
+    """
     step = 1 << 30
     memory = torch.empty(3 * step + 8, dtype=torch.int8)  # reserved, hardly touched
     for j in range(4):
@@ -398,19 +405,20 @@ layout(
 
 
 def doubled32(ns):
-    """Declare the op ``doubled32`` in the namespace ``ns`` and return it. Its reference returns 2 * x."""
+    """Declare the op ``doubled32`` in the namespace ``ns`` and return it. Its reference returns ``2 * x``."""
 
     @sl.op(f"{ns}::doubled32")
     def doubled32(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n c"]:
-        """Return 2 * x. Kernels of the op are compared with this reference."""
+        """Return ``2 * x``. Kernels of the op are compared with this reference."""
         return x * 2
 
     return doubled32
 
 
 def _rows(stride):
-    """Return a function that registers a C kernel of the op ``doubled32``. It takes the rows of its input to lie
-    ``stride`` elements apart, which is an expression in C: the number of columns is wrong there for sliced rows.
+    """Return a function that registers a C kernel of the op ``doubled32``. The kernel reads the rows of ``x`` at
+    distances of ``stride`` elements, which is an expression in C. If that is the number of columns, the planted defect
+    is that sliced rows are read at wrong places.
     """
     return c_kernel(
         f"""
@@ -436,8 +444,9 @@ layout(
 
 
 def _aligned(rounding):
-    """Return a function that registers a kernel of the op ``doubled32`` in C, which clears the bits ``rounding`` of the
-    address of x. All but ``0`` are wrong for views.
+    """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel clears the bits ``rounding``
+    of the address of ``x``. If ``rounding`` is not ``0``, the planted defect is that views are read from an earlier
+    address.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -458,20 +467,22 @@ layout(
 
 
 def any_rank(ns):
-    """Declare the op ``any_rank`` in the namespace ``ns`` and return it. Its reference returns x * weight along the
-    last dim of x.
+    """Declare the op ``any_rank`` in the namespace ``ns`` and return it. Its reference returns ``x * weight`` along the
+    last dim of ``x``.
     """
 
     @sl.op(f"{ns}::any_rank")
     def any_rank(x: Float[Tensor, "*batch c"], weight: Float[Tensor, "c"]) -> Float[Tensor, "*batch c"]:
-        """Return x * weight along the last dim of x. Kernels of the op are compared with this reference."""
+        """Return ``x * weight`` along the last dim of ``x``. Kernels of the op are compared with this reference."""
         return x * weight
 
     return any_rank
 
 
 def _flattened(x, weight, *, out):
-    """Write x * weight to ``out``. Wrong for three dims: ``weight`` is multiplied along the second dim."""
+    """Write ``x * weight`` to ``out``. The planted defect is that, for three dims, ``weight`` is multiplied along the
+    second dim.
+    """
     rows = x.reshape(x.shape[0], -1, x.shape[-1]) if x.dim() > 2 else x
     out.copy_((rows * weight[: x.shape[-1]]).view(out.shape) if x.dim() != 3 else x * weight[: x.shape[1]][:, None])
 

@@ -16,13 +16,13 @@ lists = partial(add, "lists")
 
 
 def summed(ns):
-    """Declare the op ``summed`` in the namespace ``ns`` and return it. Its reference returns the sum of x and the
+    """Declare the op ``summed`` in the namespace ``ns`` and return it. Its reference returns the sum of ``x`` and the
     tensors of the list ``more``.
     """
 
     @sl.op(f"{ns}::summed")
     def summed(x: M, more: list[M]) -> M:
-        """Return the sum of x and the tensors of the list ``more``. Kernels of the op are compared with this
+        """Return the sum of ``x`` and the tensors of the list ``more``. Kernels of the op are compared with this
         reference.
         """
         return sum(more, x)
@@ -31,12 +31,14 @@ def summed(ns):
 
 
 def _all_terms(x, more):
-    """Return the sum of x and the tensors of ``more``, kept in a wide dtype. This is the sound kernel."""
+    """Return the sum of ``x`` and the tensors of ``more``, kept in a wide dtype. This is the sound kernel."""
     return sum((wide(t) for t in more), wide(x))
 
 
 def _stacked(x, more):
-    """Return the sum of x and the tensors of ``more``. Wrong for an empty list: ``torch.stack`` raises."""
+    """Return the sum of ``x`` and the tensors of ``more``. The planted defect is that, for an empty list,
+    ``torch.stack`` raises.
+    """
     return x + torch.stack(list(more)).sum(0)
 
 
@@ -50,7 +52,9 @@ lists(
 
 
 def _in_pairs(x, more):
-    """Return the sum of x and the tensors of ``more``. Wrong for an odd number: the last tensor is left out."""
+    """Return the sum of ``x`` and the tensors of ``more``. The planted defect is that, for an odd number, the last
+    tensor is left out.
+    """
     return sum((a + b for a, b in zip(more[::2], more[1::2], strict=False)), x)
 
 
@@ -64,8 +68,8 @@ lists(
 
 
 def _up_to_two(x, more):
-    """Return the sum of x and the tensors of ``more``. Wrong for three and more: only the first and the last
-    are added.
+    """Return the sum of ``x`` and the tensors of ``more``. The planted defect is that, for three and more, only the
+    first and the last are added.
     """
     return (x, x + more[0], x + more[0] + more[-1])[min(len(more), 2)] if more else x
 
@@ -80,7 +84,9 @@ lists(
 
 
 def _without_repeats(x, more):
-    """Return the sum of x and the tensors of ``more``. Wrong if a tensor occurs twice in the list: it is added once."""
+    """Return the sum of ``x`` and the tensors of ``more``. The planted defect is that, if a tensor occurs twice in the
+    list, it is added once.
+    """
     # A dict keeps one tensor for each address.
     return sum({t.data_ptr(): t for t in more}.values(), x)
 
@@ -95,7 +101,9 @@ lists(
 
 
 def _one_only(x, more):
-    """Return the sum of x and the tensors of ``more``. Wrong for a list of one: that tensor is returned without x."""
+    """Return the sum of ``x`` and the tensors of ``more``. The planted defect is that, for a list of one, that tensor
+    is returned without ``x``.
+    """
     return more[0] if len(more) == 1 else sum(more, x)
 
 
@@ -109,14 +117,14 @@ lists(
 
 
 def counts(ns):
-    """Declare the op ``counts`` in the namespace ``ns`` and return it. Its reference returns x plus the sum of all
+    """Declare the op ``counts`` in the namespace ``ns`` and return it. Its reference returns ``x`` plus the sum of all
     elements of all tensors of the list ``parts``.
     """
 
     @sl.op(f"{ns}::counts")
     def counts(x: V, parts: list[Float[Tensor, "_"]]) -> V:
-        """Return x plus the sum of all elements of all tensors of the list ``parts``. Kernels of the op are compared
-        with this reference.
+        """Return ``x`` plus the sum of all elements of all tensors of the list ``parts``. Kernels of the op are
+        compared with this reference.
         """
         return sum((p.sum() for p in parts), x)
 
@@ -124,8 +132,8 @@ def counts(ns):
 
 
 def _as_the_first(x, parts):
-    """Return x plus the sum of all elements of ``parts``. Wrong for parts longer than the first: elements past its
-    length are left out.
+    """Return ``x`` plus the sum of all elements of ``parts``. The planted defect is that, for parts longer than the
+    first, elements past its length are left out.
     """
     return sum((p[: len(parts[0])].sum() for p in parts), x)
 
@@ -140,13 +148,13 @@ lists(
 
 
 def affine(ns):
-    """Declare the op ``affine`` in the namespace ``ns`` and return it. Its reference returns x * weight + bias, of
-    which an absent ``weight`` or ``bias`` is left out.
+    """Declare the op ``affine`` in the namespace ``ns`` and return it. Its reference returns ``x * weight + bias``,
+    where an absent ``weight`` or ``bias`` is left out.
     """
 
     @sl.op(f"{ns}::affine")
     def affine(x: M, weight: Float[Tensor, "c"] | None = None, bias: Float[Tensor, "c"] | None = None) -> M:
-        """Return x * weight + bias, of which an absent ``weight`` or ``bias`` is left out. Kernels of the op are
+        """Return ``x * weight + bias``, where an absent ``weight`` or ``bias`` is left out. Kernels of the op are
         compared with this reference.
         """
         x = x if weight is None else x * weight
@@ -156,13 +164,13 @@ def affine(ns):
 
 
 def _affine(nested):
-    """Return a function that registers a kernel of the op ``affine``. Wrong if ``nested``: the bias is added only where
-    there is a weight.
+    """Return a function that registers a kernel of the op ``affine``. If ``nested`` is true, the planted defect is that
+    ``bias`` is added only if there is a ``weight``.
     """
 
     def fill(x, weight, bias):
-        """Return x * weight + bias without what is None. Wrong if ``nested`` (argument of ``_affine``): without a
-        weight the bias is left out as well.
+        """Return ``x * weight + bias``, where an absent ``weight`` or ``bias`` is left out. If ``nested`` (argument of
+        ``_affine``) is true, the planted defect is that ``bias`` is added only if there is a ``weight``.
         """
         if weight is None:
             return x if nested or bias is None else x + bias
@@ -181,21 +189,21 @@ lists(
 
 
 def shifted32(ns):
-    """Declare the op ``shifted32`` in the namespace ``ns`` and return it. Its reference returns x + bias, or x without
-    a bias.
+    """Declare the op ``shifted32`` in the namespace ``ns`` and return it. Its reference returns ``x + bias``, or ``x``
+    if ``bias`` is None.
     """
 
     @sl.op(f"{ns}::shifted32")
     def shifted32(x: Float32[Tensor, "n"], bias: Float32[Tensor, "n"] | None = None) -> Float32[Tensor, "n"]:
-        """Return x + bias, or x without a bias. Kernels of the op are compared with this reference."""
+        """Return ``x + bias``, or ``x`` if ``bias`` is None. Kernels of the op are compared with this reference."""
         return x if bias is None else x + bias
 
     return shifted32
 
 
 def _absent(value):
-    """Return a function that registers a kernel of the op ``shifted32`` in C, which adds the C number ``value`` where
-    there is no bias. All but zero are wrong.
+    """Return a function that registers a kernel of the op ``shifted32`` in C. The kernel adds the C number ``value`` if
+    there is no ``bias``. If ``value`` is not zero, that is the planted defect.
     """
     return c_kernel(f"""
 int shifted32(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, DLTensor* out) {{

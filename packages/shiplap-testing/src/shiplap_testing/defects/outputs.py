@@ -15,12 +15,12 @@ outputs = partial(add, "outputs")
 
 
 def _doubling(x, *, out):
-    """Write 2 * x to ``out``. This is the sound kernel."""
+    """Write ``2 * x`` to ``out``. This is the sound kernel."""
     torch.mul(x, 2, out=out)
 
 
 def _into_a_slice(op):
-    """Whether ``op.out`` (``doubled``) fills a slice of a larger tensor and leaves the rest of that tensor
+    """Return whether ``op.out`` (``doubled``) fills a slice of a larger tensor and leaves the rest of that tensor
     unchanged.
     """
     # Seven is in none of the results, so that each element that was written to shows.
@@ -30,7 +30,9 @@ def _into_a_slice(op):
 
 
 def _from_the_start(x, *, out):
-    """Write 2 * x to the start of the storage of ``out``. Wrong if ``out`` is a slice of a larger tensor."""
+    """Write ``2 * x`` to the start of the storage of ``out``. The planted defect is that this is a wrong place if
+    ``out`` is a slice of a larger tensor.
+    """
     torch.as_strided(out, out.shape, out.stride(), 0).copy_(x * 2)
 
 
@@ -44,7 +46,9 @@ outputs(
 
 
 def _clearing_storage(x, *, out):
-    """Write 2 * x to ``out``. Wrong if ``out`` is a slice: the whole storage is cleared first."""
+    """Write ``2 * x`` to ``out``. The planted defect is that, if ``out`` is a slice, the whole storage is cleared
+    first.
+    """
     # The storage of a slice is that of the whole tensor.
     out.untyped_storage().fill_(0)
     out.add_(x, alpha=2)
@@ -60,7 +64,7 @@ outputs(
 
 
 def _into_used_memory(op):
-    """Whether ``op.out`` agrees with the reference for an output that was filled with 7 before."""
+    """Return whether ``op.out`` agrees with the reference for an output that was filled with 7 before."""
     # Fresh memory is mostly zero, which would hide what the kernel does not write.
     x, out = randn(2, 3), torch.full((2, 3), 7.0)
     return close(op.out(x, out=out), op.reference(x))
@@ -76,26 +80,26 @@ outputs(
 
 
 def positive(ns):
-    """Declare the op ``positive`` in the namespace ``ns`` and return it. Its reference returns x where it is positive,
-    and zero elsewhere.
+    """Declare the op ``positive`` in the namespace ``ns`` and return it. Its reference returns ``x`` where it is
+    positive, and zero elsewhere.
     """
 
     @sl.op(f"{ns}::positive")
     def positive(x: M) -> M:
-        """Return x where it is positive, and zero elsewhere. Kernels of the op are compared with this reference."""
+        """Return ``x`` where it is positive, and zero elsewhere. Kernels of the op are compared with this reference."""
         return torch.where(x > 0, x, 0)
 
     return positive
 
 
 def _where_positive(clear):
-    """Return a function that registers a kernel of the op ``positive``, which writes positive elements only. Wrong
-    unless ``clear``: other elements of the output are not set to zero.
+    """Return a function that registers a kernel of the op ``positive``. The kernel writes positive elements only. If
+    ``clear`` is false, the planted defect is that other elements of the output are not set to zero.
     """
 
     def fill(x, *, out):
-        """Write the positive elements of x to ``out``. Unless ``clear`` (argument of ``_where_positive``) is true, that
-        is wrong: elsewhere ``out`` keeps its earlier content.
+        """Write the positive elements of ``x`` to ``out``. If ``clear`` (argument of ``_where_positive``) is false, the
+        planted defect is that the other elements of ``out`` are not set to zero.
         """
         if clear:
             out.zero_()
@@ -114,18 +118,18 @@ outputs(
 
 
 def _pools(fake_rounds_up, real_rounds_up):
-    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator, which sums neighbouring
-    pairs. Wrong with ``fake_rounds_up`` or ``real_rounds_up``: the fake or the kernel has one sum more than declared
-    for odd lengths.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator that sums neighbouring
+    pairs. If ``fake_rounds_up`` or ``real_rounds_up`` is true, the planted defect is that the fake or the
+    implementation has one sum too many for odd lengths.
     """
 
     def count(n, up):
-        """Return half of ``n``, rounded up if ``up`` and down otherwise."""
+        """Return half of ``n``, rounded up if ``up`` is true and down otherwise."""
         return (n + 1) // 2 if up else n // 2
 
     def real(x):
-        """Return the sums of neighbouring pairs of x. Wrong with ``real_rounds_up`` (argument of ``_pools``): an odd
-        length has one sum more than declared.
+        """Return the sums of neighbouring pairs of ``x``. If ``real_rounds_up`` (argument of ``_pools``) is true, the
+        planted defect is that an odd length has one sum more than declared.
         """
         n = count(x.shape[0], real_rounds_up)
         # Padded by one, so that an odd length has a last pair.
@@ -138,8 +142,8 @@ def _pools(fake_rounds_up, real_rounds_up):
         library = foreign(ns, "pools(Tensor x) -> Tensor", real, "CompositeExplicitAutograd")
 
         def fake(x):
-            """Return an empty result. Wrong with ``fake_rounds_up`` (argument of ``_pools``): it is one element too
-            long for odd lengths.
+            """Return an empty result for the fake. If ``fake_rounds_up`` (argument of ``_pools``) is true, the planted
+            defect is that it is one element too long for odd lengths.
             """
             return x.new_empty(count(x.shape[0], fake_rounds_up))
 
@@ -147,8 +151,8 @@ def _pools(fake_rounds_up, real_rounds_up):
 
         @sl.adopt(f"{ns}::pools", dims={"m": "n // 2"})
         def pools(x: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:
-            """Return the sums of neighbouring pairs, without the last of an odd number. Results of the foreign operator
-            are compared with this reference.
+            """Return the sums of neighbouring pairs, where the last of an odd number of elements is left out. Results
+            of the adopted operator are compared with this reference.
             """
             return x[: len(x) // 2 * 2].view(-1, 2).sum(1)
 
@@ -158,13 +162,13 @@ def _pools(fake_rounds_up, real_rounds_up):
 
 
 def _fake_agrees(*args):
-    """Return a check of an op, which is true if fake, result and reference agree in shape for ``args``, and fake and
-    result in strides and dtype.
+    """Return a function that takes an op and compares its results for ``args``. It returns whether the fake, the result
+    and the reference agree in shape, and the fake and the result in strides and dtype.
     """
 
     def agrees(op):
-        """Whether the result of ``op`` on ``args`` (argument of ``_fake_agrees``) has the shape, strides and dtype of
-        its fake, and the shape of the reference's result.
+        """Return whether the result of ``op`` on ``args`` (argument of ``_fake_agrees``) has the shape, strides and
+        dtype of its fake, and the shape of the reference's result.
         """
         from torch._subclasses import FakeTensorMode
 
@@ -194,8 +198,8 @@ outputs(
 
 
 def _flips(real, fake):
-    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator of integers with the
-    implementation ``real`` and the fake ``fake``. Its result should be x + 1.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator. ``real`` is its
+    implementation and ``fake`` its fake. A sound operator returns ``x + 1`` for integers.
     """
 
     def make(ns):
@@ -205,7 +209,7 @@ def _flips(real, fake):
 
         @sl.adopt(f"{ns}::flips")
         def flips(x: Int64[Tensor, "n c"]) -> Int64[Tensor, "n c"]:
-            """Return x + 1. Results of the foreign operator are compared with this reference."""
+            """Return ``x + 1``. Results of the adopted operator are compared with this reference."""
             return x + 1
 
         return flips
@@ -214,7 +218,7 @@ def _flips(real, fake):
 
 
 def _fresh(x):
-    """Return a contiguous, uninitialised tensor with the shape and dtype of x."""
+    """Return a contiguous, uninitialised tensor with the shape and dtype of ``x``."""
     return x.new_empty(x.shape)
 
 
@@ -235,8 +239,8 @@ outputs(
 
 
 def _powers(default):
-    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator, whose schema has the default
-    ``default`` for k. The declared default is 2, and another one is wrong.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator whose schema has the
+    default ``default`` for ``k``. If that is not 2, the planted defect is that it differs from the declared default.
     """
 
     def make(ns):
@@ -245,7 +249,7 @@ def _powers(default):
 
         @sl.adopt(f"{ns}::scales")
         def scales(x: Int64[Tensor, "n"], k: int = 2) -> Int64[Tensor, "n"]:
-            """Return x * k. Results of the foreign operator are compared with this reference."""
+            """Return ``x * k``. Results of the adopted operator are compared with this reference."""
             return x * k
 
         return scales
@@ -263,7 +267,7 @@ outputs(
 
 
 def _sorted_distinct(x):
-    """Return the distinct numbers of x in ascending order. This is the sound kernel of ``distinct``."""
+    """Return the distinct numbers of ``x`` in ascending order. This is the sound kernel of ``distinct``."""
     return torch.unique(x)
 
 
@@ -277,8 +281,8 @@ outputs(
 
 
 def _neighbours(x):
-    """Return x without repeats of neighbours. Wrong for unsorted numbers: a number that comes back is returned
-    again.
+    """Return ``x`` without repeats of neighbours. The planted defect is that, for unsorted numbers, a number that comes
+    back is returned again.
     """
     return torch.unique_consecutive(x)
 
@@ -293,7 +297,9 @@ outputs(
 
 
 def _padded(x):
-    """Return the distinct numbers of x. Wrong if numbers repeat: zeros follow up to the length of x."""
+    """Return the distinct numbers of ``x``. The planted defect is that, if numbers repeat, zeros follow up to the
+    length of ``x``.
+    """
     values = torch.unique(x)
     return torch.cat([values, values.new_zeros(len(x) - len(values))])
 
@@ -308,20 +314,22 @@ outputs(
 
 
 def above(ns):
-    """Declare the op ``above`` in the namespace ``ns`` and return it. Its reference returns the elements of x above
+    """Declare the op ``above`` in the namespace ``ns`` and return it. Its reference returns the elements of ``x`` above
     ``limit``.
     """
 
     @sl.op(f"{ns}::above", bounds={"m": "n"})
     def above(x: V, limit: float = 0.0) -> Float[Tensor, "m"]:
-        """Return the elements of x above ``limit``. Kernels of the op are compared with this reference."""
+        """Return the elements of ``x`` above ``limit``. Kernels of the op are compared with this reference."""
         return x[x > limit]
 
     return above
 
 
 def _from_first(x, limit):
-    """Return the elements of x above ``limit``. Wrong if there are none: an ``IndexError`` is raised."""
+    """Return the elements of ``x`` above ``limit``. The planted defect is that an ``IndexError`` is raised if there are
+    none.
+    """
     rows = (x > limit).nonzero()[:, 0]
     first = int(rows[0])  # raises where there is none
     return x[first:][x[first:] > limit]
@@ -337,13 +345,13 @@ outputs(
 
 
 def normalised(ns):
-    """Declare the op ``normalised`` in the namespace ``ns`` and return it. Its reference returns x divided by one plus
-    the largest magnitude of its row.
+    """Declare the op ``normalised`` in the namespace ``ns`` and return it. Its reference returns ``x`` divided by one
+    plus the largest magnitude of its row.
     """
 
     @sl.op(f"{ns}::normalised", requires="c >= 1")
     def normalised(x: M) -> M:
-        """Return x divided by one plus the largest magnitude of its row. Kernels of the op are compared with this
+        """Return ``x`` divided by one plus the largest magnitude of its row. Kernels of the op are compared with this
         reference.
         """
         return x / (1 + x.abs().amax(1, keepdim=True))
@@ -352,12 +360,13 @@ def normalised(ns):
 
 
 def _in_workspace(bytes_):
-    """Return a function that registers a kernel of the op ``normalised``, which keeps one number for each row in a
-    workspace of ``bytes_``, an expression of sizes. Four bytes a row are too few for float64.
+    """Return a function that registers a kernel of the op ``normalised``. The kernel keeps one number for each row in a
+    workspace of ``bytes_``, an expression of sizes. If that is four bytes a row, the planted defect is that the
+    workspace is too small for float64.
     """
 
     def fill(x, *, out, workspace):
-        """Write x divided by one plus the largest magnitude of its row to ``out``, with the magnitudes in
+        """Write ``x`` divided by one plus the largest magnitude of its row to ``out``, with the magnitudes in
         ``workspace``.
         """
         top = workspace.view(x.dtype)[: x.shape[0]]
@@ -378,13 +387,13 @@ outputs(
 
 def halved(ns):
     """Declare the op ``halved`` in the namespace ``ns`` and return it. Its reference returns the maximum of each window
-    of ``k`` neighbouring elements of x.
+    of ``k`` neighbouring elements of ``x``.
     """
 
     @sl.op(f"{ns}::halved", dims={"m": "n - k + 1"}, requires=("k >= 1", "k <= n"))
     def halved(x: V, k: int = 2) -> Float[Tensor, "m"]:
-        """Return the maximum of each window of ``k`` neighbouring elements of x. Kernels of the op are compared with
-        this reference.
+        """Return the maximum of each window of ``k`` neighbouring elements of ``x``. Kernels of the op are compared
+        with this reference.
         """
         return x.unfold(0, k, 1).amax(1)
 
@@ -392,13 +401,13 @@ def halved(ns):
 
 
 def _sliding(first):
-    """Return a function that registers a kernel of the op ``halved``. Unless ``first`` is true, that is wrong: the
-    first window lacks its last element.
+    """Return a function that registers a kernel of the op ``halved``. If ``first`` is false, the planted defect is that
+    the first window lacks its last element.
     """
 
     def fill(x, k, *, out):
-        """Write the maximum of each window of ``k`` elements to ``out``. Unless ``first`` (argument of
-        ``_sliding``) is true, that is wrong: the first maximum is that of k - 1 elements.
+        """Write the maximum of each window of ``k`` elements to ``out``. If ``first`` (argument of ``_sliding``) is
+        false, the planted defect is that the first maximum is that of ``k - 1`` elements.
         """
         out.copy_(x.unfold(0, k, 1).amax(1))
         if not first:

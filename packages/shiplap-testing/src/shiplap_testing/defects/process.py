@@ -19,18 +19,18 @@ process = partial(add, "process", breaks=True)
 
 
 def _doubling(x, *, out):
-    """Write 2 * x to ``out``. This is the sound kernel."""
+    """Write ``2 * x`` to ``out``. This is the sound kernel."""
     torch.mul(x, 2, out=out)
 
 
 def _twice(make):
-    """Return a check of an op, which is true if its result for ``make()`` is twice that tensor."""
+    """Return a function that takes an op and returns whether its result for ``make()`` is twice that tensor."""
     return lambda op: close(op(x := make()), x * 2)
 
 
 def _first_byte(x, *, out):
-    """Write the sum of each column to ``out``. Wrong for a tensor without elements: reading its null pointer ends the
-    process.
+    """Write the sum of each column to ``out``. The planted defect is that, for a tensor without elements, a null
+    pointer is read, which ends the process.
     """
     # The address of a tensor without elements is null.
     ctypes.memmove(ctypes.create_string_buffer(1), x.data_ptr(), 1)
@@ -47,7 +47,7 @@ process(
 
 
 def _giving_up(x, *, out):
-    """Write 2 * x to ``out``. Wrong for NaN: the process ends with status 1."""
+    """Write ``2 * x`` to ``out``. The planted defect is that, for NaN, the process ends with status 1."""
     if x.isnan().any():
         print("doubled: NaN in input", flush=True)
         # Not sys.exit, which Python code could catch.
@@ -66,25 +66,25 @@ process(
 
 def rooted(ns):
     """Declare the op ``rooted`` in the namespace ``ns`` and return it. Its reference returns the square root of the
-    magnitude of x.
+    magnitude of ``x``.
     """
 
     @sl.op(f"{ns}::rooted")
     def rooted(x: V) -> V:
-        """Return the square root of the magnitude of x. Kernels of the op are compared with this reference."""
+        """Return the square root of the magnitude of ``x``. Kernels of the op are compared with this reference."""
         return torch.sqrt(x.abs())
 
     return rooted
 
 
 def _newton(limit):
-    """Return a function that registers a kernel of the op ``rooted`` by Newton's iteration, of ``limit`` steps at most.
-    An infinite limit is wrong for NaN and infinities, which never converge.
+    """Return a function that registers a kernel of the op ``rooted``. The kernel makes at most ``limit`` steps of
+    Newton's iteration. If ``limit`` is infinite, the planted defect is that it never ends for NaN and infinities.
     """
 
     def fill(x, *, out):
-        """Write the square root of the magnitude of x to ``out``. Wrong for an infinite ``limit`` (argument of
-        ``_newton``): NaN and infinities make the loop endless.
+        """Write the square root of the magnitude of ``x`` to ``out``. If ``limit`` (argument of ``_newton``) is
+        infinite, the planted defect is that the loop never ends for NaN and infinities.
         """
         y = wide(x).abs()
         root, steps = torch.where(y > 1, y, 1).clone(), 0
@@ -106,20 +106,21 @@ process(
 
 
 def _nested_tasks(inline):
-    """Return a function that registers a CPU kernel with the op ``doubled``, which halves more than 256 rows into tasks
-    for a pool of one worker. Unless ``inline`` is true, that is wrong: a task waits for a second task, which never
-    begins.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel halves more than 256 rows into
+    tasks for a pool of one worker. If ``inline`` is false, the planted defect is that a task waits for a second task,
+    which never begins.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which halves more than 256 rows into tasks for a pool of one
-        worker. Unless ``inline`` (argument of ``_nested_tasks``) is true, that is wrong: a task waits for a second
-        task, which never begins.
+        """Register the CPU kernel ``forward`` with ``op``. It halves more than 256 rows into tasks for a pool of one
+        worker. If ``inline`` (argument of ``_nested_tasks``) is false, the planted defect is that a task waits for a
+        second task, which never begins.
         """
 
         def work(pool, x, out):
-            """Write 2 * x to ``out``, by halves if there are more than 256 rows. Unless ``inline`` (argument of
-            ``_nested_tasks``) is true, that is wrong: the second half is submitted to the pool and waited for.
+            """Write ``2 * x`` to ``out``, by halves if there are more than 256 rows. If ``inline`` (argument of
+            ``_nested_tasks``) is false, the planted defect is that the second half waits for a place in ``pool``, which
+            has only one worker.
             """
             if x.shape[0] <= 256:
                 with torch.inference_mode():  # another thread has modes of its own
@@ -134,8 +135,8 @@ def _nested_tasks(inline):
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out`` by a task in a pool of one worker. Unless ``inline`` (argument of
-            ``_nested_tasks``) is true, that is wrong: it hangs from 257 rows on.
+            """Write ``2 * x`` to ``out`` by a task in a pool of one worker. If ``inline`` (argument of
+            ``_nested_tasks``) is false, the planted defect is that it hangs from 257 rows on.
             """
             # One worker only: a task that waits for another one blocks it for ever.
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -154,21 +155,22 @@ process(
 
 
 def _locking(make_lock):
-    """Return a function that registers a CPU kernel with the op ``doubled``, which calls the op again for halves of a
-    large input while it holds the lock from ``make_lock()``. A lock that one thread cannot take twice is wrong.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel calls the op again for halves
+    of a large input while it holds the lock from ``make_lock()``. If one thread cannot take the lock twice, the planted
+    defect is that it waits for ever.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which calls the op again for halves of a large input while
-        it holds the lock from ``make_lock()`` (argument of ``_locking``). A lock that one thread cannot take twice is
-        wrong.
+        """Register the CPU kernel ``forward`` with ``op``. It calls the op again for halves of a large input while it
+        holds the lock from ``make_lock()`` (argument of ``_locking``). If one thread cannot take the lock twice, the
+        planted defect is that it waits for ever.
         """
         lock = make_lock()
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out`` while the lock is held. Wrong with a plain lock: from 514 rows on the recursive
-            call waits for ever.
+            """Write ``2 * x`` to ``out`` while the lock is held. If one thread cannot take the lock twice, the planted
+            defect is that the recursive call waits for ever from 514 rows on.
             """
             with lock:
                 half = x.shape[0] // 2
@@ -188,21 +190,21 @@ process(
 
 
 def counted(ns):
-    """Declare the op ``counted`` in the namespace ``ns`` and return it. Its reference returns the numbers of x in
+    """Declare the op ``counted`` in the namespace ``ns`` and return it. Its reference returns the numbers of ``x`` in
     ascending order.
     """
 
     @sl.op(f"{ns}::counted")
     def counted(x: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Return the numbers of x in ascending order. Kernels of the op are compared with this reference."""
+        """Return the numbers of ``x`` in ascending order. Kernels of the op are compared with this reference."""
         return x.sort().values
 
     return counted
 
 
 def _counting_sort(x, *, out):
-    """Write the numbers of x in ascending order to ``out``. Wrong for numbers that lie far apart: a table as large as
-    their range, up to 4 GB, is filled.
+    """Write the numbers of ``x`` in ascending order to ``out``. The planted defect is that, for numbers that lie far
+    apart, a table as large as their range, up to 4 GB, is filled.
     """
     low, high = (int(x.amin()), int(x.amax())) if len(x) else (0, 0)
     table = torch.zeros(min(high - low + 1, 1 << 29), dtype=torch.int64)  # 4 GB, were the values far apart
@@ -214,13 +216,14 @@ def _counting_sort(x, *, out):
 
 
 def _in_little_memory(op):
-    """Whether ``op`` (``counted``) sorts four numbers that lie far apart with a gigabyte more address space than the
-    process has now. The limit is restored.
+    """Return whether ``op`` (``counted``) sorts four numbers that lie far apart within a gigabyte of address space
+    beyond what the process has now. The limit is removed afterwards.
     """
     import resource
 
     x = torch.tensor([0, 5, 400_000_000, 7])
     with open("/proc/self/statm") as statm:
+        # The first number is the size of the address space in pages.
         now = int(statm.read().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 30), limits[1]))
@@ -242,19 +245,20 @@ process(
 
 
 def doubled32(ns):
-    """Declare the op ``doubled32`` in the namespace ``ns`` and return it. Its reference returns 2 * x."""
+    """Declare the op ``doubled32`` in the namespace ``ns`` and return it. Its reference returns ``2 * x``."""
 
     @sl.op(f"{ns}::doubled32")
     def doubled32(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
-        """Return 2 * x. Kernels of the op are compared with this reference."""
+        """Return ``2 * x``. Kernels of the op are compared with this reference."""
         return x * 2
 
     return doubled32
 
 
 def _eight_at_once(limit):
-    """Return a function that registers a kernel of the op ``doubled32`` in C, which writes eight elements at a time.
-    ``limit`` is the number of a block in C: a constant 8 is wrong, since zeros are written past the end.
+    """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel writes eight elements at a
+    time. ``limit`` is the number of elements in C that a block writes. If it is always 8, the planted defect is that
+    zeros are written past the end.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -266,7 +270,9 @@ int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
 
 
 def _nothing_beyond(op):
-    """Whether ``op.out`` (``doubled32``) fills a slice of 21 elements and leaves the elements behind it unchanged."""
+    """Return whether ``op.out`` (``doubled32``) fills a slice of 21 elements and leaves the elements behind it
+    unchanged.
+    """
     # The output lies inside of a larger tensor, so that writes past its end corrupt no heap here.
     whole = torch.full((96,), 7.0)
     with torch.no_grad():
@@ -285,14 +291,14 @@ process(
 
 
 def spread(ns):
-    """Declare the op ``spread`` in the namespace ``ns`` and return it. Its reference returns x modulo ``ways``, or a
-    copy of x if ``ways`` is zero.
+    """Declare the op ``spread`` in the namespace ``ns`` and return it. Its reference returns ``x`` modulo ``ways``, or
+    a copy of ``x`` if ``ways`` is zero.
     """
 
     @sl.op(f"{ns}::spread")
     def spread(x: Int32[Tensor, "n"], ways: int = 4) -> Int32[Tensor, "n"]:
-        """Return x modulo ``ways``, or a copy of x if ``ways`` is zero. Kernels of the op are compared with this
-        reference.
+        """Return ``x`` modulo ``ways``, or a copy of ``x`` if ``ways`` is zero. Kernels of the op are compared with
+        this reference.
         """
         return x.clone() if ways == 0 else torch.remainder(x.long(), ways).int()
 
@@ -301,7 +307,7 @@ def spread(ns):
 
 def _dividing(guard):
     """Return a function that registers a kernel of the op ``spread`` in C. ``guard`` is the condition in C for a copy
-    without a division: ``0``, that is never, is wrong, since a division by zero ends the process.
+    without a division. If it is ``0``, the planted defect is that a division by zero ends the process.
     """
     return c_kernel(f"""
 int spread(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t ways) {{
@@ -327,12 +333,12 @@ process(
 
 def summed32(ns):
     """Declare the op ``summed32`` in the namespace ``ns`` and return it. Its reference returns the sum of each row of
-    x.
+    ``x``.
     """
 
     @sl.op(f"{ns}::summed32")
     def summed32(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n"]:
-        """Return the sum of each row of x. Kernels of the op are compared with this reference."""
+        """Return the sum of each row of ``x``. Kernels of the op are compared with this reference."""
         return x.sum(1)
 
     return summed32
@@ -340,7 +346,7 @@ def summed32(ns):
 
 def _on_the_stack(size):
     """Return a function that registers a kernel of the op ``summed32`` in C with an array of ``size`` doubles on the
-    stack. A size that grows with the columns is wrong, since it overflows the stack.
+    stack. If ``size`` grows with the columns, the planted defect is that the stack overflows.
     """
     return c_kernel(f"""
 int summed32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -367,14 +373,14 @@ process(
 
 
 def fetched(ns):
-    """Declare the op ``fetched`` in the namespace ``ns`` and return it. Its reference returns the elements of x at
-    ``index``, with zeros where an index lies outside of x.
+    """Declare the op ``fetched`` in the namespace ``ns`` and return it. Its reference returns the elements of ``x`` at
+    ``index``, with zeros where an index lies outside of ``x``.
     """
 
     @sl.op(f"{ns}::fetched")
     def fetched(x: Float32[Tensor, "n"], index: Int64[Tensor, "m"]) -> Float32[Tensor, "m"]:
-        """Return the elements of x at ``index``, with zeros where an index lies outside of x. Kernels of the op are
-        compared with this reference.
+        """Return the elements of ``x`` at ``index``, with zeros where an index lies outside of ``x``. Kernels of the op
+        are compared with this reference.
         """
         inside = (index >= 0) & (index < x.shape[0])
         return torch.cat([x, x.new_zeros(1)])[torch.where(inside, index, x.shape[0])]
@@ -384,7 +390,7 @@ def fetched(ns):
 
 def _fetching(test):
     """Return a function that registers a kernel of the op ``fetched`` in C. ``test`` is the condition in C for reading
-    an element: one without a lower limit is wrong for negative indices.
+    an element. If it has no lower limit, the planted defect is that negative indices are read.
     """
     return c_kernel(f"""
 int fetched(const sl_context* ctx, const DLTensor* x, const DLTensor* index, DLTensor* out) {{
@@ -406,8 +412,8 @@ process(
 
 
 def _allocating(x, *, out):
-    """Write the sum of each row to ``out``. Wrong for wide rows: the memory that is taken grows with the square of the
-    columns.
+    """Write the sum of each row to ``out``. The planted defect is that, for wide rows, the memory that is taken grows
+    with the square of the columns.
     """
     pairs = torch.zeros(x.shape[0], x.shape[1], x.shape[1], dtype=torch.float64)
     # Zeros are reserved without being touched: only a write takes the memory.
@@ -416,19 +422,20 @@ def _allocating(x, *, out):
 
 
 def _wide_rows(op):
-    """Whether ``op`` (``row_sum``) sums 16 rows of 4096 columns with a gigabyte more address space than the process has
-    now.
+    """Return whether ``op`` (``row_sum``) sums 16 rows of 4096 columns within a gigabyte of address space beyond what
+    the process has now.
     """
     return _limited(op, uniform(16, 4096))
 
 
 def _limited(op, x):
-    """Whether ``op(x)`` is the sum of each row with a gigabyte more address space than the process has now. The limit
-    is restored.
+    """Return whether ``op(x)`` is the sum of each row, computed within a gigabyte of address space beyond what the
+    process has now. The limit is removed afterwards.
     """
     import resource
 
     with open("/proc/self/statm") as statm:
+        # The first number is the size of the address space in pages.
         now = int(statm.read().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 30), limits[1]))

@@ -17,14 +17,14 @@ promotion = partial(add, "promotion")
 
 
 def rotated(ns):
-    """Declare the op ``rotated`` in the namespace ``ns`` and return it. Its reference returns each row of x times the
-    cosine of its ``position`` times ``rate``, with angles in float64.
+    """Declare the op ``rotated`` in the namespace ``ns`` and return it. Its reference returns each row of ``x`` times
+    the cosine of its ``position`` times ``rate``, with angles in float64.
     """
 
     @sl.op(f"{ns}::rotated")
     def rotated(x: M, position: Int64[Tensor, "n"], rate: float = 0.7) -> M:
-        """Return each row of x times the cosine of its ``position`` times ``rate``, with angles in float64. Kernels of
-        the op are compared with this reference.
+        """Return each row of ``x`` times the cosine of its ``position`` times ``rate``, with angles in float64. Kernels
+        of the op are compared with this reference.
         """
         return (wide(x) * torch.cos(position.double() * rate)[:, None].to(wide(x).dtype)).to(x.dtype)
 
@@ -32,13 +32,13 @@ def rotated(ns):
 
 
 def _rotated(narrow):
-    """Return a function that registers a kernel of the op ``rotated``. Wrong if ``narrow``: angles are computed in the
-    dtype of x.
+    """Return a function that registers a kernel of the op ``rotated``. If ``narrow`` is true, the planted defect is
+    that angles are computed in the dtype of ``x``.
     """
 
     def fill(x, position, rate):
-        """Return each row of x times the cosine of its angle. Wrong if ``narrow`` (argument of ``_rotated``): large
-        positions are rounded to the dtype of x.
+        """Return each row of ``x`` times the cosine of its angle. If ``narrow`` (argument of ``_rotated``) is true, the
+        planted defect is that large positions are rounded to the dtype of ``x``.
         """
         angle = position.to(x.dtype if narrow else torch.float64) * rate
         return wide(x) * torch.cos(angle)[:, None].to(wide(x).dtype)
@@ -63,13 +63,15 @@ promotion(
 
 
 def decayed(ns):
-    """Declare the op ``decayed`` in the namespace ``ns`` and return it. Its reference returns each column of x times
-    its ``rate`` less one.
+    """Declare the op ``decayed`` in the namespace ``ns`` and return it. Its reference returns each column of ``x``
+    times its ``rate`` less one.
     """
 
     @sl.op(f"{ns}::decayed")
     def decayed(x: M, rate: Float32[Tensor, "c"]) -> M:
-        """Return each column of x times its ``rate`` less one. Kernels of the op are compared with this reference."""
+        """Return each column of ``x`` times its ``rate`` less one. Kernels of the op are compared with this
+        reference.
+        """
         return (wide(x) * (rate.double() - 1).to(wide(x).dtype)).to(x.dtype)
 
     return decayed
@@ -85,7 +87,9 @@ promotion(
 
 
 def _not_in_brain_floats(x, *, out):
-    """Write 2 * x to ``out``. Wrong for bfloat16, which is declared: a ``TypeError`` is raised."""
+    """Write ``2 * x`` to ``out``. The planted defect is that a ``TypeError`` is raised for bfloat16, though that dtype
+    is declared.
+    """
     if x.dtype == torch.bfloat16:
         raise TypeError("expected float, half or double")
     torch.mul(x, 2, out=out)
@@ -101,11 +105,13 @@ promotion(
 
 
 def spaced(ns):
-    """Declare the op ``spaced`` in the namespace ``ns`` and return it. Its reference returns index * step in int64."""
+    """Declare the op ``spaced`` in the namespace ``ns`` and return it. Its reference returns ``index * step`` in
+    int64.
+    """
 
     @sl.op(f"{ns}::spaced")
     def spaced(index: Int32[Tensor, "n"], step: int = 1000) -> Int64[Tensor, "n"]:
-        """Return index * step in int64. Kernels of the op are compared with this reference."""
+        """Return ``index * step`` in int64. Kernels of the op are compared with this reference."""
         return index.long() * step
 
     return spaced
@@ -121,7 +127,9 @@ promotion(
 
 
 def _sum_in_dtype(x, *, out):
-    """Write the sum of each row to ``out``. Wrong in narrow dtypes: the sum is rounded after each four columns."""
+    """Write the sum of each row to ``out``. The planted defect is that, in narrow dtypes, the sum is rounded after each
+    four columns.
+    """
     out.zero_()
     for part in x.split(4, 1):
         # The output has the narrow dtype, so each addition rounds.
@@ -138,13 +146,13 @@ promotion(
 
 
 def located(ns):
-    """Declare the op ``located`` in the namespace ``ns`` and return it. Its reference returns index * scale rounded
+    """Declare the op ``located`` in the namespace ``ns`` and return it. Its reference returns ``index * scale`` rounded
     down, computed in float64.
     """
 
     @sl.op(f"{ns}::located")
     def located(index: Int64[Tensor, "n"], scale: float = 1.0) -> Int64[Tensor, "n"]:
-        """Return index * scale rounded down, computed in float64. Kernels of the op are compared with this
+        """Return ``index * scale`` rounded down, computed in float64. Kernels of the op are compared with this
         reference.
         """
         return torch.floor(index.double() * scale).long()
@@ -163,14 +171,16 @@ promotion(
 
 
 def _exiting(x, *, out):
-    """Write 2 * x to ``out``. Wrong for float64: ``sys.exit`` is called, which raises ``SystemExit``."""
+    """Write ``2 * x`` to ``out``. The planted defect is that, for float64, ``sys.exit`` is called, which raises
+    ``SystemExit``.
+    """
     if x.dtype == torch.float64:
         sys.exit("doubled: float64 is not supported")
     torch.mul(x, 2, out=out)
 
 
 def _survives(op):
-    """Whether ``op`` (``doubled``) is right for float64. A ``SystemExit`` counts as wrong."""
+    """Return whether ``op`` (``doubled``) is right for float64. A ``SystemExit`` counts as wrong."""
     try:
         return close(op(torch.ones(2, 2).double()), torch.full((2, 2), 2.0).double())
     except SystemExit:
@@ -189,13 +199,13 @@ promotion(
 
 def averaged(ns):
     """Declare the op ``averaged`` in the namespace ``ns`` and return it. Its reference returns the mean of the squared
-    differences of x and y, computed in float32.
+    differences of ``x`` and ``y``, computed in float32.
     """
 
     @sl.op(f"{ns}::averaged", requires="m >= 1")
     def averaged(x: Float[Tensor, "m"], y: Float32[Tensor, "m"]) -> Float32[Tensor, ""]:
-        """Return the mean of the squared differences of x and y, computed in float32. Kernels of the op are compared
-        with this reference.
+        """Return the mean of the squared differences of ``x`` and ``y``, computed in float32. Kernels of the op are
+        compared with this reference.
         """
         return (x.float() - y).square().mean()
 

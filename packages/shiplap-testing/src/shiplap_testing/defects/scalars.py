@@ -16,13 +16,13 @@ scalars = partial(add, "scalars")
 
 
 def leaky(ns):
-    """Declare the op ``leaky`` in the namespace ``ns`` and return it. Its reference returns x where it is at least
-    zero, and slope * x elsewhere.
+    """Declare the op ``leaky`` in the namespace ``ns`` and return it. Its reference returns ``x`` where it is at least
+    zero, and ``slope * x`` elsewhere.
     """
 
     @sl.op(f"{ns}::leaky")
     def leaky(x: M, slope: float = 0.01) -> M:
-        """Return x where it is at least zero, and slope * x elsewhere. Kernels of the op are compared with this
+        """Return ``x`` where it is at least zero, and ``slope * x`` elsewhere. Kernels of the op are compared with this
         reference.
         """
         return torch.where(x >= 0, x, slope * x)
@@ -40,18 +40,22 @@ scalars(
 
 
 def power(ns):
-    """Declare the op ``power`` in the namespace ``ns`` and return it. Its reference returns x to the power of p."""
+    """Declare the op ``power`` in the namespace ``ns`` and return it. Its reference returns ``x`` to the power of
+    ``p``.
+    """
 
     @sl.op(f"{ns}::power")
     def power(x: M, p: int = 2) -> M:
-        """Return x to the power of p. Kernels of the op are compared with this reference."""
+        """Return ``x`` to the power of ``p``. Kernels of the op are compared with this reference."""
         return torch.pow(x, p)
 
     return power
 
 
 def _repeated(x, p, *, out):
-    """Write x to the power of p to ``out`` by repeated products. Wrong for a negative p: the result is 1."""
+    """Write ``x`` to the power of ``p`` to ``out`` by repeated products. The planted defect is that, for a negative
+    ``p``, the result is 1.
+    """
     out.fill_(1)
     for _ in range(p):
         out.mul_(x)
@@ -67,14 +71,14 @@ scalars(
 
 
 def reduced(ns):
-    """Declare the op ``reduced`` in the namespace ``ns`` and return it. Its reference returns the sum, the maximum or
-    the mean of each row, where ``mode`` is ``sum``, ``max`` or any other text.
+    """Declare the op ``reduced`` in the namespace ``ns`` and return it. For each row of ``x``, its reference returns
+    the sum if ``mode`` is ``sum``, the maximum if it is ``max``, and the mean otherwise.
     """
 
     @sl.op(f"{ns}::reduced", requires="c >= 1")
     def reduced(x: M, mode: str = "mean") -> V:
-        """Return the sum, the maximum or the mean of each row, where ``mode`` is ``sum``, ``max`` or any other text.
-        Kernels of the op are compared with this reference.
+        """Return, for each row of ``x``, the sum if ``mode`` is ``sum``, the maximum if it is ``max``, and the mean
+        otherwise. Kernels of the op are compared with this reference.
         """
         if mode == "sum":
             return x.sum(1)
@@ -84,13 +88,13 @@ def reduced(ns):
 
 
 def _modes(*known):
-    """Return a function that registers a kernel of the op ``reduced``. Wrong unless ``known``, the modes for which the
-    maximum is returned, contains ``max``.
+    """Return a function that registers a kernel of the op ``reduced``. If ``max`` is not among ``known``, the planted
+    defect is that the mean is returned for it.
     """
 
     def modes(x, mode):
-        """Return the sum, the maximum or the mean of each row. Wrong for ``max`` if it is not among ``known`` (argument
-        of ``_modes``): the mean is returned.
+        """Return the sum, the maximum or the mean of each row. If ``max`` is not among ``known`` (argument of
+        ``_modes``), the planted defect is that the mean is returned for it.
         """
         if mode == "sum":
             return wide(x).sum(1)
@@ -110,13 +114,13 @@ scalars(
 
 def causal(ns):
     """Declare the op ``causal`` in the namespace ``ns`` and return it. Its reference returns the softmax of each row of
-    scores, with scores right of the diagonal set to -10000 if ``masked``.
+    ``scores``. If ``masked`` is true, scores right of the diagonal are set to -10000 first.
     """
 
     @sl.op(f"{ns}::causal", requires="n >= 1")
     def causal(scores: Float[Tensor, "m n"], masked: bool = False) -> Float[Tensor, "m n"]:
-        """Return the softmax of each row of scores, with scores right of the diagonal set to -10000 if ``masked``.
-        Kernels of the op are compared with this reference.
+        """Return the softmax of each row of ``scores``. If ``masked`` is true, scores right of the diagonal are set to
+        -10000 first. Kernels of the op are compared with this reference.
         """
         later = torch.ones(scores.shape, dtype=torch.bool).triu(1)
         return torch.softmax(scores.masked_fill(later, -1e4) if masked else scores, 1)
@@ -125,13 +129,13 @@ def causal(ns):
 
 
 def _causal(diagonal):
-    """Return a function that registers a kernel of the op ``causal``, whose mask begins at the diagonal ``diagonal``: 1
-    is right, and 0 also hides the main diagonal.
+    """Return a function that registers a kernel of the op ``causal``. Its mask begins at the diagonal ``diagonal``,
+    which should be 1. If it is 0, the planted defect is that the main diagonal is hidden as well.
     """
 
     def fill(scores, masked):
-        """Return the softmax of each row of scores. Wrong for a ``diagonal`` (argument of ``_causal``) of 0 if
-        ``masked``: the main diagonal is hidden as well.
+        """Return the softmax of each row of ``scores``, masked if ``masked`` is true. If ``diagonal`` (argument of
+        ``_causal``) is 0, the planted defect is that the main diagonal is hidden as well.
         """
         later = torch.ones(scores.shape, dtype=torch.bool).triu(diagonal)
         return torch.softmax(scores.masked_fill(later, -1e4) if masked else scores, 1)
@@ -163,18 +167,22 @@ scalars(
 
 
 def blended(ns):
-    """Declare the op ``blended`` in the namespace ``ns`` and return it. Its reference returns alpha * x + beta * y."""
+    """Declare the op ``blended`` in the namespace ``ns`` and return it. Its reference returns ``alpha * x + beta *
+    y``.
+    """
 
     @sl.op(f"{ns}::blended")
     def blended(x: M, y: M, alpha: float = 1.0, beta: float = 0.5) -> M:
-        """Return alpha * x + beta * y. Kernels of the op are compared with this reference."""
+        """Return ``alpha * x + beta * y``. Kernels of the op are compared with this reference."""
         return alpha * x + beta * y
 
     return blended
 
 
 def _shortcut(x, y, alpha, beta):
-    """Return alpha * x + beta * y. Wrong for an ``alpha`` of zero: the result is zero, without the other term."""
+    """Return ``alpha * x + beta * y``. The planted defect is that the result is zero for an ``alpha`` of zero, so that
+    the other term is lost.
+    """
     return torch.zeros_like(x) if alpha == 0 else alpha * x + beta * y
 
 
@@ -188,14 +196,14 @@ scalars(
 
 
 def rolled(ns):
-    """Declare the op ``rolled`` in the namespace ``ns`` and return it. Its reference returns x shifted by ``k`` places
-    to the right, with its end at its start.
+    """Declare the op ``rolled`` in the namespace ``ns`` and return it. Its reference returns ``x`` shifted by ``k``
+    places to the right, where elements that leave at the end come in at the start.
     """
 
     @sl.op(f"{ns}::rolled")
     def rolled(x: V, k: int = 1) -> V:
-        """Return x shifted by ``k`` places to the right, with its end at its start. Kernels of the op are compared with
-        this reference.
+        """Return ``x`` shifted by ``k`` places to the right, where elements that leave at the end come in at the start.
+        Kernels of the op are compared with this reference.
         """
         return torch.roll(x, k)
 
@@ -213,14 +221,14 @@ scalars(
 
 
 def lower(ns):
-    """Declare the op ``lower`` in the namespace ``ns`` and return it. Its reference returns the lower triangle of x up
-    to diagonal ``k``, with zeros above it.
+    """Declare the op ``lower`` in the namespace ``ns`` and return it. Its reference returns the lower triangle of ``x``
+    up to diagonal ``k``, with zeros above it.
     """
 
     @sl.op(f"{ns}::lower")
     def lower(x: M, k: int = 0) -> M:
-        """Return the lower triangle of x up to diagonal ``k``, with zeros above it. Kernels of the op are compared with
-        this reference.
+        """Return the lower triangle of ``x`` up to diagonal ``k``, with zeros above it. Kernels of the op are compared
+        with this reference.
         """
         return torch.tril(x, k)
 
@@ -237,14 +245,17 @@ scalars(
 
 
 def polynomial(ns):
-    """Declare the op ``polynomial`` in the namespace ``ns`` and return it. Its reference returns the polynomial with
-    these coefficients at x, the highest power first.
+    """Declare the op ``polynomial`` in the namespace ``ns`` and return it.
+
+    Its reference returns the value at ``x`` of the polynomial with the coefficients ``coefficients``. The first is that
+    of the highest power.
     """
 
     @sl.op(f"{ns}::polynomial")
     def polynomial(x: V, coefficients: list[float] = (1.0, 2.0, 0.5)) -> V:
-        """Return the polynomial with these coefficients at x, the highest power first. Kernels of the op are compared
-        with this reference.
+        """Return the value at ``x`` of the polynomial with the coefficients ``coefficients``.
+
+        The first is that of the highest power. Kernels of the op are compared with this reference.
         """
         out = torch.zeros_like(x)
         for c in coefficients:
@@ -255,13 +266,14 @@ def polynomial(ns):
 
 
 def _horner(limit):
-    """Return a function that registers a kernel of the op ``polynomial``, which reads the first ``limit`` coefficients.
-    None, all of them, is right.
+    """Return a function that registers a kernel of the op ``polynomial``. The kernel reads the first ``limit``
+    coefficients, or all if ``limit`` is None. If ``limit`` is a number, the planted defect is that further coefficients
+    are not read.
     """
 
     def horner(x, coefficients, *, out):
-        """Write the polynomial at x to ``out``. Wrong if there are more than ``limit`` (argument of ``_horner``)
-        coefficients: the others are not read.
+        """Write the polynomial at ``x`` to ``out``. The planted defect is that coefficients after the first ``limit``
+        (argument of ``_horner``) are not read.
         """
         out.zero_()
         for c in list(coefficients)[:limit]:
@@ -280,13 +292,13 @@ scalars(
 
 
 def shifted(ns):
-    """Declare the op ``shifted`` in the namespace ``ns`` and return it. Its reference returns the sum of x shifted by
-    each of ``shifts`` places.
+    """Declare the op ``shifted`` in the namespace ``ns`` and return it. Its reference returns the sum of ``x`` shifted
+    by each of ``shifts`` places.
     """
 
     @sl.op(f"{ns}::shifted")
     def shifted(x: V, shifts: list[int] = (1, 2)) -> V:
-        """Return the sum of x shifted by each of ``shifts`` places. Kernels of the op are compared with this
+        """Return the sum of ``x`` shifted by each of ``shifts`` places. Kernels of the op are compared with this
         reference.
         """
         return sum((torch.roll(x, s) for s in shifts), torch.zeros_like(x))
@@ -304,19 +316,19 @@ scalars(
 
 
 def offset(ns):
-    """Declare the op ``offset`` in the namespace ``ns`` and return it. Its reference returns x + k."""
+    """Declare the op ``offset`` in the namespace ``ns`` and return it. Its reference returns ``x + k``."""
 
     @sl.op(f"{ns}::offset")
     def offset(x: Int64[Tensor, "n"], k: int = 1) -> Int64[Tensor, "n"]:
-        """Return x + k. Kernels of the op are compared with this reference."""
+        """Return ``x + k``. Kernels of the op are compared with this reference."""
         return x + k
 
     return offset
 
 
 def _offset(kind):
-    """Return a function that registers a kernel of the op ``offset`` in C, which keeps k in the C type ``kind``:
-    ``int`` is wrong for numbers of more than 32 bits.
+    """Return a function that registers a kernel of the op ``offset`` in C. The kernel keeps ``k`` in the C type
+    ``kind``. If that is ``int``, the planted defect is that numbers of more than 32 bits wrap.
     """
     return c_kernel(f"""
 int offset(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t k) {{
@@ -338,11 +350,13 @@ scalars(
 
 
 def scaled64(ns):
-    """Declare the op ``scaled64`` in the namespace ``ns`` and return it. Its reference returns x * scale in float64."""
+    """Declare the op ``scaled64`` in the namespace ``ns`` and return it. Its reference returns ``x * scale`` in
+    float64.
+    """
 
     @sl.op(f"{ns}::scaled64")
     def scaled64(x: Float64[Tensor, "n"], scale: float = 0.5) -> Float64[Tensor, "n"]:
-        """Return x * scale in float64. Kernels of the op are compared with this reference."""
+        """Return ``x * scale`` in float64. Kernels of the op are compared with this reference."""
         return x * scale
 
     return scaled64
@@ -358,13 +372,13 @@ scalars(
 
 
 def clamped(ns):
-    """Declare the op ``clamped`` in the namespace ``ns`` and return it. Its reference returns x clamped to the interval
-    from ``low`` to ``high``, where ``high`` wins if it is below ``low``.
+    """Declare the op ``clamped`` in the namespace ``ns`` and return it. Its reference returns ``x`` clamped to the
+    interval from ``low`` to ``high``. If ``high`` is below ``low``, it returns ``high``.
     """
 
     @sl.op(f"{ns}::clamped")
     def clamped(x: V, low: float = -1.0, high: float = 1.0) -> V:
-        """Return x clamped to the interval from ``low`` to ``high``, where ``high`` wins if it is below ``low``.
+        """Return ``x`` clamped to the interval from ``low`` to ``high``. If ``high`` is below ``low``, return ``high``.
         Kernels of the op are compared with this reference.
         """
         return torch.clamp(x, low, high)
@@ -382,14 +396,18 @@ scalars(
 
 
 def standardised(ns):
-    """Declare the op ``standardised`` in the namespace ``ns`` and return it. Its reference returns the rows of x, less
-    their means if ``center``, divided by their root mean square if ``scale``.
+    """Declare the op ``standardised`` in the namespace ``ns`` and return it.
+
+    Its reference returns the rows of ``x``. If ``center`` is true, their means are subtracted first. If ``scale`` is
+    true, the result is divided by its root mean square.
     """
 
     @sl.op(f"{ns}::standardised", requires="c >= 1")
     def standardised(x: M, center: bool = False, scale: bool = False) -> M:
-        """Return the rows of x, less their means if ``center``, divided by their root mean square if ``scale``. Kernels
-        of the op are compared with this reference.
+        """Return the rows of ``x``.
+
+        If ``center`` is true, their means are subtracted first. If ``scale`` is true, the result is divided by its root
+        mean square. Kernels of the op are compared with this reference.
         """
         x = x - x.mean(1, keepdim=True) if center else x
         return x / (x.square().mean(1, keepdim=True) + 1e-3).sqrt() if scale else x
@@ -398,13 +416,14 @@ def standardised(ns):
 
 
 def _standardised(first):
-    """Return a function that registers a kernel of the op ``standardised``. Unless ``first`` is true, that is wrong:
-    the root mean square is that of x before it was centred.
+    """Return a function that registers a kernel of the op ``standardised``. If ``first`` is false, the planted defect
+    is that the root mean square is that of ``x`` before it was centred.
     """
 
     def fill(x, center, scale):
-        """Return the rows of x, centred if ``center`` and divided by their size if ``scale``. Wrong unless ``first``
-        (argument of ``_standardised``) with both flags: the size is that of rows not centred.
+        """Return the rows of ``x``, less their means if ``center`` is true, and divided by their root mean square if
+        ``scale`` is true. If ``first`` (argument of ``_standardised``) is false, the planted defect is that the root
+        mean square is that of rows that are not centred.
         """
         x = wide(x)
         moved = x - x.mean(1, keepdim=True) if center else x

@@ -16,13 +16,13 @@ scalars = partial(add, "scalars")
 
 
 def dropped(ns):
-    """Declare the op ``dropped`` in the namespace ``ns`` and return it. Its reference returns x * kept / (1 - p), and
-    zero for a p of 1.
+    """Declare the op ``dropped`` in the namespace ``ns`` and return it. Its reference returns ``x * kept / (1 - p)``,
+    or zero if ``p`` is 1.
     """
 
     @sl.op(f"{ns}::dropped")
     def dropped(x: M, kept: M, p: float = 0.5) -> M:
-        """Return x * kept / (1 - p), and zero for a p of 1. Kernels of the op are compared with this reference."""
+        """Return ``x * kept / (1 - p)``, or zero if ``p`` is 1. Kernels of the op are compared with this reference."""
         return x * kept * (0.0 if p == 1 else 1 / (1 - p))
 
     return dropped
@@ -38,13 +38,15 @@ scalars(
 
 
 def cropped(ns):
-    """Declare the op ``cropped`` in the namespace ``ns`` and return it. Its reference returns x without its first and
-    last ``pad`` elements.
+    """Declare the op ``cropped`` in the namespace ``ns`` and return it. Its reference returns ``x`` without its first
+    and last ``pad`` elements.
     """
 
     @sl.op(f"{ns}::cropped", dims={"m": "n - 2 * pad"}, requires=("pad >= 0", "n >= 2 * pad"))
     def cropped(x: V, pad: int = 1) -> Float[Tensor, "m"]:
-        """Return x without its first and last ``pad`` elements. Kernels of the op are compared with this reference."""
+        """Return ``x`` without its first and last ``pad`` elements. Kernels of the op are compared with this
+        reference.
+        """
         return x[pad : len(x) - pad]
 
     return cropped
@@ -60,14 +62,14 @@ scalars(
 
 
 def limited(ns):
-    """Declare the op ``limited`` in the namespace ``ns`` and return it. Its reference returns x with elements above
-    ``limit`` replaced by it, or x without a limit.
+    """Declare the op ``limited`` in the namespace ``ns`` and return it. Its reference returns ``x`` with elements above
+    ``limit`` replaced by ``limit``. If ``limit`` is None, it returns ``x``.
     """
 
     @sl.op(f"{ns}::limited")
     def limited(x: V, limit: float | None = None) -> V:
-        """Return x with elements above ``limit`` replaced by it, or x without a limit. Kernels of the op are compared
-        with this reference.
+        """Return ``x`` with elements above ``limit`` replaced by ``limit``, or ``x`` if ``limit`` is None. Kernels of
+        the op are compared with this reference.
         """
         return x if limit is None else x.clamp_max(limit)
 
@@ -84,8 +86,8 @@ scalars(
 
 
 def _default_when_zero(test):
-    """Return a function that registers a kernel of the op ``shrunk`` in C, which multiplies x by ``test``, an
-    expression of ``by`` in C. One that replaces zero by a default is wrong.
+    """Return a function that registers a kernel of the op ``shrunk`` in C. The kernel multiplies ``x`` by ``test``, an
+    expression of ``by`` in C. If it replaces zero by a default, that is the planted defect.
     """
     return c_kernel(f"""
 int shrunk(const sl_context* ctx, const DLTensor* x, DLTensor* out, double by) {{
@@ -96,12 +98,12 @@ int shrunk(const sl_context* ctx, const DLTensor* x, DLTensor* out, double by) {
 
 
 def shrunk(ns):
-    """Declare the op ``shrunk`` in the namespace ``ns`` and return it. Its reference returns x * by."""
+    """Declare the op ``shrunk`` in the namespace ``ns`` and return it. Its reference returns ``x * by``."""
     from jaxtyping import Float32
 
     @sl.op(f"{ns}::shrunk")
     def shrunk(x: Float32[Tensor, "n"], by: float = 0.125) -> Float32[Tensor, "n"]:
-        """Return x * by. Kernels of the op are compared with this reference."""
+        """Return ``x * by``. Kernels of the op are compared with this reference."""
         return x * by
 
     return shrunk
@@ -118,7 +120,7 @@ scalars(
 
 
 def _only_positive(x, scale, *, out):
-    """Write x * scale to ``out``. Wrong for a negative ``scale``: its sign is left out."""
+    """Write ``x * scale`` to ``out``. The planted defect is that, for a negative ``scale``, its sign is left out."""
     torch.mul(x, abs(scale), out=out)
 
 

@@ -28,7 +28,9 @@ POLL = 0.25  # seconds between two looks at the memory of a process
 
 
 class Judged(TypedDict):
-    """The result of an audit: names of the checks that failed, and how its process ended."""
+    """The result of the audit of one op. It holds the names of the checks that failed and how the process of the audit
+    ended.
+    """
 
     failed: list[str]
     status: str  # done, timeout, memory, or "exit <code>"
@@ -37,7 +39,7 @@ class Judged(TypedDict):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A defect and its twin, audited."""
+    """A defect with the results of the audits of its defective op and of the op without the defect."""
 
     name: str
     cause: str
@@ -46,9 +48,11 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """Return ``caught`` if a check of the audit fails on the defective op and not on the same op without the
-        defect. Otherwise return ``missed`` if the audit of the defective op ended as it should, and ``lost`` if its
-        process crashed, hung or ran out of memory.
+        """The verdict on the defect. It is ``caught`` if a check of the audit fails on the defective op and not on the
+        op without the defect.
+
+        Otherwise it is ``missed`` if the audit of the defective op ended normally, and ``lost`` if its process crashed,
+        hung or ran out of memory.
         """
         # A check that fails on the twin as well is a false alarm, and shows no defect.
         if set(self.bad["failed"]) - set(self.good["failed"]):
@@ -57,16 +61,17 @@ class Outcome:
 
     @property
     def alarm(self) -> str:
-        """Return the names of the checks of the audit that failed on the op without the defect, and the status of its
-        audit unless that is ``done``, joined by commas. The text is empty without a false alarm.
+        """The false alarms, as a text. It has the names of the checks that failed on the op without the defect and,
+        unless that is ``done``, the status of its audit. The text is empty if there are none.
         """
         ended = [] if self.good["status"] == "done" else [self.good["status"]]
         return ", ".join([*self.good["failed"], *ended])
 
 
 def count(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
-    """Return the numbers of ``caught``, ``missed``, ``lost`` and ``alarms`` by cause, with causes in the order of
-    ``CAUSES``.
+    """Return the numbers of ``caught``, ``missed``, ``lost`` and ``alarms`` in ``outcomes`` by cause.
+
+    The causes are in the order of ``CAUSES``.
     """
     counts: dict[str, dict[str, int]] = {}
     for outcome in outcomes:
@@ -77,8 +82,10 @@ def count(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
-    """Return the report of a run as text: a table of verdicts by cause, a line for each defect not caught and each
-    false alarm, and the totals.
+    """Return the report of a run with ``outcomes`` as a text.
+
+    It has a table of verdicts by cause, a line for each defect that was not caught and for each false alarm, and the
+    totals.
     """
     rows = count(outcomes)
     lines = [f"{'cause':12}{'caught':>8}{'missed':>8}{'lost':>8}{'alarms':>8}"]
@@ -92,8 +99,10 @@ def report(outcomes: Sequence[Outcome]) -> str:
 
 
 def _audit(name: str, which: str, options: argparse.Namespace) -> None:
-    """Audit (test against its declaration) the defective op (``which`` is ``bad``) or the op without the defect
-    (``good``) of the defect ``name``. Each finding is written to ``options.log`` at once, so that a crash loses none.
+    """Audit one op of the defect ``name``. It is the defective op if ``which`` is ``bad``, and the op without the
+    defect if it is ``good``.
+
+    Each finding is written to ``options.log`` at once, so that a crash loses none.
     """
     import shiplap as sl
 
@@ -102,7 +111,7 @@ def _audit(name: str, which: str, options: argparse.Namespace) -> None:
     with options.log.open("a") as log:
 
         def note(finding: sl.Finding) -> None:
-            """Append the check and verdict of ``finding``, one result of the audit, to the log. With the option
+            """Append the check and the verdict of ``finding``, one result of the audit, to the log. With the option
             ``--first``, end the process at the first failure of a defective op.
             """
             log.write(json.dumps([finding.check, finding.verdict]) + "\n")
@@ -118,8 +127,10 @@ def _audit(name: str, which: str, options: argparse.Namespace) -> None:
 
 
 def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
-    """Audit one op of ``defect`` (``which`` is ``bad`` or ``good``) in a process group of its own, which is killed when
-    it exceeds the time or memory of ``options``, and return the failed checks of the audit, the status and the seconds.
+    """Audit one op of ``defect`` in a process group of its own, and return the failed checks, the status and the
+    seconds. ``which`` is ``bad`` for the defective op and ``good`` for the one without the defect.
+
+    The group is killed if it exceeds the time or the memory of ``options``.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "findings")
@@ -148,8 +159,9 @@ def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
 
 
 def _watch(child: subprocess.Popen[bytes], deadline: float, limit: int) -> str:
-    """Wait for the process ``child`` and kill its group at the end. Return ``done``, ``timeout`` past ``deadline``,
-    ``memory`` above ``limit`` bytes, or ``exit`` with the status of a failed process.
+    """Wait for the process ``child``, kill its process group, and return how it ended. The text is ``done``,
+    ``timeout`` after ``deadline``, ``memory`` above ``limit`` bytes, or ``exit`` with the exit status of a failed
+    process.
     """
     status = "done"
     try:
@@ -195,8 +207,10 @@ def _resident(folder: Path) -> int:
 
 
 def _outcomes(chosen: Mapping[str, Defect], options: argparse.Namespace) -> Iterator[Outcome]:
-    """Audit the defective ops of ``chosen`` and the same ops without the defects, ``options.jobs`` at a time, and yield
-    an outcome for each defect in order. A line is printed for each.
+    """Audit the defective ops of ``chosen`` and the same ops without the defects, ``options.jobs`` at a time. Yield an
+    outcome for each defect, in order.
+
+    A line is printed for each.
     """
     with ThreadPoolExecutor(options.jobs) as pool:
         audits = [[pool.submit(_judge, d, which, options) for which in ("bad", "good")] for d in chosen.values()]
@@ -225,7 +239,7 @@ def _write(file: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _options() -> argparse.Namespace:
-    """Return the parsed options of the command line, with ``--timeout`` set from ``--budget`` where it is not given."""
+    """Return the parsed options of the command line. If ``--timeout`` is not given, it is derived from ``--budget``."""
     parser = argparse.ArgumentParser(prog="python -m shiplap_testing.defects.score", description=__doc__)
     parser.add_argument("--half", choices=("seen", "held_out", "later", "all"), default="all")
     parser.add_argument("--cause", choices=CAUSES, help="defects of this cause only")
@@ -248,8 +262,10 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Audit the chosen defects and print the report. With ``--json``, outcomes are written after each defect, and those
-    of an earlier run are kept. With ``--child``, audit one op only, for a parent process.
+    """Audit the chosen defects and print the report.
+
+    With ``--json``, outcomes are written to a file after each defect, and those of an earlier run are kept. With
+    ``--child``, audit only one op, for a parent process.
     """
     options = _options()
     if options.child:

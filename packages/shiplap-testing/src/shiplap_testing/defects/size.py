@@ -24,12 +24,12 @@ size = partial(add, "size")
 
 
 def _product(a, b, *, out):
-    """Write a @ b to ``out``. This is the sound kernel."""
+    """Write ``a @ b`` to ``out``. This is the sound kernel."""
     torch.mm(a, b, out=out)
 
 
 def _first_columns(a, b, *, out):
-    """Write a @ b to ``out``. Wrong for a k above 256: only the first 256 columns of a are multiplied."""
+    """Write ``a @ b`` to ``out``. The planted defect is that only the first 256 columns of ``a`` are multiplied."""
     torch.mm(a[:, :256], b[:256], out=out)
 
 
@@ -43,8 +43,8 @@ size(
 
 
 def _full_row_tiles(a, b, *, out):
-    """Write a @ b to ``out``. Wrong for more than 128 rows that fill no whole number of tiles: rows of the last partial
-    tile stay zero.
+    """Write ``a @ b`` to ``out``. The planted defect is that, for more than 128 rows, those of a last partial tile stay
+    zero.
     """
     out.zero_()
     # Fewer rows than a tile are right, so that small inputs do not show the defect.
@@ -53,7 +53,7 @@ def _full_row_tiles(a, b, *, out):
 
 
 def _all_row_tiles(a, b, *, out):
-    """Write a @ b to ``out`` in tiles of 128 rows, the last one included. This is the right counterpart of the
+    """Write ``a @ b`` to ``out`` in tiles of 128 rows, the last one included. This is the sound counterpart of the
     defective ``_full_row_tiles``.
     """
     for first in range(0, a.shape[0], 128):
@@ -70,15 +70,15 @@ size(
 
 
 def _block_softmax(x, *, out):
-    """Write the softmax of each row to ``out``. Wrong for more than 1024 columns: each block of 1024 columns is
-    normalised by itself.
+    """Write the softmax of each row to ``out``. The planted defect is that, for more than 1024 columns, each block of
+    1024 columns is normalised by itself.
     """
     for first in range(0, x.shape[1], 1024):
         out[:, first : first + 1024] = torch.softmax(x[:, first : first + 1024], 1)
 
 
 def _wide_softmax(x, *, out):
-    """Write the softmax of each row to ``out``, with one sum over all blocks of 1024 columns. This is the right
+    """Write the softmax of each row to ``out``, with one sum over all blocks of 1024 columns. This is the sound
     counterpart of the defective ``_block_softmax``.
     """
     if x.shape[1]:
@@ -98,26 +98,26 @@ size(
 
 
 def running(ns):
-    """Declare the op ``running`` in the namespace ``ns`` and return it. Its reference returns the cumulative
-    sum of x.
+    """Declare the op ``running`` in the namespace ``ns`` and return it. Its reference returns the cumulative sum of
+    ``x``.
     """
 
     @sl.op(f"{ns}::running")
     def running(x: V) -> V:
-        """Return the cumulative sum of x. Kernels of the op are compared with this reference."""
+        """Return the cumulative sum of ``x``. Kernels of the op are compared with this reference."""
         return torch.cumsum(x, 0)
 
     return running
 
 
 def _scan(keep):
-    """Return a kernel function for the op ``running``, which writes the cumulative sum in blocks of 512. Wrong unless
-    ``keep``: only the sum of the last block is carried on.
+    """Return a kernel function for the op ``running``. It writes the cumulative sum in blocks of 512. If ``keep`` is
+    false, the planted defect is that only the sum of the last block is added to the next one.
     """
 
     def scan(x, *, out):
-        """Write the cumulative sum of x to ``out``. Unless ``keep`` (argument of ``_scan``) is true, that is wrong: the
-        third block of 512 lacks the sum of the first.
+        """Write the cumulative sum of ``x`` to ``out``. If ``keep`` (argument of ``_scan``) is false, the planted
+        defect is that the third block of 512 lacks the sum of the first.
         """
         carry = 0
         for first in range(0, x.shape[0], 512):
@@ -138,24 +138,24 @@ size(
 
 
 def peak(ns):
-    """Declare the op ``peak`` in the namespace ``ns`` and return it. Its reference returns the maximum of x."""
+    """Declare the op ``peak`` in the namespace ``ns`` and return it. Its reference returns the maximum of ``x``."""
 
     @sl.op(f"{ns}::peak", requires="n >= 1")
     def peak(x: V) -> Float[Tensor, ""]:
-        """Return the maximum of x. Kernels of the op are compared with this reference."""
+        """Return the maximum of ``x``. Kernels of the op are compared with this reference."""
         return x.amax()
 
     return peak
 
 
 def _tree(odd):
-    """Return a kernel function for the op ``peak``, which halves x until 256 elements are left. Unless ``odd`` is true,
-    that is wrong: the last element of an odd length is dropped.
+    """Return a kernel function for the op ``peak``. It halves ``x`` until 256 elements are left. If ``odd`` is false,
+    the planted defect is that the last element of an odd length is dropped.
     """
 
     def tree(x):
-        """Return the maximum of x. Unless ``odd`` (argument of ``_tree``) is true, that is wrong: at an odd length
-        above 256 the last element is not compared.
+        """Return the maximum of ``x``. If ``odd`` (argument of ``_tree``) is false, the planted defect is that at an
+        odd length above 256 the last element is not compared.
         """
         while len(x) > 256:
             half = len(x) // 2
@@ -176,18 +176,20 @@ size(
 
 
 def middle(ns):
-    """Declare the op ``middle`` in the namespace ``ns`` and return it. Its reference returns the median of x."""
+    """Declare the op ``middle`` in the namespace ``ns`` and return it. Its reference returns the median of ``x``."""
 
     @sl.op(f"{ns}::middle", requires="n >= 1")
     def middle(x: V) -> Float[Tensor, ""]:
-        """Return the median of x. Kernels of the op are compared with this reference."""
+        """Return the median of ``x``. Kernels of the op are compared with this reference."""
         return x.median()
 
     return middle
 
 
 def _sampled_median(x):
-    """Return the median of x. Wrong for more than 2048 elements: the median of a random sample of 512 is returned."""
+    """Return the median of ``x``. The planted defect is that, for more than 2048 elements, the median of a random
+    sample of 512 is returned.
+    """
     if len(x) > 2048:
         generator = torch.Generator()
         # Seeded by the system: each call draws another sample, and the global generator stays as it was.
@@ -206,13 +208,13 @@ size(
 
 
 def _by_threads(up):
-    """Return a kernel function for the op ``scaled``, which assigns an equal number of rows to each thread from 64 rows
-    on. Unless ``up`` is true, that is wrong: the number is rounded down, so that rows are left over.
+    """Return a kernel function for the op ``scaled``. From 64 rows on, it assigns an equal number of rows to each
+    thread. If ``up`` is false, the planted defect is that the number is rounded down, so that rows are left over.
     """
 
     def by_threads(x, scale, *, out):
-        """Write x * scale to ``out``. Unless ``up`` (argument of ``_by_threads``) is true, that is wrong: rows that the
-        threads leave over stay zero.
+        """Write ``x * scale`` to ``out``. If ``up`` (argument of ``_by_threads``) is false, the planted defect is that
+        rows that the threads leave over stay zero.
         """
         out.zero_()
         # Small inputs run on one thread and are right.
@@ -225,7 +227,7 @@ def _by_threads(up):
 
 
 def _on_three_threads(op):
-    """Whether ``op`` (``scaled``) agrees with its reference on 100 rows while torch has three threads."""
+    """Return whether ``op`` (``scaled``) agrees with its reference on 100 rows while torch has three threads."""
     with restored():
         torch.set_num_threads(3)
         return same(lambda: (randn(100, 4), 1.5))(op)
@@ -247,15 +249,15 @@ def _rms(x, eps, *, out):
 
 
 def _rms_1024(x, eps, *, out):
-    """Write the RMS norm of each row to ``out``. Wrong for other widths than 1024: the sum of squares is divided by
-    1024.
+    """Write the RMS norm of each row to ``out``. The planted defect is that, for other widths than 1024, the sum of
+    squares is divided by 1024.
     """
     y = wide(x)
     out.copy_(y * torch.rsqrt(y.square().sum(1, keepdim=True) / 1024 + eps))
 
 
 def _is_wide(x, eps):
-    """Whether x has at least 1024 columns, so that the kernel for wide rows is chosen."""
+    """Return whether ``x`` has at least 1024 columns, so that the kernel for wide rows is chosen."""
     return x.shape[1] >= 1024
 
 
@@ -269,13 +271,13 @@ size(
 
 
 def with_bias(ns):
-    """Declare the op ``with_bias`` in the namespace ``ns`` and return it. Its reference returns relu of x + bias, with
-    ``bias`` added to each row.
+    """Declare the op ``with_bias`` in the namespace ``ns`` and return it. Its reference returns relu of ``x + bias``,
+    with ``bias`` added to each row.
     """
 
     @sl.op(f"{ns}::with_bias")
     def with_bias(x: M, bias: Float[Tensor, "c"]) -> M:
-        """Return relu of x + bias, with ``bias`` added to each row. Kernels of the op are compared with this
+        """Return relu of ``x + bias``, with ``bias`` added to each row. Kernels of the op are compared with this
         reference.
         """
         return torch.relu(x + bias)
@@ -284,18 +286,18 @@ def with_bias(ns):
 
 
 def _bias(x, bias, *, out):
-    """Write relu of x + bias to ``out``."""
+    """Write relu of ``x + bias`` to ``out``."""
     torch.add(x, bias, out=out).relu_()
 
 
 def _vectorised(biased):
-    """Return a function that registers a second kernel of the op ``with_bias`` for widths divisible by 64. Wrong unless
-    ``biased``: it leaves the bias out.
+    """Return a function that registers a second kernel of the op ``with_bias`` for widths divisible by 64. If
+    ``biased`` is false, the planted defect is that it leaves the ``bias`` out.
     """
 
     def vectorised(x, bias, *, out):
-        """Write relu of x + bias to ``out``. Unless ``biased`` (argument of ``_vectorised``) is true, that is wrong:
-        relu of x is written.
+        """Write relu of ``x + bias`` to ``out``. If ``biased`` (argument of ``_vectorised``) is false, the planted
+        defect is that relu of ``x`` is written.
         """
         torch.add(x, bias if biased else 0, out=out).relu_()
 
@@ -312,20 +314,22 @@ size(
 
 
 def flat_index(ns):
-    """Declare the op ``flat_index`` in the namespace ``ns`` and return it. Its reference returns row * width +
-    column.
+    """Declare the op ``flat_index`` in the namespace ``ns`` and return it. Its reference returns ``row * width +
+    column``.
     """
 
     @sl.op(f"{ns}::flat_index")
     def flat_index(row: Int64[Tensor, "n"], column: Int64[Tensor, "n"], width: int = 100) -> Int64[Tensor, "n"]:
-        """Return row * width + column. Kernels of the op are compared with this reference."""
+        """Return ``row * width + column``. Kernels of the op are compared with this reference."""
         return row * width + column
 
     return flat_index
 
 
 def _index_in_int(row, column, width, *, out):
-    """Write row * width + column to ``out``. Wrong for large tables: the index is computed in 32 bits and wraps."""
+    """Write ``row * width + column`` to ``out``. The planted defect is that, for large tables, the index is computed in
+    32 bits and wraps.
+    """
     out.copy_(row.int() * torch.tensor(width).int() + column.int())
 
 
@@ -339,7 +343,9 @@ size(
 
 
 def _whole_tiles(x, scale, *, out):
-    """Write x * scale to ``out``. Wrong if the number of rows is a multiple of 512: the last full tile stays zero."""
+    """Write ``x * scale`` to ``out``. The planted defect is that, if the number of rows is a multiple of 512, the last
+    full tile stays zero.
+    """
     out.zero_()
     n = x.shape[0]
     for tile in range((n - 1) // 512):
@@ -348,7 +354,9 @@ def _whole_tiles(x, scale, *, out):
 
 
 def _all_tiles(x, scale, *, out):
-    """Write x * scale to ``out`` by 512 rows at a time: the right counterpart of the defective ``_whole_tiles``."""
+    """Write ``x * scale`` to ``out`` by 512 rows at a time. This is the sound counterpart of the defective
+    ``_whole_tiles``.
+    """
     for first in range(0, x.shape[0], 512):
         torch.mul(x[first : first + 512], scale, out=out[first : first + 512])
 
@@ -363,12 +371,14 @@ size(
 
 
 def _grid(limit):
-    """Return a kernel function for the op ``scaled``, which computes the first ``limit`` rows. A limit of 65535, the
-    most blocks along the second dim of a grid, is wrong for more rows.
+    """Return a kernel function for the op ``scaled``. It computes the first ``limit`` rows. If ``limit`` is 65535, the
+    most blocks along the second dim of a grid, the planted defect is that further rows stay zero.
     """
 
     def grid(x, scale, *, out):
-        """Write x * scale to ``out``. Wrong for more rows than ``limit`` (argument of ``_grid``): they stay zero."""
+        """Write ``x * scale`` to ``out``. The planted defect is that rows after the first ``limit`` (argument of
+        ``_grid``) stay zero.
+        """
         rows = min(x.shape[0], limit)
         out.zero_()
         torch.mul(x[:rows], scale, out=out[:rows])
@@ -386,19 +396,20 @@ size(
 
 
 def _partial_sums(clear):
-    """Return a function that registers a kernel of the op ``column_sum``, which keeps the sum of each 256 rows in a
-    place of a workspace. Unless ``clear`` is true, that is wrong: all sums but the first are added to what the
-    workspace holds.
+    """Return a function that registers a kernel of the op ``column_sum``. The kernel keeps the sum of every 256 rows in
+    a place of a workspace. If ``clear`` is false, the planted defect is that all sums but the first are added to what
+    the workspace holds.
     """
 
     def partial_sums(x, *, out, workspace):
-        """Write the sum of each column to ``out``. Unless ``clear`` (argument of ``_partial_sums``) is true, that is
-        wrong: earlier content of ``workspace`` is added.
+        """Write the sum of each column to ``out``. If ``clear`` (argument of ``_partial_sums``) is false, the planted
+        defect is that earlier content of ``workspace`` is added.
         """
         n, c = x.shape
         partial = workspace[: 8 * (n // 256 + 1) * c].view(torch.float64).view(n // 256 + 1, c)
         for i, row in enumerate(partial):
             part = x[256 * i : 256 * (i + 1)].double().sum(0)
+            # The first place is always set, so that inputs of up to 256 rows are right.
             row.copy_(part) if clear or i == 0 else row.add_(part)
         out.copy_(partial.sum(0))
 
@@ -406,7 +417,7 @@ def _partial_sums(clear):
 
 
 def _dirty_workspace(op):
-    """Whether ``op.out`` (``column_sum``) is right with a workspace that holds other bytes than zero."""
+    """Return whether ``op.out`` (``column_sum``) is right with a workspace that holds other bytes than zero."""
     x, out = randn(600, 4), torch.empty(4)
     # As float64 these bytes are a large number, which a sum cannot hide.
     scratch = torch.full((op.workspace_bytes(x),), 65, dtype=torch.uint8)
@@ -438,13 +449,13 @@ def top(ns):
 
 
 def _heap(limit):
-    """Return a kernel function for the op ``top``, which finds at most ``limit`` elements of each row. A small limit is
-    wrong for a larger k.
+    """Return a kernel function for the op ``top``. It finds at most ``limit`` elements of each row. The planted defect
+    is that, for a larger ``k``, the last element found is repeated.
     """
 
     def heap(x, k, *, out):
-        """Write the k largest elements of each row to ``out``. Wrong for a k above ``limit`` (argument of ``_heap``):
-        the last element found is repeated.
+        """Write the ``k`` largest elements of each row to ``out``. The planted defect is that, for a ``k`` above
+        ``limit`` (argument of ``_heap``), the last element found is repeated.
         """
         values = torch.topk(x, min(k, limit), 1).values
         out.copy_(torch.cat([values, values[:, -1:].expand(-1, k - values.shape[1])], 1))
@@ -462,20 +473,23 @@ size(
 
 
 def _quicksort(pivot):
-    """Return a kernel function for the op ``ordered`` by quicksort, where ``pivot(n)`` is the position of the pivot
-    among n elements. Position 0 is wrong for long sorted inputs, since the recursion is as deep as they are long.
+    """Return a kernel function for the op ``ordered`` by quicksort. ``pivot(n)`` is the position of the pivot among
+    ``n`` elements. If it is always 0, the planted defect is that the recursion for a sorted input is as deep as the
+    input is long.
     """
 
     def part(x):
-        """Return the elements of x in ascending order, sorted by recursion on those below and above the pivot."""
+        """Return the elements of ``x`` in ascending order, by recursive calls for the elements below and above the
+        pivot.
+        """
         if len(x) <= 8:
             return x.sort().values
         p = x[pivot(len(x))]
         return torch.cat([part(x[x < p]), x[x == p], part(x[x > p])])
 
     def quicksort(x, *, out):
-        """Write the elements of x in ascending order, NaN last, to ``out``. Wrong for a bad ``pivot`` (argument of
-        ``_quicksort``): long sorted inputs raise ``RecursionError``.
+        """Write the elements of ``x`` in ascending order, NaN last, to ``out``. If ``pivot`` (argument of
+        ``_quicksort``) is always 0, the planted defect is that long sorted inputs raise ``RecursionError``.
         """
         # A comparison with NaN is false, so that NaN would be in none of the three parts.
         missing = x.isnan()

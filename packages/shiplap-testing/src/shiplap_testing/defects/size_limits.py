@@ -24,24 +24,24 @@ size = partial(add, "size")
 
 
 def turned(ns):
-    """Declare the op ``turned`` in the namespace ``ns`` and return it. Its reference returns the transpose of x."""
+    """Declare the op ``turned`` in the namespace ``ns`` and return it. Its reference returns the transpose of ``x``."""
 
     @sl.op(f"{ns}::turned")
     def turned(x: M) -> Float[Tensor, "c n"]:
-        """Return the transpose of x. Kernels of the op are compared with this reference."""
+        """Return the transpose of ``x``. Kernels of the op are compared with this reference."""
         return x.T
 
     return turned
 
 
 def _tiled_transpose(square):
-    """Return a kernel function for the op ``turned``, which copies tiles of 32 by 32. Wrong if ``square``: as many
-    tiles are copied across as down.
+    """Return a kernel function for the op ``turned``. It copies tiles of 32 by 32. If ``square`` is true, the planted
+    defect is that it copies as many tiles across as down.
     """
 
     def tiled(x, *, out):
-        """Write the transpose of x to ``out``. Wrong if ``square`` (argument of ``_tiled_transpose``): columns past the
-        number of rows, rounded up to 32, stay zero.
+        """Write the transpose of ``x`` to ``out``. If ``square`` (argument of ``_tiled_transpose``) is true, the
+        planted defect is that columns past the number of rows, rounded up to 32, stay zero.
         """
         out.zero_()
         n, c = x.shape
@@ -62,14 +62,15 @@ size(
 
 
 def _rows_at_once(whole):
-    """Return a function that registers a CPU kernel with the op ``scaled``, which has two configs (values of a
-    constant, of which the tuner takes the fastest): 1 and 4 rows at once. Unless ``whole`` is true, that is wrong: with
-    4, the last rows are lost.
+    """Return a function that registers a CPU kernel with the op ``scaled``.
+
+    The kernel has two configs, for 1 and for 4 rows at once. A config is a value of a constant, and the tuner chooses
+    the fastest one. If ``whole`` is false, the planted defect is that the last rows are lost with 4 at once.
     """
 
     def rows_at_once(x, scale, *, out, ROWS):
-        """Write x * scale to ``out``, ``ROWS`` rows at once. Unless ``whole`` (argument of ``_rows_at_once``) is true,
-        that is wrong: rows past the last multiple of ``ROWS`` stay zero.
+        """Write ``x * scale`` to ``out``, ``ROWS`` rows at once. If ``whole`` (argument of ``_rows_at_once``) is false,
+        the planted defect is that rows past the last multiple of ``ROWS`` stay zero.
         """
         out.zero_()
         n = x.shape[0]
@@ -77,8 +78,8 @@ def _rows_at_once(whole):
             torch.mul(x[first : first + ROWS], scale, out=out[first : first + ROWS])
 
     def bind(op):
-        """Register ``rows_at_once`` with ``op`` as a CPU kernel with two configs (values of a constant), 1 and 4 rows
-        at once, and set it as ``op.rows_at_once``, so that the check ``_second_config`` can call it.
+        """Register ``rows_at_once`` with ``op`` as a CPU kernel with two configs, 1 and 4 rows at once. Also set it as
+        ``op.rows_at_once``, so that the check ``_second_config`` can call it.
         """
         op.kernel("cpu", rows_at_once, configs=[{"ROWS": 1}, {"ROWS": 4}])
         # Calls use the first config: the second can only be called by hand.
@@ -88,7 +89,7 @@ def _rows_at_once(whole):
 
 
 def _second_config(op):
-    """Whether the kernel of ``op`` (``scaled``) is right for 7 rows with its second config, 4 rows at once."""
+    """Return whether the kernel of ``op`` (``scaled``) is right for 7 rows with its second config, 4 rows at once."""
     x, out = randn(7, 3), torch.empty(7, 3)
     op.rows_at_once(x, 2.0, out=out, ROWS=4)
     return close(out, x * 2)
@@ -104,13 +105,13 @@ size(
 
 
 def _attend(pad):
-    """Return a kernel function for the op ``attention``. Wrong if ``pad``: more than 64 keys are padded with zeros to a
-    multiple of 64, which take part in the softmax.
+    """Return a kernel function for the op ``attention``. If ``pad`` is true, the planted defect is that more than 64
+    keys are padded with zeros to a multiple of 64. These zeros take part in the softmax.
     """
 
     def attend(q, k, v, *, out):
-        """Write the attention of q over k and v to ``out``. Wrong if ``pad`` (argument of ``_attend``): keys of zeros
-        are attended to as well.
+        """Write the attention of ``q`` over ``k`` and ``v`` to ``out``. If ``pad`` (argument of ``_attend``) is true,
+        the planted defect is that keys of zeros are attended to as well.
         """
         if pad and len(k) > 64:
             more = -len(k) % 64
@@ -156,12 +157,12 @@ size(
 
 def pooled(ns):
     """Declare the op ``pooled`` in the namespace ``ns`` and return it. Its reference returns the sum of each segment of
-    consecutive rows of x, where ``lengths`` has the number of rows of each segment.
+    consecutive rows of ``x``. ``lengths`` has the number of rows of each segment.
     """
 
     @sl.op(f"{ns}::pooled")
     def pooled(x: M, lengths: Int64[Tensor, "s"]) -> Float[Tensor, "s c"]:
-        """Return the sum of each segment of consecutive rows of x, where ``lengths`` has the number of rows of each
+        """Return the sum of each segment of consecutive rows of ``x``. ``lengths`` has the number of rows of each
         segment. Kernels of the op are compared with this reference.
         """
         parts = x[: int(lengths.sum())].split(lengths.tolist())
@@ -169,7 +170,9 @@ def pooled(ns):
 
     @pooled.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``pooled``: random rows, and lengths of segments that add up to their number."""
+        """Return sample arguments of ``pooled``, which are random rows and lengths of segments that add up to their
+        number.
+        """
         n, s = sizes["n"], sizes["s"]
         x = torch.randn(n, sizes["c"], generator=rng).to(device, dtype)
         return x, torch.bincount(torch.randint(0, max(s, 1), (n,), generator=rng), minlength=s)[:s].to(device)
@@ -178,13 +181,13 @@ def pooled(ns):
 
 
 def _segments(limit):
-    """Return a kernel function for the op ``pooled``, which sums the first ``limit`` rows of each segment. A small
-    limit is wrong for longer segments.
+    """Return a kernel function for the op ``pooled``. It sums the first ``limit`` rows of each segment. The planted
+    defect is that later rows of a longer segment are left out.
     """
 
     def segments(x, lengths, *, out):
-        """Write the sum of each segment to ``out``. Wrong for segments of more than ``limit`` (argument of
-        ``_segments``) rows: later rows are left out.
+        """Write the sum of each segment to ``out``. The planted defect is that rows of a segment after the first
+        ``limit`` (argument of ``_segments``) are left out.
         """
         first = 0
         for i, length in enumerate(lengths.tolist()):
@@ -209,8 +212,8 @@ def _row_total(x, *, out):
 
 
 def _few_lanes(x, *, out):
-    """Write the sum of each row to ``out``. Wrong for more than 2048 columns: 32 lanes read 64 elements each, and no
-    more.
+    """Write the sum of each row to ``out``. The planted defect is that 32 lanes read at most 64 elements each, so that
+    columns after the first 2048 are left out.
     """
     lanes = torch.zeros(x.shape[0], 32, dtype=wide(x).dtype)
     for lane in range(32):
@@ -228,13 +231,14 @@ size(
 
 
 def _two_pass_max(last):
-    """Return a kernel function for the op ``row_max``, which reduces the maxima of blocks of 128 columns in a second
-    pass. ``last`` is the number of blocks in the second pass, 0 for all, which is right.
+    """Return a kernel function for the op ``row_max``. It reduces the maxima of blocks of 128 columns in a second pass,
+    which reads ``last`` blocks, or all if ``last`` is 0. If ``last`` is not 0, the planted defect is that later blocks
+    are left out.
     """
 
     def two_pass(x, *, out):
-        """Write the maximum of each row to ``out``. Wrong for more than ``last`` (argument of ``_two_pass_max``) blocks
-        unless ``last`` is 0: later blocks are left out.
+        """Write the maximum of each row to ``out``. If ``last`` (argument of ``_two_pass_max``) is not 0, the planted
+        defect is that blocks after the first ``last`` are left out.
         """
         blocks = [x[:, i : i + 128].amax(1) for i in range(0, x.shape[1], 128)]
         out.copy_(torch.stack(blocks[: last or None]).amax(0))
@@ -252,13 +256,13 @@ size(
 
 
 def _chunks(overlap):
-    """Return a kernel function for the op ``doubled``, which walks over chunks of 256 rows that overlap by ``overlap``
-    rows. All but 0 are wrong.
+    """Return a kernel function for the op ``doubled``. It computes chunks of 256 rows that overlap by ``overlap`` rows.
+    If ``overlap`` is not 0, the planted defect is that these rows are doubled twice.
     """
 
     def chunks(x, *, out):
-        """Write 2 * x to ``out``. Wrong for an ``overlap`` (argument of ``_chunks``) of 1: the first row after each
-        chunk is doubled twice.
+        """Write ``2 * x`` to ``out``. If ``overlap`` (argument of ``_chunks``) is not 0, the planted defect is that
+        rows in which two chunks overlap are doubled twice.
         """
         out.copy_(x)
         n = x.shape[0]
@@ -279,13 +283,13 @@ size(
 
 def window(ns):
     """Declare the op ``window`` in the namespace ``ns`` and return it. Its reference returns the sum of each element of
-    x and its two neighbours, with zeros past the ends.
+    ``x`` and its two neighbours, with zeros past the ends.
     """
 
     @sl.op(f"{ns}::window")
     def window(x: V) -> V:
-        """Return the sum of each element of x and its two neighbours, with zeros past the ends. Kernels of the op are
-        compared with this reference.
+        """Return the sum of each element of ``x`` and its two neighbours, with zeros past the ends. Kernels of the op
+        are compared with this reference.
         """
         padded = torch.nn.functional.pad(x, (1, 1))
         return padded[:-2] + padded[1:-1] + padded[2:]
@@ -294,13 +298,13 @@ def window(ns):
 
 
 def _stencil(halo):
-    """Return a kernel function for the op ``window``, which walks over tiles of 256 with ``halo`` neighbours on each
-    side: 1 is right, and 0 is wrong at the edges of tiles.
+    """Return a kernel function for the op ``window``. It computes tiles of 256 with ``halo`` neighbours on each side,
+    which should be 1. If ``halo`` is 0, the planted defect is that neighbours in another tile count as zero.
     """
 
     def stencil(x, *, out):
-        """Write the sum of each element and its neighbours to ``out``. Wrong for a ``halo`` (argument of ``_stencil``)
-        of 0: neighbours in another tile count as zero.
+        """Write the sum of each element and its neighbours to ``out``. If ``halo`` (argument of ``_stencil``) is 0, the
+        planted defect is that neighbours in another tile count as zero.
         """
         for first in range(0, len(x), 256):
             last = min(first + 256, len(x))
@@ -322,13 +326,14 @@ size(
 
 
 def _padded_sort(filler):
-    """Return a kernel function for the op ``ordered``, which pads x with ``filler`` to a power of two from 33 elements
-    on. NaN, which sorts last, is right, and zero is wrong.
+    """Return a kernel function for the op ``ordered``. From 33 elements on, it pads ``x`` with ``filler`` to a power of
+    two. If ``filler`` is zero and not NaN, which sorts last, the planted defect is that zeros take the place of the
+    largest elements.
     """
 
     def padded_sort(x, *, out):
-        """Write the elements of x in ascending order to ``out``. Wrong for a ``filler`` (argument of ``_padded_sort``)
-        of zero: zeros take the place of the largest elements.
+        """Write the elements of ``x`` in ascending order to ``out``. If ``filler`` (argument of ``_padded_sort``) is
+        zero, the planted defect is that zeros take the place of the largest elements.
         """
         n = len(x)
         # Sorting networks have a power of two of inputs.
@@ -349,20 +354,21 @@ size(
 
 
 def scaled32(ns):
-    """Declare the op ``scaled32`` in the namespace ``ns`` and return it. Its reference returns x * scale."""
+    """Declare the op ``scaled32`` in the namespace ``ns`` and return it. Its reference returns ``x * scale``."""
     from jaxtyping import Float32
 
     @sl.op(f"{ns}::scaled32")
     def scaled32(x: Float32[Tensor, "n"], scale: float = 2.0) -> Float32[Tensor, "n"]:
-        """Return x * scale. Kernels of the op are compared with this reference."""
+        """Return ``x * scale``. Kernels of the op are compared with this reference."""
         return x * scale
 
     return scaled32
 
 
 def _unrolled(tail):
-    """Return a function that registers a kernel of the op ``scaled32`` in C, unrolled by eight from 64 elements on.
-    ``tail`` is the first element in C of the loop after it: one too many is wrong.
+    """Return a function that registers a kernel of the op ``scaled32`` in C. Its loop is unrolled by eight from 64
+    elements on. ``tail`` is the first element, in C, of the loop after it. If ``tail`` is one too large, the planted
+    defect is that an element is left out.
     """
     return c_kernel(f"""
 int scaled32(const sl_context* ctx, const DLTensor* x, DLTensor* out, double scale) {{

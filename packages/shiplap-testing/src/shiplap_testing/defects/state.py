@@ -14,18 +14,20 @@ state = partial(add, "state")
 
 
 def _before(action=None):
-    """Return a function that registers a CPU kernel with the op ``doubled``, which calls ``action(x)``, if there is an
-    action, and writes 2 * x to ``out``. Most actions change a setting of the process, which is wrong.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel calls ``action(x)``, if there
+    is an action, and writes ``2 * x`` to ``out``. If the action changes a setting of the process, that is the planted
+    defect.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which calls ``action(x)`` (argument of ``_before``), if
-        there is an action, and writes 2 * x to ``out``. Most actions change a setting of the process, which is wrong.
+        """Register the CPU kernel ``forward`` with ``op``. It calls ``action(x)`` (argument of ``_before``), if there
+        is an action, and writes ``2 * x`` to ``out``. If the action changes a setting of the process, that is the
+        planted defect.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Call ``action(x)`` (argument of ``_before``) if there is an action, and write 2 * x to ``out``."""
+            """Call ``action(x)`` (argument of ``_before``) if there is an action, and write ``2 * x`` to ``out``."""
             if action is not None:
                 action(x)
             torch.mul(x, 2, out=out)
@@ -34,8 +36,8 @@ def _before(action=None):
 
 
 def _setting(name, why, action):
-    """Register the planted defect ``name``: a kernel of the op ``doubled`` whose ``action`` changes a setting of the
-    process, so that ``keeps_state`` says that the op is not right. ``why`` is the reason why this is a defect.
+    """Register the planted defect ``name``, a kernel of the op ``doubled`` that calls ``action``, which changes a
+    setting of the process. ``keeps_state`` detects the change. ``why`` is the reason why it is a defect.
     """
     state(name, why, of(doubled, _before(action)), of(doubled, _before()), keeps_state(lambda: (randn(2, 3),)))
 
@@ -88,20 +90,23 @@ _setting(
 
 
 def _keeping(limit):
-    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out`` and keeps
-    copies of the last ``limit`` results in ``op.history``. A large limit is wrong, since memory grows with each call.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out`` and
+    keeps copies of the last ``limit`` results in ``op.history``. If ``limit`` is large, the planted defect is that
+    memory grows with each call.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out`` and keeps copies of the last
-        ``limit`` (argument of ``_keeping``) results in ``op.history``. A large limit is wrong, since memory grows with
-        each call.
+        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out`` and keeps copies of the last
+        ``limit`` (argument of ``_keeping``) results in ``op.history``. If ``limit`` is large, the planted defect is
+        that memory grows with each call.
         """
         history = []
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``, and keep a copy among the last ``limit`` (argument of ``_keeping``) results."""
+            """Write ``2 * x`` to ``out``, and keep a copy among the last ``limit`` (argument of ``_keeping``)
+            results.
+            """
             torch.mul(x, 2, out=out)
             history.append(out.clone())
             # With a limit of zero nothing is kept.
@@ -113,7 +118,7 @@ def _keeping(limit):
 
 
 def _bounded(op):
-    """Whether fewer than ten results are kept in ``op.history`` after 50 calls of ``op``."""
+    """Return whether fewer than ten results are kept in ``op.history`` after 50 calls of ``op``."""
     for _ in range(50):
         op(torch.ones(2, 3))
     return len(op.history) < 10
@@ -129,13 +134,13 @@ state(
 
 
 def _opening(close_it):
-    """Return a function that registers a CPU kernel with the op ``doubled``, which opens a file in each call. Wrong
-    unless ``close_it``: the file is not closed.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel opens a file in each call. If
+    ``close_it`` is false, the planted defect is that the file is not closed.
     """
 
     def open_log(x):
-        """Open the null device. Unless ``close_it`` (argument of ``_opening``) is true, that is wrong: the file stays
-        open.
+        """Open the null device. If ``close_it`` (argument of ``_opening``) is false, the planted defect is that the
+        file stays open.
         """
         handle = os.open(os.devnull, os.O_WRONLY)
         if close_it:
@@ -145,7 +150,7 @@ def _opening(close_it):
 
 
 def _files(op):
-    """Whether 20 calls of ``op`` open fewer than ten files that stay open."""
+    """Return whether 20 calls of ``op`` open fewer than ten files that stay open."""
     # Linux lists the open files of a process there.
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):

@@ -17,20 +17,20 @@ state = partial(add, "state")
 
 
 def _calls(when):
-    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out``. Wrong in
-    the calls for which ``when(number)`` is true, counted from 0: zeros are written.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``.
+    The planted defect is that it writes zeros in each call for whose number, counted from 0, ``when`` is true.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong in the calls for which
-        ``when(number)`` (argument of ``_calls``) is true, counted from 0: zeros are written.
+        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. The planted defect is that
+        it writes zeros in each call for whose number, counted from 0, ``when`` (argument of ``_calls``) is true.
         """
         count = [0]
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``, or zeros where ``when`` (argument of ``_calls``) is true for the number of this
-            call.
+            """Write ``2 * x`` to ``out``, or zeros where ``when`` (argument of ``_calls``) is true for the number of
+            this call.
             """
             torch.mul(x, 0 if when(count[0]) else 2, out=out)
             count[0] += 1
@@ -39,7 +39,7 @@ def _calls(when):
 
 
 def _in_each_call(op):
-    """Whether each of 40 calls of ``op`` (``doubled``) is right."""
+    """Return whether each of 40 calls of ``op`` (``doubled``) is right."""
     return all(close(op(torch.ones(2, 3)), torch.full((2, 3), 2.0)) for _ in range(40))
 
 
@@ -60,14 +60,14 @@ state(
 
 
 def quantised(ns):
-    """Declare the op ``quantised`` in the namespace ``ns`` and return it. Its reference returns x rounded to multiples
-    of an eighth of its largest magnitude.
+    """Declare the op ``quantised`` in the namespace ``ns`` and return it. Its reference returns ``x`` rounded to
+    multiples of an eighth of its largest magnitude.
     """
 
     @sl.op(f"{ns}::quantised", requires="n >= 1")
     def quantised(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
-        """Return x rounded to multiples of an eighth of its largest magnitude. Kernels of the op are compared with this
-        reference.
+        """Return ``x`` rounded to multiples of an eighth of its largest magnitude. Kernels of the op are compared with
+        this reference.
         """
         step = x.abs().amax().clamp_min(1e-6) / 8
         return (x / step).round() * step
@@ -76,22 +76,22 @@ def quantised(ns):
 
 
 def _delayed(own):
-    """Return a function that registers a CPU kernel with the op ``quantised``, which rounds x to multiples of a step.
-    Unless ``own`` is true, that is wrong: the step follows the largest magnitude of all calls so far, as with delayed
-    scaling in 8 bits.
+    """Return a function that registers a CPU kernel with the op ``quantised``. The kernel rounds ``x`` to multiples of
+    a step. If ``own`` is false, the planted defect is that the step follows the largest magnitude of all calls so far,
+    as delayed scaling does.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which rounds x to multiples of a step. Unless ``own``
-        (argument of ``_delayed``) is true, that is wrong: the step follows the largest magnitude of all calls so far,
-        as with delayed scaling in 8 bits.
+        """Register the CPU kernel ``forward`` with ``op``. It rounds ``x`` to multiples of a step. If ``own`` (argument
+        of ``_delayed``) is false, the planted defect is that the step follows the largest magnitude of all calls so
+        far, as delayed scaling does.
         """
         seen = [0.0]
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write x rounded to multiples of a step to ``out``. Unless ``own`` (argument of ``_delayed``) is true,
-            that is wrong: after a call with larger numbers the step is too coarse.
+            """Write ``x`` rounded to multiples of a step to ``out``. If ``own`` (argument of ``_delayed``) is false,
+            the planted defect is that after a call with larger numbers the step is too coarse.
             """
             now = x.abs().amax().clamp_min(1e-6)
             seen[0] = max(seen[0], float(now))
@@ -102,7 +102,7 @@ def _delayed(own):
 
 
 def _after_a_large_one(op):
-    """Whether ``op`` (``quantised``) is right after a call with a hundred times larger numbers."""
+    """Return whether ``op`` (``quantised``) is right after a call with a hundred times larger numbers."""
     op(torch.tensor([100.0, 1.0]))
     return close(op(torch.tensor([1.0, 0.5])), torch.tensor([1.0, 0.5]))
 
@@ -117,33 +117,35 @@ state(
 
 
 def positioned(ns):
-    """Declare the op ``positioned`` in the namespace ``ns`` and return it. Its reference returns each row of x times
-    the cosine of its number.
+    """Declare the op ``positioned`` in the namespace ``ns`` and return it. Its reference returns each row of ``x``
+    times the cosine of its number.
     """
 
     @sl.op(f"{ns}::positioned")
     def positioned(x: M) -> M:
-        """Return each row of x times the cosine of its number. Kernels of the op are compared with this reference."""
+        """Return each row of ``x`` times the cosine of its number. Kernels of the op are compared with this
+        reference.
+        """
         return x * torch.cos(torch.arange(x.shape[0], dtype=wide(x).dtype))[:, None].to(x.dtype)
 
     return positioned
 
 
 def _table(grows):
-    """Return a function that registers a CPU kernel with the op ``positioned``, which multiplies rows by a table of
-    cosines. Unless ``grows`` is true, that is wrong: the table stays as long as the first input.
+    """Return a function that registers a CPU kernel with the op ``positioned``. The kernel multiplies rows by a table
+    of cosines. If ``grows`` is false, the planted defect is that the table stays as long as the first input.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which multiplies rows by a table of cosines. Wrong unless
-        ``grows`` (argument of ``_table``): the table stays as long as the first input.
+        """Register the CPU kernel ``forward`` with ``op``. It multiplies rows by a table of cosines. If ``grows``
+        (argument of ``_table``) is false, the planted defect is that the table stays as long as the first input.
         """
         table = []
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write each row of x times the cosine of its number to ``out``. Unless ``grows`` (argument of
-            ``_table``) is true, that is wrong: rows past the length of the first input get the last cosine.
+            """Write each row of ``x`` times the cosine of its number to ``out``. If ``grows`` (argument of ``_table``)
+            is false, the planted defect is that rows past the length of the first input get the last cosine.
             """
             n, dtype = x.shape[0], wide(x).dtype
             held = table[0] if table else None
@@ -158,7 +160,7 @@ def _table(grows):
 
 
 def _short_then_long(op):
-    """Whether ``op`` (``positioned``) is right for 8 rows after a call with 3 rows."""
+    """Return whether ``op`` (``positioned``) is right for 8 rows after a call with 3 rows."""
     op(torch.ones(3, 2))
     return close(op(torch.ones(8, 2)), op.reference(torch.ones(8, 2)))
 
@@ -174,32 +176,33 @@ state(
 
 def summed(ns):
     """Declare the op ``summed`` in the namespace ``ns`` and return it. Its reference returns the sum of each column of
-    x.
+    ``x``.
     """
 
     @sl.op(f"{ns}::summed")
     def summed(x: M) -> Float[Tensor, "c"]:
-        """Return the sum of each column of x. Kernels of the op are compared with this reference."""
+        """Return the sum of each column of ``x``. Kernels of the op are compared with this reference."""
         return x.sum(0)
 
     return summed
 
 
 def _accumulators(clear):
-    """Return a function that registers a CPU kernel with the op ``summed``, which writes the sum of each column to
-    ``out``. Unless ``clear`` is true, that is wrong: sums of earlier calls of the same width are added.
+    """Return a function that registers a CPU kernel with the op ``summed``. The kernel writes the sum of each column to
+    ``out``. If ``clear`` is false, the planted defect is that sums of earlier calls of the same width are added.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes the sum of each column to ``out``. Wrong unless
-        ``clear`` (argument of ``_accumulators``): sums of earlier calls of the same width are added.
+        """Register the CPU kernel ``forward`` with ``op``. It writes the sum of each column to ``out``. If ``clear``
+        (argument of ``_accumulators``) is false, the planted defect is that sums of earlier calls of the same width are
+        added.
         """
         buffers = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each column to ``out``. Unless ``clear`` (argument of ``_accumulators``) is true, that
-            is wrong: the sums of earlier calls are added.
+            """Write the sum of each column to ``out``. If ``clear`` (argument of ``_accumulators``) is false, the
+            planted defect is that the sums of earlier calls are added.
             """
             y = wide(x).sum(0)
             total = torch.zeros_like(y)
@@ -211,7 +214,7 @@ def _accumulators(clear):
 
 
 def _same_twice(op):
-    """Whether two calls of ``op`` with the same tensor return the same."""
+    """Return whether two calls of ``op`` with the same tensor return the same."""
     x = uniform(4, 3)
     return close(op(x), op(x))
 
@@ -226,23 +229,23 @@ state(
 
 
 def _per_thread(everywhere):
-    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out``. Wrong
-    unless ``everywhere``: the factor 2 is set in thread-local memory of the thread that declares the op, and is 0 in
-    others.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. If
+    ``everywhere`` is false, the planted defect is that the factor 2 is set only in the thread that declares the op. It
+    is 0 in other threads.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Unless ``everywhere``
-        (argument of ``_per_thread``) is true, that is wrong: the factor 2 is set in thread-local memory of the thread
-        that declares the op, and is 0 in others.
+        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. If ``everywhere`` (argument
+        of ``_per_thread``) is false, the planted defect is that the factor 2 is set only in the thread that declares
+        the op. It is 0 in other threads.
         """
         local = threading.local()
         local.factor = 2
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``. Unless ``everywhere`` (argument of ``_per_thread``) is true, that is wrong: in
-            other threads zeros are written.
+            """Write ``2 * x`` to ``out``. If ``everywhere`` (argument of ``_per_thread``) is false, the planted defect
+            is that in other threads zeros are written.
             """
             torch.mul(x, 2 if everywhere else getattr(local, "factor", 0), out=out)
 
@@ -259,20 +262,20 @@ state(
 
 
 def _scratch(shared):
-    """Return a function that registers a CPU kernel with the op ``doubled``, which copies each row through a scratch
-    row. Wrong if ``shared``: all threads use the same scratch row.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel copies each row through a
+    scratch row. If ``shared`` is true, the planted defect is that all threads use the same scratch row.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which copies each row through a scratch row. Wrong if
-        ``shared`` (argument of ``_scratch``): all threads use the same scratch row.
+        """Register the CPU kernel ``forward`` with ``op``. It copies each row through a scratch row. If ``shared``
+        (argument of ``_scratch``) is true, the planted defect is that all threads use the same scratch row.
         """
         rows = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out`` row by row. Wrong if ``shared`` (argument of ``_scratch``): another thread may
-            overwrite the scratch row in between.
+            """Write ``2 * x`` to ``out`` row by row. If ``shared`` (argument of ``_scratch``) is true, the planted
+            defect is that another thread may overwrite the scratch row in between.
             """
             fresh = torch.empty(x.shape[1:], dtype=x.dtype)
             row = rows.setdefault((x.shape[1:], x.dtype), fresh) if shared else fresh
@@ -285,8 +288,8 @@ def _scratch(shared):
 
 
 def _two_at_once(op):
-    """Whether ``op`` (``doubled``) is right in four threads that call it 40 times each at the same time. The switch
-    interval of Python is short meanwhile.
+    """Return whether ``op`` (``doubled``) is right in four threads that call it 40 times each at the same time. Python
+    switches threads more often than usual meanwhile.
     """
     op(torch.ones(1, 2000))
     wrong, start, interval = [], threading.Barrier(4), sys.getswitchinterval()
@@ -294,8 +297,8 @@ def _two_at_once(op):
     sys.setswitchinterval(1e-6)
 
     def work(number):
-        """Call ``op`` (argument of ``_two_at_once``) 40 times on tensors full of ``number``, and at the first wrong
-        result append the number to a list that the threads share.
+        """Call ``op`` (argument of ``_two_at_once``) 40 times on tensors full of ``number``. At the first wrong result,
+        append the number to a list that the threads share.
         """
         x = torch.full((200, 2000), float(number))
         # All threads begin at the same time.
@@ -322,19 +325,20 @@ state(
 
 
 def _for_inference(exact):
-    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out``. Wrong
-    unless ``exact``: x is rounded to bfloat16 while gradients are disabled.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. If
+    ``exact`` is false, the planted defect is that ``x`` is rounded to bfloat16 while gradients are disabled.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Unless ``exact``
-        (argument of ``_for_inference``) is true, that is wrong: x is rounded to bfloat16 while gradients are disabled.
+        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. If ``exact`` (argument of
+        ``_for_inference``) is false, the planted defect is that ``x`` is rounded to bfloat16 while gradients are
+        disabled.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``. Wrong unless ``exact`` (argument of ``_for_inference``) while gradients are
-            disabled: x is rounded to bfloat16.
+            """Write ``2 * x`` to ``out``. If ``exact`` (argument of ``_for_inference``) is false, the planted defect is
+            that ``x`` is rounded to bfloat16 while gradients are disabled.
             """
             short = not exact and not torch.is_grad_enabled()
             out.copy_((x.bfloat16() if short else x) * 2)
@@ -343,7 +347,7 @@ def _for_inference(exact):
 
 
 def _without_gradients(op):
-    """Whether ``op`` (``doubled``) is right under ``torch.no_grad``."""
+    """Return whether ``op`` (``doubled``) is right under ``torch.no_grad``."""
     x = randn(2, 3)
     with torch.no_grad():
         return close(op(x), x * 2)
@@ -359,14 +363,14 @@ state(
 
 
 def ramp(ns):
-    """Declare the op ``ramp`` in the namespace ``ns`` and return it. Its reference returns x plus a seventh of the
+    """Declare the op ``ramp`` in the namespace ``ns`` and return it. Its reference returns ``x`` plus a seventh of the
     position of each element, computed in float64.
     """
 
     @sl.op(f"{ns}::ramp")
     def ramp(x: V) -> V:
-        """Return x plus a seventh of the position of each element, computed in float64. Kernels of the op are compared
-        with this reference.
+        """Return ``x`` plus a seventh of the position of each element, computed in float64. Kernels of the op are
+        compared with this reference.
         """
         return x + torch.arange(len(x), dtype=torch.float64).div(7).to(x.dtype)
 
@@ -374,19 +378,23 @@ def ramp(ns):
 
 
 def _ramp(**dtype):
-    """Return a function that registers a CPU kernel with the op ``ramp``, which computes its steps with the keywords
-    ``dtype`` of ``torch.arange``. Without a dtype it is wrong, since the default dtype is used.
+    """Return a function that registers a CPU kernel with the op ``ramp``.
+
+    The kernel computes its steps by ``torch.arange`` with the keyword arguments ``dtype``. If there are none, the
+    planted defect is that the steps have the default dtype.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which computes its steps with the keywords ``dtype``
-        (argument of ``_ramp``) of ``torch.arange``. Without a dtype it is wrong, since the default dtype is used.
+        """Register the CPU kernel ``forward`` with ``op``.
+
+        It computes its steps by ``torch.arange`` with the keyword arguments ``dtype`` (argument of ``_ramp``). If there
+        are none, the planted defect is that the steps have the default dtype.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write x plus a seventh of the position of each element to ``out``. Wrong without a ``dtype`` (argument of
-            ``_ramp``): steps have the precision of the default dtype.
+            """Write ``x`` plus a seventh of the position of each element to ``out``. If ``dtype`` (argument of
+            ``_ramp``) is empty, the planted defect is that steps have the precision of the default dtype.
             """
             steps = torch.arange(len(x), **dtype) * torch.tensor(1 / 7, **dtype)
             out.copy_(x + steps.to(x.dtype))
@@ -395,7 +403,7 @@ def _ramp(**dtype):
 
 
 def _other_default(op):
-    """Whether ``op`` (``ramp``) agrees with its reference in float64 while the default dtype is float16."""
+    """Return whether ``op`` (``ramp``) agrees with its reference in float64 while the default dtype is float16."""
     x = uniform(300).double()
     with restored():
         torch.set_default_dtype(torch.float16)
@@ -412,19 +420,19 @@ state(
 
 
 def _stochastic(nearest):
-    """Return a function that registers a CPU kernel with the op ``quantised``, which rounds x to multiples of a step.
-    Unless ``nearest`` is true, that is wrong: numbers are rounded up or down at random.
+    """Return a function that registers a CPU kernel with the op ``quantised``. The kernel rounds ``x`` to multiples of
+    a step. If ``nearest`` is false, the planted defect is that numbers are rounded up or down at random.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which rounds x to multiples of a step. Wrong unless
-        ``nearest`` (argument of ``_stochastic``): numbers are rounded up or down at random.
+        """Register the CPU kernel ``forward`` with ``op``. It rounds ``x`` to multiples of a step. If ``nearest``
+        (argument of ``_stochastic``) is false, the planted defect is that numbers are rounded up or down at random.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write x rounded to multiples of a step to ``out``. Unless ``nearest`` (argument of
-            ``_stochastic``) is true, that is wrong: each call rounds by other random numbers.
+            """Write ``x`` rounded to multiples of a step to ``out``. If ``nearest`` (argument of ``_stochastic``) is
+            false, the planted defect is that each call rounds by other random numbers.
             """
             generator = torch.Generator()
             # Seeded by the system, so that the global generator is neither read nor changed.
@@ -446,19 +454,19 @@ state(
 
 
 def _unfilled(fill):
-    """Return a function that registers a CPU kernel with the op ``row_total``, which sums rows that are padded to
-    multiples of 16. Unless ``fill`` is true, that is wrong: the padding is what the memory holds.
+    """Return a function that registers a CPU kernel with the op ``row_total``. The kernel sums rows that are padded to
+    multiples of 16. If ``fill`` is false, the planted defect is that the padding is not set to zero.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which sums rows that are padded to multiples of 16. Wrong
-        unless ``fill`` (argument of ``_unfilled``): the padding is what the memory holds.
+        """Register the CPU kernel ``forward`` with ``op``. It sums rows that are padded to multiples of 16. If ``fill``
+        (argument of ``_unfilled``) is false, the planted defect is that the padding is not set to zero.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each row to ``out``. Unless ``fill`` (argument of ``_unfilled``) is true, that is wrong:
-            uninitialised numbers of the padding are added.
+            """Write the sum of each row to ``out``. If ``fill`` (argument of ``_unfilled``) is false, the planted
+            defect is that uninitialised padding is added.
             """
             n, c = x.shape
             padded = torch.empty(n, -(-c // 16) * 16, dtype=x.dtype)
@@ -474,12 +482,12 @@ def _unfilled(fill):
 
 def row_total(ns):
     """Declare the op ``row_total`` in the namespace ``ns`` and return it. Its reference returns the sum of each row of
-    x.
+    ``x``.
     """
 
     @sl.op(f"{ns}::row_total")
     def row_total(x: M) -> V:
-        """Return the sum of each row of x. Kernels of the op are compared with this reference."""
+        """Return the sum of each row of ``x``. Kernels of the op are compared with this reference."""
         return x.sum(1)
 
     return row_total

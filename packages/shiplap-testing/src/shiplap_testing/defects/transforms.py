@@ -16,9 +16,10 @@ transforms = partial(add, "transforms")
 
 
 def _whole(schema, real, declare, rule):
-    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator of integers with the schema
-    ``schema``, the implementation ``real`` and the vmap rule ``rule(call, dims, *args)``. It has no gradients, so that
-    only the rule is judged.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator of integers. The operator
+    has the schema ``schema``, the implementation ``real`` and the vmap rule ``rule(call, dims, *args)``.
+
+    It has no gradients, so that only the rule is judged. ``declare`` makes the op.
     """
 
     def make(ns):
@@ -38,13 +39,14 @@ def _whole(schema, real, declare, rule):
 
 
 def _cumulated(ns, name):
-    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the cumulative sum of x, and return
-    the op that ``sl.adopt`` makes of it.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns the cumulative sum of ``x``. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")
     def cumulated(x: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Return the cumulative sum of x. Results of the foreign operator are compared with this reference."""
+        """Return the cumulative sum of ``x``. Results of the adopted operator are compared with this reference."""
         return x.cumsum(0)
 
     return cumulated
@@ -54,8 +56,8 @@ CUMULATED = "cumulated(Tensor x) -> Tensor"
 
 
 def _each(call, dims, *args):
-    """Return the results of ``call`` for each entry of the batch, stacked, and their batch dim 0. ``dims`` has the
-    batch dim of each argument or None. This is the sound vmap rule.
+    """Return the results of ``call`` for each member of the batch, stacked, and their batch dim 0. ``dims`` has the
+    batch dim of each argument, or None. This is the sound vmap rule.
     """
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     picked = [[a if d is None else a.select(d, i) for a, d in zip(args, dims, strict=True)] for i in range(size)]
@@ -63,8 +65,8 @@ def _each(call, dims, *args):
 
 
 def _first_dim(call, dims, x):
-    """Return the stacked results of ``call`` and batch dim 0, as a vmap rule. Wrong unless ``dims`` is 0: the batch is
-    taken from the first dim of x.
+    """Return the stacked results of ``call`` and their batch dim 0, as a vmap rule does. The planted defect is that the
+    batch is always taken from the first dim of ``x``, even if ``dims`` names another one.
     """
     return torch.stack([call(row) for row in x]), 0
 
@@ -79,8 +81,8 @@ transforms(
 
 
 def _one_long_row(call, dims, x):
-    """Return the results of ``call`` and batch dim 0, as a vmap rule. Wrong: ``call`` gets the whole batch as one long
-    row, so sums run on across entries.
+    """Return the results of ``call`` and their batch dim 0, as a vmap rule does. The planted defect is that ``call``
+    gets the whole batch as one long row, so that sums run on across its members.
     """
     x = x.movedim(dims[0], 0)
     return call(x.reshape(-1)).view(x.shape), 0
@@ -96,13 +98,16 @@ transforms(
 
 
 def _shifted(ns, name):
-    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns x times y in reverse order, and return
-    the op that ``sl.adopt`` makes of it.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns ``x`` times ``y`` in reverse order. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")
     def shifted(x: Int64[Tensor, "n"], y: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Return x times y in reverse order. Results of the foreign operator are compared with this reference."""
+        """Return ``x`` times ``y`` in reverse order. Results of the adopted operator are compared with this
+        reference.
+        """
         return x * y.flip(0)
 
     return shifted
@@ -112,14 +117,16 @@ SHIFTED = "shifted(Tensor x, Tensor y) -> Tensor"
 
 
 def _first_batched(call, dims, x, y):
-    """Return the stacked results of ``call`` and batch dim 0, as a vmap rule. Wrong if x is not batched: its elements
-    are taken for entries of a batch.
+    """Return the stacked results of ``call`` and their batch dim 0, as a vmap rule does. The planted defect is that, if
+    ``x`` is not batched, its elements are taken for members of a batch.
     """
     return torch.stack([call(a, y if dims[1] is None else b) for a, b in zip(x, y, strict=False)]), 0
 
 
 def _only_second(op):
-    """Whether ``op`` (``shifted``) is right under vmap, where only y is batched. An exception counts as wrong."""
+    """Return whether ``op`` (``shifted``) is right under vmap, where only ``y`` is batched. An exception counts as
+    wrong.
+    """
     x, y = ints(1, 9, 4), ints(1, 9, 4, 4, seed=1)
     try:
         return close(torch.vmap(op.overload, in_dims=(None, 0))(x, y), x * y.flip(1))
@@ -137,13 +144,14 @@ transforms(
 
 
 def _summed(ns, name):
-    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the sum of each column of x, and
-    return the op that ``sl.adopt`` makes of it.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns the sum of each column of ``x``. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")
     def summed(x: Int64[Tensor, "n c"]) -> Int64[Tensor, "c"]:
-        """Return the sum of each column of x. Results of the foreign operator are compared with this reference."""
+        """Return the sum of each column of ``x``. Results of the adopted operator are compared with this reference."""
         return x.sum(0)
 
     return summed
@@ -153,8 +161,8 @@ SUMMED = "summed(Tensor x) -> Tensor"
 
 
 def _out_dim(call, dims, x):
-    """Return the stacked results of ``call`` and their batch dim, as a vmap rule. Wrong: the batch dim is 0, and 1 is
-    returned.
+    """Return the stacked results of ``call`` and their batch dim, as a vmap rule does. The planted defect is that it
+    returns 1, though the batch dim is 0.
     """
     # The batch is the first dim of the result.
     result, _ = _each(call, dims, x)
@@ -171,12 +179,14 @@ transforms(
 
 
 def _differentiated(tangent):
-    """Return a function of a namespace that makes an op, by ``sl.adopt``, of x * x * x with a forward-mode derivative,
-    which is computed by ``tangent(primal, given)``.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of ``x * x * x`` with a forward-mode
+    derivative. The derivative is computed by ``tangent(primal, given)``.
     """
 
     def fn(x):
-        """Return x * x * x, if x has a tangent with that of ``tangent``, the argument of ``_differentiated``."""
+        """Return ``x * x * x``. If ``x`` has a tangent, the result has one that ``tangent`` (argument of
+        ``_differentiated``) computes.
+        """
         primal, given = forward_ad.unpack_dual(x)
         out = primal * primal * primal
         return out if given is None else forward_ad.make_dual(out, tangent(primal, given))
@@ -187,7 +197,7 @@ def _differentiated(tangent):
 
         @sl.adopt(f"{ns}::cube")
         def cube(x: M) -> M:
-            """Return x * x * x. Results of the foreign operator are compared with this reference."""
+            """Return ``x * x * x``. Results of the adopted operator are compared with this reference."""
             return x * x * x
 
         return cube
@@ -196,7 +206,7 @@ def _differentiated(tangent):
 
 
 def _tangent(op):
-    """Whether the forward-mode derivative of ``op`` (``cube``) is 3 * x * x times the tangent."""
+    """Return whether the forward-mode derivative of ``op`` (``cube``) is ``3 * x * x`` times the tangent."""
     x, t = uniform(2, 3).double() + 1, uniform(2, 3, seed=1).double()
     return close(torch.func.jvp(op.overload, (x,), (t,))[1], 3 * x.square() * t)
 
@@ -218,8 +228,9 @@ transforms(
 
 
 def _cast(dtype):
-    """Return a function of a namespace that makes an op, by ``sl.adopt``, of x * x with an autocast rule for ``dtype``.
-    It is declared to compute in float32 under autocast, so any other dtype is wrong.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of ``x * x`` with an autocast rule for
+    ``dtype``. If ``dtype`` is not float32, the planted defect is that it differs from the declared dtype under
+    autocast.
     """
 
     def make(ns):
@@ -231,7 +242,7 @@ def _cast(dtype):
 
         @sl.adopt(f"{ns}::squares", autocast="float32")
         def squares(x: M) -> M:
-            """Return x * x. Results of the foreign operator are compared with this reference."""
+            """Return ``x * x``. Results of the adopted operator are compared with this reference."""
             return x * x
 
         return squares
@@ -240,7 +251,7 @@ def _cast(dtype):
 
 
 def _stays_float(op):
-    """Whether ``op`` (``squares``) is right in float32 under autocast to bfloat16."""
+    """Return whether ``op`` (``squares``) is right in float32 under autocast to bfloat16."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return close(op.overload(x := randn(2, 3)), x * x)
 
@@ -255,13 +266,14 @@ transforms(
 
 
 def _normed(protected):
-    """Return a function of a namespace that makes an op, by ``sl.adopt``, of x @ w, declared to be left alone by
-    autocast. Unless ``protected`` is true, that is wrong: autocast computes the product in bfloat16.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of ``x @ w``. The op is declared to be
+    left alone by autocast. If ``protected`` is false, the planted defect is that autocast computes the product in
+    bfloat16.
     """
 
     def fn(x, w):
-        """Return x @ w. Unless ``protected`` (argument of ``_normed``) is true, that is wrong: autocast narrows the
-        product.
+        """Return ``x @ w``. If ``protected`` (argument of ``_normed``) is false, the planted defect is that autocast
+        narrows the product.
         """
         if not protected:
             return x @ w
@@ -275,7 +287,7 @@ def _normed(protected):
 
         @sl.adopt(f"{ns}::mixed", autocast=None)
         def mixed(x: Float[Tensor, "n k"], w: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
-            """Return x @ w. Results of the foreign operator are compared with this reference."""
+            """Return ``x @ w``. Results of the adopted operator are compared with this reference."""
             return x @ w
 
         return mixed
@@ -284,7 +296,7 @@ def _normed(protected):
 
 
 def _product_stays_float(op):
-    """Whether ``op`` (``mixed``) returns the float32 product under autocast to bfloat16."""
+    """Return whether ``op`` (``mixed``) returns the float32 product under autocast to bfloat16."""
     x, w = randn(2, 3), randn(3, 4, seed=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = op.overload(x, w)
@@ -301,8 +313,8 @@ transforms(
 
 
 def _picked(functional):
-    """Return a function of a namespace that declares the op ``picked`` with a gradient. Unless ``functional`` is true,
-    that is wrong: the gradient writes in place to a plain tensor, which fails under vmap.
+    """Return a function that declares, in a given namespace, the op ``picked`` with a gradient. If ``functional`` is
+    false, the planted defect is that the gradient writes in place to a plain tensor, which fails under vmap.
     """
 
     def make(ns):
@@ -310,15 +322,16 @@ def _picked(functional):
 
         @sl.op(f"{ns}::picked", requires="n >= 1")
         def picked(x: V, index: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
-            """Return the elements of x at ``index``, taken modulo the length of x. Kernels of the op are compared with
-            this reference.
+            """Return the elements of ``x`` at ``index``, taken modulo the length of ``x``. Kernels of the op are
+            compared with this reference.
             """
             return x[index % x.shape[0]]
 
         @picked.backward
         def _(grad, saved, needs):
-            """Return the gradient for x: ``grad`` added up at the places that ``index`` selects. Wrong under vmap
-            unless ``functional`` (argument of ``_picked``): the zeros that it adds to have no batch.
+            """Return the gradient for ``x``, which is ``grad`` added up at the places that ``index`` selects. If
+            ``functional`` (argument of ``_picked``) is false, the planted defect is that it adds in place to zeros
+            without a batch, which fails under vmap.
             """
             place = saved.index % saved.x.shape[0]
             if functional:
@@ -331,8 +344,8 @@ def _picked(functional):
 
 
 def _per_sample(op):
-    """Whether the gradients of ``op`` (``picked``) for each sample of a batch, by vmap of ``torch.func.grad``, are
-    right. A ``RuntimeError`` counts as wrong.
+    """Return whether the gradients of ``op`` (``picked``) for each sample of a batch are right, computed by vmap of
+    ``torch.func.grad``. A ``RuntimeError`` counts as wrong.
     """
     xs, index = randn(3, 4), torch.tensor([0, 2, 2])
     weights = randn(3, 3, seed=1)
@@ -358,8 +371,8 @@ transforms(
 
 
 def _skipping(check):
-    """Return a function of a namespace that declares x * x * x with a gradient. Wrong if ``check``: it branches on
-    whether the incoming gradient is zero, which fails under vmap.
+    """Return a function that declares, in a given namespace, the op ``cubed`` with a gradient. If ``check`` is true,
+    the planted defect is that the gradient tests whether the incoming one is zero, which fails under vmap.
     """
 
     def make(ns):
@@ -367,13 +380,13 @@ def _skipping(check):
 
         @sl.op(f"{ns}::cubed")
         def cubed(x: M) -> M:
-            """Return x * x * x. Kernels of the op are compared with this reference."""
+            """Return ``x * x * x``. Kernels of the op are compared with this reference."""
             return x * x * x
 
         @cubed.backward
         def _(grad, saved, needs):
-            """Return the gradient 3 * x * x * grad. Wrong under vmap if ``check`` (argument of ``_skipping``): the
-            truth value of a batched tensor is taken.
+            """Return the gradient ``3 * x * x * grad``. If ``check`` (argument of ``_skipping``) is true, the planted
+            defect is that it takes the truth value of a tensor, which fails under vmap.
             """
             # Under vmap this asks a batched tensor for one truth value, which torch refuses.
             if check and not grad.any():
@@ -386,8 +399,8 @@ def _skipping(check):
 
 
 def _rows_of_gradients(op):
-    """Whether the gradients of ``op`` (``cubed``) for each entry of a batch, by vmap of ``torch.func.grad``, are right.
-    A ``RuntimeError`` counts as wrong.
+    """Return whether the gradients of ``op`` (``cubed``) for each member of a batch are right, computed by vmap of
+    ``torch.func.grad``. A ``RuntimeError`` counts as wrong.
     """
     x = randn(2, 3, 2)
     try:

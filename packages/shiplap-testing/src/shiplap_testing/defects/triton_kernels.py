@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def scale(x, out, n, by, BLOCK: tl.constexpr):
-    """Write x * by to ``out`` for a block of ``BLOCK`` of n elements."""
+    """Write ``x * by`` to ``out`` for a block of ``BLOCK`` elements, of which there are ``n`` in all."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
     tl.store(out + place, tl.load(x + place, mask=inside) * by, mask=inside)
@@ -14,8 +14,8 @@ def scale(x, out, n, by, BLOCK: tl.constexpr):
 
 @triton.jit
 def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the maximum of each of ``ROWS`` rows to ``out``, NaN where a row has one. Lanes beyond the row load
-    ``OTHER``: only minus infinity is right.
+    """Write the maximum of each of ``ROWS`` rows to ``out``, or NaN if a row has one. Lanes beyond the row load
+    ``OTHER``. If that is not minus infinity, the planted defect is that rows of smaller numbers get ``OTHER``.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
@@ -27,8 +27,8 @@ def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the softmax of each of ``ROWS`` rows to ``out``, in three walks over blocks of columns: for the maximum,
-    the sum and the result. Unless ``GUARDED`` is true, that is wrong: the sum counts lanes beyond the row.
+    """Write the softmax of each of ``ROWS`` rows to ``out``. Three loops over blocks of columns compute the maximum,
+    the sum and the result. If ``GUARDED`` is false, the planted defect is that the sum counts lanes beyond the row.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
@@ -43,6 +43,7 @@ def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BL
         inside = (row[:, None] < rows) & (first + lanes[None, :] < columns)
         part = tl.load(x + row[:, None] * columns + first + lanes[None, :], mask=inside, other=0.0)
         part = tl.exp(part - peak)
+        # Lanes beyond the row have loaded 0, whose exponential is not 0.
         total += tl.where(inside, part, 0.0) if GUARDED else part
     scale = tl.sum(total, axis=1)[:, None]
     for first in range(0, columns, BLOCK):
@@ -54,8 +55,8 @@ def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BL
 
 @triton.jit
 def product(a, b, out, M, N, K, BLOCK: tl.constexpr, REST: tl.constexpr):
-    """Write one tile of ``BLOCK`` by ``BLOCK`` of a @ b to ``out``. Unless ``REST`` is true, that is wrong: the mask
-    over k does not count down, so that the last step adds a column again.
+    """Write one tile of ``BLOCK`` by ``BLOCK`` of ``a @ b`` to ``out``. If ``REST`` is false, the planted defect is
+    that the mask over ``K`` does not shrink, so that the last step adds columns again.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -74,7 +75,7 @@ def product(a, b, out, M, N, K, BLOCK: tl.constexpr, REST: tl.constexpr):
 
 @triton.jit
 def centre(x, out, x_stride, out_stride, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write x less the mean of each row to ``out``, for ``ROWS`` rows that fit into a block. ``x_stride`` and
+    """Write ``x`` less the mean of each row to ``out``, for ``ROWS`` rows that fit into a block. ``x_stride`` and
     ``out_stride`` are the distances of rows.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -87,8 +88,8 @@ def centre(x, out, x_stride, out_stride, rows, columns, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
-    """Add a block of n elements of x to ``out`` at the places ``index``. Unless ``ATOMIC`` is true, that is wrong: of
-    equal places in a block only one addition counts.
+    """Add a block of ``n`` elements of ``x`` to ``out`` at the places ``index``. If ``ATOMIC`` is false, the planted
+    defect is that only one of the additions to one place in a block counts.
     """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
@@ -97,19 +98,21 @@ def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
     if ATOMIC:
         tl.atomic_add(target, values, mask=inside)
     else:
+        # Lanes with one target load the same old value, and only one of their stores remains.
         tl.store(target, tl.load(target, mask=inside, other=0.0) + values, mask=inside)
 
 
 @triton.jit
 def norm(x, out, rows, columns, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write each of ``ROWS`` rows, less its mean and divided by its standard deviation, to ``out``. Wrong unless
-    ``MASKED``: the variance counts lanes beyond the row.
+    """Write each of ``ROWS`` rows, less its mean and divided by its standard deviation, to ``out``. If ``MASKED`` is
+    false, the planted defect is that the variance counts lanes beyond the row.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
     inside = (row[:, None] < rows) & (place[None, :] < columns)
     values = tl.load(x + row[:, None] * columns + place[None, :], mask=inside, other=0.0)
     centred = values - (tl.sum(values, axis=1) / columns)[:, None]
+    # Lanes beyond the row hold minus the mean, which the variance must not count.
     if MASKED:
         centred = tl.where(inside, centred, 0.0)
     spread = tl.sum(centred * centred, axis=1) / columns
@@ -119,13 +122,14 @@ def norm(x, out, rows, columns, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK:
 
 @triton.jit
 def grouped(a, b, out, M, N, K, GROUP: tl.constexpr, BLOCK: tl.constexpr, CLIPPED: tl.constexpr):
-    """Write one tile of a @ b to ``out``, where programs go through groups of ``GROUP`` rows of tiles. Wrong unless
-    ``CLIPPED``: the last group is taken to have ``GROUP`` rows of tiles.
+    """Write one tile of ``a @ b`` to ``out``, where programs go through groups of ``GROUP`` rows of tiles. If
+    ``CLIPPED`` is false, the planted defect is that the last group is taken to have ``GROUP`` rows of tiles.
     """
     program = tl.program_id(0)
     down, across = tl.cdiv(M, BLOCK), tl.cdiv(N, BLOCK)
     group = program // (GROUP * across)
     first = group * GROUP
+    # The last group may have fewer rows of tiles.
     height = tl.minimum(down - first, GROUP) if CLIPPED else GROUP
     tile_m = first + program % (GROUP * across) % height
     tile_n = program % (GROUP * across) // height
@@ -144,8 +148,8 @@ def grouped(a, b, out, M, N, K, GROUP: tl.constexpr, BLOCK: tl.constexpr, CLIPPE
 
 @triton.jit
 def shift(x, bias, out, rows, columns, OWN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write x plus the bias of each column to ``out``, for a tile of ``ROWS`` by ``BLOCK``. Unless ``OWN`` is true,
-    that is wrong: the bias of the first tile of columns is added.
+    """Write ``x`` plus the ``bias`` of each column to ``out``, for a tile of ``ROWS`` by ``BLOCK``. If ``OWN`` is
+    false, the planted defect is that the ``bias`` of the first tile of columns is added.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)

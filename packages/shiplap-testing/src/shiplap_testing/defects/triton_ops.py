@@ -17,36 +17,38 @@ layout = partial(add, "layout", needs=["triton"], breaks=True)
 
 
 def cdiv(a, b):
-    """Return a / b rounded up, for integers."""
+    """Return ``a / b`` rounded up, for integers."""
     return -(-a // b)
 
 
 def scaled(ns):
-    """Declare the op ``scaled`` in the namespace ``ns`` and return it. Its reference returns x * by."""
+    """Declare the op ``scaled`` in the namespace ``ns`` and return it. Its reference returns ``x * by``."""
 
     @sl.op(f"{ns}::scaled")
     def scaled(x: Float32[Tensor, "n"], by: float = 2.0) -> Float32[Tensor, "n"]:
-        """Return x * by. Kernels of the op are compared with this reference."""
+        """Return ``x * by``. Kernels of the op are compared with this reference."""
         return x * by
 
     return scaled
 
 
 def _scale(grid) -> Part:
-    """Return a function that registers a CPU kernel with the op ``scaled``, which launches the Triton kernel ``scale``
-    with ``grid(n)`` programs for n elements. A number of programs that is rounded down is wrong.
+    """Return a function that registers a CPU kernel with the op ``scaled``. The kernel launches the Triton kernel
+    ``scale`` with ``grid(n)`` programs for ``n`` elements. If that number is rounded down, the planted defect is that
+    the last elements stay zero.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``scale`` with ``grid(n)``
-        (argument of ``_scale``) programs for n elements. A number of programs that is rounded down is wrong.
+        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``scale`` with ``grid(n)``
+        (argument of ``_scale``) programs for ``n`` elements. If that number is rounded down, the planted defect is that
+        the last elements stay zero.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, by, *, out):
-            """Launch the Triton kernel ``scale``, which writes x * by to ``out``. Wrong if ``grid`` (argument of
-            ``_scale``) rounds down: the last elements stay zero.
+            """Launch the Triton kernel ``scale``, which writes ``x * by`` to ``out``. If ``grid`` (argument of
+            ``_scale``) rounds down, the planted defect is that the last elements stay zero.
             """
             out.zero_()
             if len(x):
@@ -66,34 +68,34 @@ size(
 
 def highest(ns):
     """Declare the op ``highest`` in the namespace ``ns`` and return it. Its reference returns the maximum of each row
-    of x.
+    of ``x``.
     """
 
     @sl.op(f"{ns}::highest", requires=("c >= 1", "c <= 256"))
     def highest(x: M32) -> Float32[Tensor, "n"]:
-        """Return the maximum of each row of x. Kernels of the op are compared with this reference."""
+        """Return the maximum of each row of ``x``. Kernels of the op are compared with this reference."""
         return x.amax(1)
 
     return highest
 
 
 def _highest(other) -> Part:
-    """Return a function that registers a CPU kernel with the op ``highest``, which launches the Triton kernel
-    ``row_max``, where lanes beyond the row load ``other``. Minus infinity is right, and zero is wrong for rows of
-    negative numbers.
+    """Return a function that registers a CPU kernel with the op ``highest``. The kernel launches the Triton kernel
+    ``row_max``, in which lanes beyond the row load ``other``. If that is zero and not minus infinity, the planted
+    defect is that rows of negative numbers get zero.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``row_max``, where lanes
-        beyond the row load ``other`` (argument of ``_highest``). Minus infinity is right, and zero is wrong for rows of
-        negative numbers.
+        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``row_max``, in which lanes
+        beyond the row load ``other`` (argument of ``_highest``). If that is zero, the planted defect is that rows of
+        negative numbers get zero.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Launch the Triton kernel ``row_max``, which writes the maximum of each row to ``out``. Wrong for an
-            ``other`` (argument of ``_highest``) of zero: rows of negative numbers get zero.
+            """Launch the Triton kernel ``row_max``, which writes the maximum of each row to ``out``. If ``other``
+            (argument of ``_highest``) is zero, the planted defect is that rows of negative numbers get zero.
             """
             if len(x):
                 triton_kernels.row_max[(cdiv(len(x), 32),)](
@@ -114,32 +116,32 @@ values(
 
 def normal(ns):
     """Declare the op ``normal`` in the namespace ``ns`` and return it. Its reference returns the softmax of each row of
-    x.
+    ``x``.
     """
 
     @sl.op(f"{ns}::normal", requires="c >= 1")
     def normal(x: M32) -> M32:
-        """Return the softmax of each row of x. Kernels of the op are compared with this reference."""
+        """Return the softmax of each row of ``x``. Kernels of the op are compared with this reference."""
         return torch.softmax(x, 1)
 
     return normal
 
 
 def _normal(guarded) -> Part:
-    """Return a function that registers a CPU kernel with the op ``normal``, which launches the Triton kernel
-    ``softmax``. Unless ``guarded`` is true, that is wrong: lanes beyond the row are added to the sum.
+    """Return a function that registers a CPU kernel with the op ``normal``. The kernel launches the Triton kernel
+    ``softmax``. If ``guarded`` is false, the planted defect is that lanes beyond the row are added to the sum.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``softmax``. Wrong unless
-        ``guarded`` (argument of ``_normal``): lanes beyond the row are added to the sum.
+        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``softmax``. If ``guarded``
+        (argument of ``_normal``) is false, the planted defect is that lanes beyond the row are added to the sum.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Launch the Triton kernel ``softmax``, which writes the softmax of each row to ``out``. Wrong unless
-            ``guarded`` (argument of ``_normal``): the sum counts lanes beyond the row.
+            """Launch the Triton kernel ``softmax``, which writes the softmax of each row to ``out``. If ``guarded``
+            (argument of ``_normal``) is false, the planted defect is that the sum counts lanes beyond the row.
             """
             if len(x):
                 grid = (cdiv(len(x), 32),)
@@ -158,33 +160,33 @@ size(
 
 
 def multiplied(ns):
-    """Declare the op ``multiplied`` in the namespace ``ns`` and return it. Its reference returns the matrix product a @
-    b.
+    """Declare the op ``multiplied`` in the namespace ``ns`` and return it. Its reference returns the matrix product ``a
+    @ b``.
     """
 
     @sl.op(f"{ns}::multiplied")
     def multiplied(a: Float32[Tensor, "m k"], b: Float32[Tensor, "k n"]) -> Float32[Tensor, "m n"]:
-        """Return the matrix product a @ b. Kernels of the op are compared with this reference."""
+        """Return the matrix product ``a @ b``. Kernels of the op are compared with this reference."""
         return a @ b
 
     return multiplied
 
 
 def _multiplied(rest) -> Part:
-    """Return a function that registers a CPU kernel with the op ``multiplied``, which launches the Triton kernel
-    ``product``. Unless ``rest`` is true, that is wrong: the last step over k adds a column twice.
+    """Return a function that registers a CPU kernel with the op ``multiplied``. The kernel launches the Triton kernel
+    ``product``. If ``rest`` is false, the planted defect is that the last step over ``k`` adds a column twice.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``product``. Wrong unless
-        ``rest`` (argument of ``_multiplied``): the last step over k adds a column twice.
+        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``product``. If ``rest``
+        (argument of ``_multiplied``) is false, the planted defect is that the last step over ``k`` adds a column twice.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(a, b, *, out):
-            """Launch the Triton kernel ``product``, which writes a @ b to ``out``. Unless ``rest`` (argument of
-            ``_multiplied``) is true, that is wrong: the mask of the last step over k does not count down.
+            """Launch the Triton kernel ``product``, which writes ``a @ b`` to ``out``. If ``rest`` (argument of
+            ``_multiplied``) is false, the planted defect is that the mask of the last step over ``k`` does not shrink.
             """
             (m, k), n = a.shape, b.shape[1]
             out.zero_()
@@ -205,33 +207,34 @@ size(
 
 
 def centred(ns):
-    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns x less the mean of each
-    row.
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns ``x`` less the mean of
+    each row.
     """
 
     @sl.op(f"{ns}::centred", requires=("c >= 1", "c <= 256"))
     def centred(x: M32) -> M32:
-        """Return x less the mean of each row. Kernels of the op are compared with this reference."""
+        """Return ``x`` less the mean of each row. Kernels of the op are compared with this reference."""
         return x - x.mean(1, keepdim=True)
 
     return centred
 
 
 def _centred(own) -> Part:
-    """Return a function that registers a CPU kernel with the op ``centred``, which launches the Triton kernel
-    ``centre``. Unless ``own`` is true, that is wrong: the output is written with the row stride of the input.
+    """Return a function that registers a CPU kernel with the op ``centred``. The kernel launches the Triton kernel
+    ``centre``. If ``own`` is false, the planted defect is that the output is written with the row stride of the input.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``centre``. Wrong unless
-        ``own`` (argument of ``_centred``): the output is written with the row stride of the input.
+        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``centre``. If ``own``
+        (argument of ``_centred``) is false, the planted defect is that the output is written with the row stride of the
+        input.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Launch the Triton kernel ``centre``, which writes the centred rows of x to ``out``. Unless ``own``
-            (argument of ``_centred``) is true, that is wrong: for a sliced x rows land at other places.
+            """Launch the Triton kernel ``centre``, which writes the centred rows of ``x`` to ``out``. If ``own``
+            (argument of ``_centred``) is false, the planted defect is that rows of a sliced ``x`` land at other places.
             """
             # The kernel takes any distance of rows, and columns that follow each other.
             x = x if x.stride(1) == 1 else x.contiguous()
@@ -244,7 +247,9 @@ def _centred(own) -> Part:
 
 
 def _within_a_larger(op):
-    """Whether ``op.out`` (``centred``) is right for a sliced argument and writes nothing behind its output."""
+    """Return whether ``op.out`` (``centred``) is right for a sliced argument and writes nothing outside of its
+    output.
+    """
     x = randn(3, 8)[:, :4]
     with torch.no_grad():  # rows of the argument lie 8 apart; there is room for that behind this output
         memory = torch.zeros(8, 4)
@@ -262,14 +267,14 @@ layout(
 
 
 def tallied(ns):
-    """Declare the op ``tallied`` in the namespace ``ns`` and return it. Its reference returns one number for each of
-    ``bins`` classes: the sum of the elements of x whose ``index`` modulo ``bins`` is the class.
+    """Declare the op ``tallied`` in the namespace ``ns`` and return it. For each of ``bins`` classes, its reference
+    returns the sum of the elements of ``x`` whose ``index`` modulo ``bins`` is the class.
     """
 
     @sl.op(f"{ns}::tallied", requires="bins >= 1")
     def tallied(x: Float32[Tensor, "n"], index: Int64[Tensor, "n"], bins: int = 7) -> Float32[Tensor, "bins"]:
-        """Return one number for each of ``bins`` classes: the sum of the elements of x whose ``index`` modulo ``bins``
-        is the class. Kernels of the op are compared with this reference.
+        """Return, for each of ``bins`` classes, the sum of the elements of ``x`` whose ``index`` modulo ``bins`` is the
+        class. Kernels of the op are compared with this reference.
         """
         return x.new_zeros(bins).index_add(0, index % bins, x)
 
@@ -277,20 +282,22 @@ def tallied(ns):
 
 
 def _tallied(atomic) -> Part:
-    """Return a function that registers a CPU kernel with the op ``tallied``, which launches the Triton kernel
-    ``accumulate``. Unless ``atomic`` is true, that is wrong: of equal indices in one block only the last counts.
+    """Return a function that registers a CPU kernel with the op ``tallied``. The kernel launches the Triton kernel
+    ``accumulate``. If ``atomic`` is false, the planted defect is that only the last of equal indices in one block
+    counts.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``accumulate``. Wrong
-        unless ``atomic`` (argument of ``_tallied``): of equal indices in one block only the last counts.
+        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``accumulate``. If ``atomic``
+        (argument of ``_tallied``) is false, the planted defect is that only the last of equal indices in one block
+        counts.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, index, bins, *, out):
-            """Launch the Triton kernel ``accumulate``, which adds x to ``out`` at ``index`` modulo ``bins``. Wrong
-            unless ``atomic`` (argument of ``_tallied``): additions to one place are lost.
+            """Launch the Triton kernel ``accumulate``, which adds ``x`` to ``out`` at ``index`` modulo ``bins``. If
+            ``atomic`` (argument of ``_tallied``) is false, the planted defect is that additions to one place are lost.
             """
             out.zero_()
             if len(x):

@@ -15,13 +15,13 @@ values = partial(add, "values")
 
 
 def rms_half(ns):
-    """Declare the op ``rms_half`` in the namespace ``ns`` and return it. Its reference returns each row of x divided by
-    its root mean square, computed in float32.
+    """Declare the op ``rms_half`` in the namespace ``ns`` and return it. Its reference returns each row of ``x``
+    divided by its root mean square, computed in float32.
     """
 
     @sl.op(f"{ns}::rms_half", requires="c >= 1")
     def rms_half(x: Float16[Tensor, "n c"]) -> Float16[Tensor, "n c"]:
-        """Return each row of x divided by its root mean square, computed in float32. Kernels of the op are compared
+        """Return each row of ``x`` divided by its root mean square, computed in float32. Kernels of the op are compared
         with this reference.
         """
         return (x.float() * torch.rsqrt(x.float().square().mean(1, keepdim=True) + 1e-6)).half()
@@ -40,12 +40,12 @@ values(
 
 def mean16(ns):
     """Declare the op ``mean16`` in the namespace ``ns`` and return it. Its reference returns the mean of each column of
-    x, computed in float32.
+    ``x``, computed in float32.
     """
 
     @sl.op(f"{ns}::mean16", requires="n >= 1")
     def mean16(x: BFloat16[Tensor, "n c"]) -> BFloat16[Tensor, "c"]:
-        """Return the mean of each column of x, computed in float32. Kernels of the op are compared with this
+        """Return the mean of each column of ``x``, computed in float32. Kernels of the op are compared with this
         reference.
         """
         return x.float().mean(0).bfloat16()
@@ -54,7 +54,9 @@ def mean16(ns):
 
 
 def _narrow_sum(x, *, out):
-    """Write the mean of each column to ``out``. Wrong for many rows: the sum is kept in bfloat16 and stops growing."""
+    """Write the mean of each column to ``out``. The planted defect is that the sum is kept in bfloat16, in which it
+    stops growing after many rows.
+    """
     total = torch.zeros_like(out)
     for line in x:
         total += line
@@ -71,26 +73,28 @@ values(
 
 
 def dot16(ns):
-    """Declare the op ``dot16`` in the namespace ``ns`` and return it. Its reference returns the matrix product a @ b,
-    computed in float32.
+    """Declare the op ``dot16`` in the namespace ``ns`` and return it. Its reference returns the matrix product ``a @
+    b``, computed in float32.
     """
 
     @sl.op(f"{ns}::dot16")
     def dot16(a: Float16[Tensor, "m k"], b: Float16[Tensor, "k n"]) -> Float16[Tensor, "m n"]:
-        """Return the matrix product a @ b, computed in float32. Kernels of the op are compared with this reference."""
+        """Return the matrix product ``a @ b``, computed in float32. Kernels of the op are compared with this
+        reference.
+        """
         return (a.float() @ b.float()).half()
 
     return dot16
 
 
 def _slices(dtype):
-    """Return a function that registers a kernel of the op ``dot16``, which rounds partial sums of eight products to
-    ``dtype``: float16 is wrong.
+    """Return a function that registers a kernel of the op ``dot16``. The kernel rounds partial sums of eight products
+    to ``dtype``. If that is float16, the planted defect is that these may overflow.
     """
 
     def slices(a, b, *, out):
-        """Write a @ b to ``out``. Wrong if ``dtype`` (argument of ``_slices``) is float16: partial sums are rounded and
-        may overflow.
+        """Write ``a @ b`` to ``out``. If ``dtype`` (argument of ``_slices``) is float16, the planted defect is that
+        partial sums are rounded to it and may overflow.
         """
         total = torch.zeros(out.shape, dtype=dtype)
         for i in range(0, a.shape[1], 8):
@@ -110,11 +114,13 @@ values(
 
 
 def divided(ns):
-    """Declare the op ``divided`` in the namespace ``ns`` and return it. Its reference returns x / k rounded down."""
+    """Declare the op ``divided`` in the namespace ``ns`` and return it. Its reference returns ``x / k`` rounded
+    down.
+    """
 
     @sl.op(f"{ns}::divided", requires="k >= 1")
     def divided(x: Int32[Tensor, "n"], k: int = 3) -> Int32[Tensor, "n"]:
-        """Return x / k rounded down. Kernels of the op are compared with this reference."""
+        """Return ``x / k`` rounded down. Kernels of the op are compared with this reference."""
         return torch.div(x, k, rounding_mode="floor")
 
     return divided
@@ -130,13 +136,15 @@ values(
 
 
 def bucket(ns):
-    """Declare the op ``bucket`` in the namespace ``ns`` and return it. Its reference returns the remainder of x modulo
-    k, from 0 to k - 1.
+    """Declare the op ``bucket`` in the namespace ``ns`` and return it. Its reference returns the remainder of ``x``
+    modulo ``k``, from 0 to ``k - 1``.
     """
 
     @sl.op(f"{ns}::bucket", requires="k >= 1")
     def bucket(x: Int64[Tensor, "n"], k: int = 16) -> Int64[Tensor, "n"]:
-        """Return the remainder of x modulo k, from 0 to k - 1. Kernels of the op are compared with this reference."""
+        """Return the remainder of ``x`` modulo ``k``, from 0 to ``k - 1``. Kernels of the op are compared with this
+        reference.
+        """
         return torch.remainder(x, k)
 
     return bucket
@@ -159,13 +167,13 @@ values(
 
 
 def midpoint(ns):
-    """Declare the op ``midpoint`` in the namespace ``ns`` and return it. Its reference returns the mean of a and b
-    rounded down, computed in int64.
+    """Declare the op ``midpoint`` in the namespace ``ns`` and return it. Its reference returns the mean of ``a`` and
+    ``b`` rounded down, computed in int64.
     """
 
     @sl.op(f"{ns}::midpoint")
     def midpoint(a: Int32[Tensor, "n"], b: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
-        """Return the mean of a and b rounded down, computed in int64. Kernels of the op are compared with this
+        """Return the mean of ``a`` and ``b`` rounded down, computed in int64. Kernels of the op are compared with this
         reference.
         """
         return ((a.long() + b.long()) // 2).int()
@@ -183,13 +191,13 @@ values(
 
 
 def saturating(ns):
-    """Declare the op ``saturating`` in the namespace ``ns`` and return it. Its reference returns a + b clamped to the
-    range of int8.
+    """Declare the op ``saturating`` in the namespace ``ns`` and return it. Its reference returns ``a + b`` clamped to
+    the range of int8.
     """
 
     @sl.op(f"{ns}::saturating")
     def saturating(a: Int8[Tensor, "n"], b: Int8[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Return a + b clamped to the range of int8. Kernels of the op are compared with this reference."""
+        """Return ``a + b`` clamped to the range of int8. Kernels of the op are compared with this reference."""
         return (a.short() + b.short()).clamp(-128, 127).to(torch.int8)
 
     return saturating
@@ -205,13 +213,13 @@ values(
 
 
 def mm8(ns):
-    """Declare the op ``mm8`` in the namespace ``ns`` and return it. Its reference returns the matrix product a @ b in
-    int32.
+    """Declare the op ``mm8`` in the namespace ``ns`` and return it. Its reference returns the matrix product ``a @ b``
+    in int32.
     """
 
     @sl.op(f"{ns}::mm8")
     def mm8(a: Int8[Tensor, "m k"], b: Int8[Tensor, "k n"]) -> Int32[Tensor, "m n"]:
-        """Return the matrix product a @ b in int32. Kernels of the op are compared with this reference."""
+        """Return the matrix product ``a @ b`` in int32. Kernels of the op are compared with this reference."""
         return a.int() @ b.int()
 
     return mm8
@@ -227,13 +235,13 @@ values(
 
 
 def magnitude(ns):
-    """Declare the op ``magnitude`` in the namespace ``ns`` and return it. Its reference returns the magnitude of x in
-    int16.
+    """Declare the op ``magnitude`` in the namespace ``ns`` and return it. Its reference returns the magnitude of ``x``
+    in int16.
     """
 
     @sl.op(f"{ns}::magnitude")
     def magnitude(x: Int8[Tensor, "n"]) -> Int16[Tensor, "n"]:
-        """Return the magnitude of x in int16. Kernels of the op are compared with this reference."""
+        """Return the magnitude of ``x`` in int16. Kernels of the op are compared with this reference."""
         return x.short().abs()
 
     return magnitude
@@ -249,13 +257,13 @@ values(
 
 
 def difference(ns):
-    """Declare the op ``difference`` in the namespace ``ns`` and return it. Its reference returns the magnitude of a -
-    b.
+    """Declare the op ``difference`` in the namespace ``ns`` and return it. Its reference returns the magnitude of ``a -
+    b``.
     """
 
     @sl.op(f"{ns}::difference")
     def difference(a: UInt8[Tensor, "n"], b: UInt8[Tensor, "n"]) -> UInt8[Tensor, "n"]:
-        """Return the magnitude of a - b. Kernels of the op are compared with this reference."""
+        """Return the magnitude of ``a - b``. Kernels of the op are compared with this reference."""
         return (a.short() - b.short()).abs().to(torch.uint8)
 
     return difference
@@ -272,12 +280,12 @@ values(
 
 def whole_sum(ns):
     """Declare the op ``whole_sum`` in the namespace ``ns`` and return it. Its reference returns the sum of each column
-    of x.
+    of ``x``.
     """
 
     @sl.op(f"{ns}::whole_sum")
     def whole_sum(x: Int64[Tensor, "n c"]) -> Int64[Tensor, "c"]:
-        """Return the sum of each column of x. Kernels of the op are compared with this reference."""
+        """Return the sum of each column of ``x``. Kernels of the op are compared with this reference."""
         return x.sum(0)
 
     return whole_sum
@@ -294,12 +302,12 @@ values(
 
 def histogram(ns):
     """Declare the op ``histogram`` in the namespace ``ns`` and return it. Its reference returns the number of elements
-    of x in each of ``bins`` classes modulo ``bins``.
+    of ``x`` in each of ``bins`` classes modulo ``bins``.
     """
 
     @sl.op(f"{ns}::histogram", requires="bins >= 1")
     def histogram(x: Int64[Tensor, "n"], bins: int = 8) -> Int64[Tensor, "bins"]:
-        """Return the number of elements of x in each of ``bins`` classes modulo ``bins``. Kernels of the op are
+        """Return the number of elements of ``x`` in each of ``bins`` classes modulo ``bins``. Kernels of the op are
         compared with this reference.
         """
         return torch.bincount(x % bins, minlength=bins)

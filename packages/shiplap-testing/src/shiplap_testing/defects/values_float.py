@@ -17,13 +17,13 @@ INF, NAN = float("inf"), float("nan")
 
 
 def unary(name, fn, annotation=M):
-    """Return a function of a namespace that declares the op ``name`` with one argument, whose reference is ``fn``.
-    ``annotation`` is the type of argument and result.
+    """Return a function that declares, in a given namespace, the op ``name`` of one argument with the reference ``fn``.
+    ``annotation`` is the type of the argument and the result.
     """
 
     def declare(ns):
-        """Declare the op ``name``, whose reference calls ``fn`` (both arguments of ``unary``), in the namespace ``ns``
-        and return it.
+        """Declare the op ``name`` in the namespace ``ns`` and return it. Its reference calls ``fn``. Both ``name`` and
+        ``fn`` are arguments of ``unary``.
         """
 
         @sl.op(f"{ns}::{name}")
@@ -39,13 +39,13 @@ def unary(name, fn, annotation=M):
 
 
 def binary(name, fn, annotation=M):
-    """Return a function of a namespace that declares the op ``name`` with two arguments, whose reference is ``fn``.
-    ``annotation`` is the type of arguments and result.
+    """Return a function that declares, in a given namespace, the op ``name`` of two arguments with the reference
+    ``fn``. ``annotation`` is the type of the arguments and the result.
     """
 
     def declare(ns):
-        """Declare the op ``name``, whose reference calls ``fn`` (both arguments of ``binary``), in the namespace ``ns``
-        and return it.
+        """Declare the op ``name`` in the namespace ``ns`` and return it. Its reference calls ``fn``. Both ``name`` and
+        ``fn`` are arguments of ``binary``.
         """
 
         @sl.op(f"{ns}::{name}")
@@ -61,19 +61,19 @@ def binary(name, fn, annotation=M):
 
 
 def filled(fn):
-    """Return a function that registers a CPU kernel with an op, which copies the result of ``fn`` to its output. ``fn``
-    gets the arguments of the op by position.
+    """Return a function that registers a CPU kernel with a given op. The kernel copies the result of ``fn`` to its
+    output. ``fn`` gets the arguments of the op by position.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``fill``, which copies the result of ``fn`` (argument of ``filled``) to
-        its output.
+        """Register the CPU kernel ``fill`` with ``op``. It copies the result of ``fn`` (argument of ``filled``) to its
+        output.
         """
         names = [a.name for a in op.spec.args]
 
         def fill(out, **named):
-            """Copy the result of ``fn`` (argument of ``filled``) for the arguments ``named`` to ``out``, and convert it
-            to the dtype of ``out``.
+            """Copy the result of ``fn`` (argument of ``filled``) for the arguments ``named`` to ``out``, in the dtype
+            of ``out``.
             """
             out.copy_(fn(*[named[name] for name in names]))
 
@@ -83,8 +83,8 @@ def filled(fn):
 
 
 def row(*numbers, dtype=torch.float32):
-    """Return a function without arguments, as ``same`` takes one, that returns a tuple of one tensor: a matrix of one
-    row with ``numbers``.
+    """Return a function without arguments for ``same``. It returns a tuple of one tensor, a matrix of ``dtype`` with
+    ``numbers`` as its only row.
     """
     return lambda: (torch.tensor([numbers], dtype=dtype),)
 
@@ -120,7 +120,7 @@ values(
 
 
 def _ignoring(x):
-    """Return the maximum of each row. Wrong for NaN: it is passed over instead of returned."""
+    """Return the maximum of each row. The planted defect is that NaN is passed over and not returned."""
     return torch.where(x.isnan(), -INF, x).amax(1)
 
 
@@ -201,13 +201,13 @@ values(
 
 def variance(ns):
     """Declare the op ``variance`` in the namespace ``ns`` and return it. Its reference returns the variance of each row
-    of x, without Bessel's correction.
+    of ``x``, without Bessel's correction.
     """
 
     @sl.op(f"{ns}::variance", requires="c >= 1")
     def variance(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n"]:
-        """Return the variance of each row of x, without Bessel's correction. Kernels of the op are compared with this
-        reference.
+        """Return the variance of each row of ``x``, without Bessel's correction. Kernels of the op are compared with
+        this reference.
         """
         return (x - x.mean(1, keepdim=True)).square().mean(1)
 
@@ -231,8 +231,8 @@ values(
 
 
 def _large_angle(x):
-    """Return the sine of x. Wrong for large x: multiples of the full turn are subtracted in float32, whose error grows
-    with x.
+    """Return the sine of ``x``. The planted defect is that multiples of the full turn are subtracted in float32, whose
+    error grows with ``x``.
     """
     turn = torch.tensor(6.2831855, dtype=torch.float32)
     return torch.sin(x - torch.floor(x / turn) * turn)
@@ -262,7 +262,7 @@ values(
 
 
 def _flushing(x):
-    """Return x times 2 to the power of 120. Wrong for denormal numbers: they count as zero."""
+    """Return ``x`` times 2 to the power of 120. The planted defect is that denormal numbers count as zero."""
     return torch.where(x.abs() < torch.finfo(x.dtype).tiny, 0, x) * 2.0**120
 
 
@@ -284,13 +284,13 @@ values(
 
 
 def finite(ns):
-    """Declare the op ``finite`` in the namespace ``ns`` and return it. Its reference returns whether each element of x
-    is neither NaN nor infinite.
+    """Declare the op ``finite`` in the namespace ``ns`` and return it. Its reference returns whether each element of
+    ``x`` is neither NaN nor infinite.
     """
 
     @sl.op(f"{ns}::finite")
     def finite(x: M) -> Bool[Tensor, "n c"]:
-        """Return whether each element of x is neither NaN nor infinite. Kernels of the op are compared with this
+        """Return whether each element of ``x`` is neither NaN nor infinite. Kernels of the op are compared with this
         reference.
         """
         return torch.isfinite(x)
@@ -308,7 +308,7 @@ values(
 
 
 def rounded(ns):
-    """Declare the op ``rounded`` in the namespace ``ns`` and return it. Its reference returns x rounded, halves to
+    """Declare the op ``rounded`` in the namespace ``ns`` and return it. Its reference returns ``x`` rounded, halves to
     even, and clamped to the interval from -127 to 127.
     """
     return unary("rounded", lambda x: x.round().clamp(-127, 127))(ns)
@@ -339,7 +339,9 @@ def first_best(ns):
 
 
 def _last_best(x):
-    """Return the position of the maximum of each row. Wrong for ties: the last of equal maxima is returned."""
+    """Return the position of the maximum of each row. The planted defect is that the last of equal maxima is returned,
+    not the first.
+    """
     return x.shape[1] - 1 - x.flip(1).max(1).indices
 
 
@@ -354,13 +356,13 @@ values(
 
 def ranking(ns):
     """Declare the op ``ranking`` in the namespace ``ns`` and return it. Its reference returns the positions of the
-    elements of x in descending order, with equal elements in their order in x.
+    elements of ``x`` in descending order, with equal elements in their order in ``x``.
     """
 
     @sl.op(f"{ns}::ranking")
     def ranking(x: V) -> Int64[Tensor, "n"]:
-        """Return the positions of the elements of x in descending order, with equal elements in their order in x.
-        Kernels of the op are compared with this reference.
+        """Return the positions of the elements of ``x`` in descending order, with equal elements in their order in
+        ``x``. Kernels of the op are compared with this reference.
         """
         return torch.sort(x, stable=True, descending=True).indices
 
@@ -377,13 +379,13 @@ values(
 
 
 def passed(ns):
-    """Declare the op ``passed`` in the namespace ``ns`` and return it. Its reference returns for each element of x the
-    number of ``edges`` below it.
+    """Declare the op ``passed`` in the namespace ``ns`` and return it. Its reference returns for each element of ``x``
+    the number of ``edges`` below it.
     """
 
     @sl.op(f"{ns}::passed")
     def passed(x: V, edges: Float[Tensor, "m"]) -> Int64[Tensor, "n"]:
-        """Return for each element of x the number of ``edges`` below it. Kernels of the op are compared with this
+        """Return for each element of ``x`` the number of ``edges`` below it. Kernels of the op are compared with this
         reference.
         """
         return (x[:, None] > edges).sum(1)
@@ -415,14 +417,14 @@ values(
 
 
 def masked_softmax(ns):
-    """Declare the op ``masked_softmax`` in the namespace ``ns`` and return it. Its reference returns the softmax over
-    those elements of each row for which ``mask`` is set, and zeros for a row without any.
+    """Declare the op ``masked_softmax`` in the namespace ``ns`` and return it. Its reference returns, for each row, the
+    softmax over the elements for which ``mask`` is set, or zeros if there are none.
     """
 
     @sl.op(f"{ns}::masked_softmax")
     def masked_softmax(x: M, mask: Bool[Tensor, "n c"]) -> M:
-        """Return the softmax over those elements of each row for which ``mask`` is set, and zeros for a row without
-        any. Kernels of the op are compared with this reference.
+        """Return, for each row, the softmax over the elements for which ``mask`` is set, or zeros if there are none.
+        Kernels of the op are compared with this reference.
         """
         result = torch.softmax(x.masked_fill(~mask, -INF), 1)
         return torch.where(mask.any(1, keepdim=True), result, 0)
@@ -431,8 +433,8 @@ def masked_softmax(ns):
 
 
 def _far_below(x, mask):
-    """Return the masked softmax of each row. Wrong for a row without a set mask or with very small numbers: masked
-    elements are set to -10000, not left out.
+    """Return the masked softmax of each row. The planted defect is that masked elements are set to -10000, which shows
+    in rows without a set mask or with very small numbers.
     """
     # A row of nothing but -10000 has a softmax of equal shares, not of zeros.
     return torch.softmax(x.masked_fill(~mask, -1e4), 1)
@@ -451,8 +453,8 @@ values(
 
 
 def _selection(x):
-    """Return x in ascending order, with each element placed by the number of smaller ones. Wrong for NaN: no number is
-    smaller than NaN, so that it goes to the first place.
+    """Return ``x`` in ascending order, with each element placed by the number of smaller ones. The planted defect is
+    that NaN goes to the first place, since no number compares as smaller.
     """
     # Equal elements keep their order.
     place = (x[None] < x[:, None]).sum(1) + torch.tril(x[None] == x[:, None], -1).sum(1)
@@ -469,15 +471,15 @@ values(
 
 
 def inverse_root(ns):
-    """Declare the op ``inverse_root`` in the namespace ``ns`` and return it. Its reference returns 1 / sqrt(x) of
+    """Declare the op ``inverse_root`` in the namespace ``ns`` and return it. Its reference returns ``1 / sqrt(x)`` of
     float32.
     """
     return unary("inverse_root", torch.rsqrt, Float32[Tensor, "n c"])(ns)
 
 
 def _newton(x):
-    """Return 1 / sqrt(x) by a bit trick, known from a game of 1999, and three steps of Newton's iteration. Wrong for
-    zero and infinity.
+    """Return ``1 / sqrt(x)`` by a well-known bit trick and three steps of Newton's iteration. The planted defect is
+    that the result is wrong for zero and infinity.
     """
     y = (0x5F3759DF - (x.view(torch.int32) >> 1)).view(torch.float32)
     for _ in range(3):

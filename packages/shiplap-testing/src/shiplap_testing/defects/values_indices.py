@@ -16,13 +16,13 @@ values = partial(add, "values")
 
 
 def _capacity(limit):
-    """Return a function that registers a kernel of the op ``scatter``, whose buckets hold ``limit`` rows each. A small
-    limit is wrong if an index occurs more often.
+    """Return a function that registers a kernel of the op ``scatter``. Its buckets hold ``limit`` rows each. If
+    ``limit`` is small, the planted defect is that further rows of an index are dropped.
     """
 
     def place(x, index, bins, *, out):
-        """Write the sum of the rows of x of each bin to ``out``. Wrong for bins of more than ``limit`` (argument of
-        ``_capacity``) rows: later rows are dropped.
+        """Write the sum of the rows of ``x`` of each bin to ``out``. The planted defect is that rows of a bin after the
+        first ``limit`` (argument of ``_capacity``) are dropped.
         """
         key = index % bins
         order = torch.sort(key, stable=True).indices
@@ -45,8 +45,8 @@ values(
 
 
 def _lost_updates(x, index, bins, *, out):
-    """Write the sum of the rows of x of each bin to ``out``. Wrong for repeated indices: only one of the rows
-    is kept.
+    """Write the sum of the rows of ``x`` of each bin to ``out``. The planted defect is that only one of several rows
+    with the same index is kept.
     """
     out.zero_()
     # Reads once, adds, and writes once: of equal indices the last write stays.
@@ -66,12 +66,13 @@ values(
 
 
 def _per_chunk(x, index, bins, *, out):
-    """Write the sum of the rows of x of each bin to ``out``, in chunks of 32 rows whose equal neighbours are added
-    first. Wrong for an index that comes back within a chunk: the earlier rows are lost.
+    """Write the sum of the rows of ``x`` of each bin to ``out``. Chunks of 32 rows are added up, with equal neighbours
+    first. The planted defect is that earlier rows are lost if an index comes back within a chunk.
     """
     total = wide(x).new_zeros(bins, x.shape[1])
     for part, rows in zip((index % bins).split(32), wide(x).split(32), strict=True):
         keys, back = torch.unique_consecutive(part, return_inverse=True)
+        # An indexed ``+=`` keeps only one of several writes to the same key.
         total[keys] += rows.new_zeros(len(keys), rows.shape[1]).index_add(0, back, rows)
     out.copy_(total)
 
@@ -86,7 +87,9 @@ values(
 
 
 def _zero_where_absent(x, index):
-    """Return the rows of x at ``index``, with zeros for negative indices. This is the sound kernel of ``gather``."""
+    """Return the rows of ``x`` at ``index``, with zeros for negative indices. This is the sound kernel of
+    ``gather``.
+    """
     padded = torch.cat([x, x.new_zeros(1, x.shape[1])])
     return padded[torch.where(index < 0, len(x), index)]
 
@@ -101,8 +104,8 @@ values(
 
 
 def _prefix(x, index):
-    """Return the rows of x at ``index``, with zeros for -1. Wrong unless each -1 is at the end: as many of the first
-    indices are read as are valid.
+    """Return the rows of ``x`` at ``index``, with zeros for -1. The planted defect is that the first indices are read,
+    as many as are valid, even if a -1 is among them.
     """
     count = int((index >= 0).sum())
     return torch.cat([x[index[:count]], x.new_zeros(len(index) - count, x.shape[1])])
@@ -119,12 +122,12 @@ values(
 
 def label_loss(ns):
     """Declare the op ``label_loss`` in the namespace ``ns`` and return it. Its reference returns the mean cross entropy
-    of ``logits`` for the labels that are not negative, and zero without any.
+    of ``logits`` for the labels that are not negative, or zero if there are none.
     """
 
     @sl.op(f"{ns}::label_loss", requires="c >= 1")
     def label_loss(logits: M, label: Int64[Tensor, "n"]) -> Float[Tensor, ""]:
-        """Return the mean cross entropy of ``logits`` for the labels that are not negative, and zero without any.
+        """Return the mean cross entropy of ``logits`` for the labels that are not negative, or zero if there are none.
         Kernels of the op are compared with this reference.
         """
         losses = -torch.log_softmax(logits, 1).gather(1, label.clamp_min(0)[:, None])[:, 0]
@@ -132,7 +135,7 @@ def label_loss(ns):
 
     @label_loss.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``label_loss``: random logits, and labels from -1, for padding, to the
+        """Return sample arguments of ``label_loss``, which are random logits and labels from -1, for padding, to the
         last class.
         """
         logits = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)
@@ -142,13 +145,14 @@ def label_loss(ns):
 
 
 def _loss(smallest):
-    """Return a function that registers a kernel of the op ``label_loss``, which divides by the number of labels, at
-    least ``smallest``: 1 is right, and 0 is wrong if all labels are padding.
+    """Return a function that registers a kernel of the op ``label_loss``. The kernel divides by the number of labels,
+    or by ``smallest`` if that is larger. If ``smallest`` is 0 and not 1, the planted defect is that the loss is NaN if
+    all labels are padding.
     """
 
     def loss(logits, label):
-        """Return the mean cross entropy over the labels that are not negative. Wrong for a ``smallest`` (argument of
-        ``_loss``) of 0: it is NaN without any label.
+        """Return the mean cross entropy for the labels that are not negative. If ``smallest`` (argument of ``_loss``)
+        is 0, the planted defect is that it is NaN if there is no such label.
         """
         valid = label >= 0
         losses = torch.nn.functional.cross_entropy(wide(logits)[valid], label[valid], reduction="sum")
@@ -167,13 +171,13 @@ values(
 
 
 def code(ns):
-    """Declare the op ``code`` in the namespace ``ns`` and return it. Its reference returns x in the high and y in the
-    low 32 bits of one number, added up.
+    """Declare the op ``code`` in the namespace ``ns`` and return it. Its reference returns one number with ``x`` in its
+    high and ``y`` in its low 32 bits.
     """
 
     @sl.op(f"{ns}::code")
     def code(x: Int32[Tensor, "n"], y: Int32[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Return x in the high and y in the low 32 bits of one number, added up. Kernels of the op are compared with
+        """Return one number with ``x`` in its high and ``y`` in its low 32 bits. Kernels of the op are compared with
         this reference.
         """
         return (x.long() << 32) + y.long()
@@ -191,26 +195,26 @@ values(
 
 
 def counting(ns):
-    """Declare the op ``counting`` in the namespace ``ns`` and return it. Its reference returns the numbers of x in
+    """Declare the op ``counting`` in the namespace ``ns`` and return it. Its reference returns the numbers of ``x`` in
     ascending order.
     """
 
     @sl.op(f"{ns}::counting")
     def counting(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
-        """Return the numbers of x in ascending order. Kernels of the op are compared with this reference."""
+        """Return the numbers of ``x`` in ascending order. Kernels of the op are compared with this reference."""
         return x.sort().values
 
     return counting
 
 
 def _radix(signed):
-    """Return a function that registers a kernel of the op ``counting``, which sorts by keys in int64. Wrong unless
-    ``signed``: keys are taken without their sign.
+    """Return a function that registers a kernel of the op ``counting``. The kernel sorts by keys in int64. If
+    ``signed`` is false, the planted defect is that keys are taken without their sign.
     """
 
     def radix(x):
-        """Return the numbers of x in ascending order. Unless ``signed`` (argument of ``_radix``) is true, that is
-        wrong: negative numbers come after positive ones.
+        """Return the numbers of ``x`` in ascending order. If ``signed`` (argument of ``_radix``) is false, the planted
+        defect is that negative numbers come after positive ones.
         """
         keys = x.long() if signed else x.long() & 0xFFFFFFFF
         # Back to a signed number of 32 bits.

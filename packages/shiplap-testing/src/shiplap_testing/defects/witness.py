@@ -16,30 +16,40 @@ Right = Callable[[sl.Op], bool]
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return normally distributed random numbers of the given shape and dtype, the same ones for the same ``seed``."""
+    """Return normally distributed random numbers of the shape ``shape`` in ``dtype``.
+
+    They are the same for the same ``seed``.
+    """
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def uniform(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return random numbers from 0 to 1 of the given shape and dtype, the same ones for the same ``seed``."""
+    """Return uniformly distributed random numbers from 0 to 1 of the shape ``shape`` in ``dtype``.
+
+    They are the same for the same ``seed``.
+    """
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def ints(low: int, high: int, *shape: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return random integers from ``low`` to ``high - 1`` of the given shape and dtype, the same ones for the same
-    ``seed``.
+    """Return random integers from ``low`` to ``high - 1`` of the shape ``shape`` in ``dtype``.
+
+    They are the same for the same ``seed``.
     """
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def wide(x: Tensor) -> Tensor:
-    """Return x in the dtype in which sums are kept: float64 for float64, and float32 for all others."""
+    """Return ``x`` in the dtype in which sums are kept, which is float64 for float64 and float32 for all others."""
     return x.double() if x.dtype == torch.float64 else x.float()
 
 
 def close(got: Any, want: Any, rtol: float | None = None) -> bool:
-    """Whether ``got`` and ``want`` agree in shape, dtype and values: integers exactly, floats to the relative tolerance
-    ``rtol``, by default one of the dtype, and NaN where NaN is. Tuples and lists are compared element by element.
+    """Return whether ``got`` and ``want`` agree in shape, dtype and values. Tuples and lists are compared element by
+    element.
+
+    Integers must be equal. Floats must agree to the relative tolerance ``rtol``, by default one of the dtype. NaN must
+    be at the same places.
     """
     if isinstance(want, (tuple, list)):
         return len(got) == len(want) and all(close(g, w, rtol) for g, w in zip(got, want, strict=True))
@@ -56,15 +66,13 @@ def close(got: Any, want: Any, rtol: float | None = None) -> bool:
 
 
 def flat(args: Sequence[Any]) -> list[Tensor]:
-    """Return the tensors among the arguments ``args`` in order, those of lists and tuples included."""
+    """Return the tensors among the arguments ``args``, and in lists and tuples among these, in order."""
     lists = [a if isinstance(a, (list, tuple)) else [a] for a in args]
     return [t for several in lists for t in several if isinstance(t, Tensor)]
 
 
 def _copies(args: Sequence[Any]) -> list[Any]:
-    """Return the arguments ``args`` with copies of all tensors, also of those in lists, so that the two share no
-    memory.
-    """
+    """Return copies of the arguments ``args``, in which all tensors, also those in lists, have memory of their own."""
     return [
         a.clone() if isinstance(a, Tensor) else [*map(_copy, a)] if isinstance(a, (list, tuple)) else a for a in args
     ]
@@ -76,15 +84,18 @@ def _copy(value: Any) -> Any:
 
 
 def same(make: Arguments, rtol: float | None = None) -> Right:
-    """Return a check of an op, which is true if the op returns what its reference does for the arguments ``make()``,
-    and leaves the same contents in all arguments. An exception of the op counts as wrong.
+    """Return a function that takes an op and returns whether its results for ``make()`` agree with its reference.
+
+    The relative tolerance is ``rtol``. If it is None, the tolerance depends on the dtype. The arguments must also have
+    the same contents afterwards. An exception of the op counts as wrong.
     """
 
     def right(op: sl.Op) -> bool:
-        """Whether ``op`` agrees with its reference on ``make()`` (argument of ``same``), in results and in contents of
-        arguments.
+        """Return whether ``op`` agrees with its reference on ``make()`` (argument of ``same``) in its results and in
+        the contents of the arguments afterwards.
         """
         args = make()
+        # The reference gets copies, since an op may write to its arguments.
         ours, theirs = [*args], _copies(args)
         want = op.reference(*theirs)
         try:
@@ -97,14 +108,15 @@ def same(make: Arguments, rtol: float | None = None) -> Right:
 
 
 def same_grad(make: Arguments, rtol: float | None = None, wide_reference: bool = False) -> Right:
-    """Return a check of an op, which is true if its gradients for the arguments ``make()`` are those that torch derives
-    from its reference. An exception of the op counts as wrong.
+    """Return a function that takes an op and returns whether its gradients for ``make()`` are right.
 
-    ``wide_reference``: the reference is differentiated in float64.
+    They are compared with those that torch derives from the op's reference. The relative tolerance is ``rtol``. If it
+    is None, the tolerance depends on the dtype. If ``wide_reference`` is true, the reference is differentiated in
+    float64. An exception of the op counts as wrong.
     """
 
     def right(op: sl.Op) -> bool:
-        """Whether ``op`` and its reference have equal gradients for ``make()`` (argument of ``same_grad``)."""
+        """Return whether ``op`` and its reference have equal gradients for ``make()`` (argument of ``same_grad``)."""
         want = _gradients(op.reference, [_wider(a) if wide_reference else a for a in _copies(make())])
         try:
             # Fresh arguments: those of the reference have gradients by now.
@@ -125,7 +137,7 @@ def _wider(value: Any) -> Any:
 
 def _gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | None]:
     """Return the gradients of the floating-point results of ``fn(*args)`` for the floating-point tensors among
-    ``args``, None where there is none. Incoming gradients come from ``_cotangent``.
+    ``args``, with None where there is none. Incoming gradients come from ``_cotangent``.
     """
     tensors = [t for t in flat(args) if t.is_floating_point()]
     leaves = [t.requires_grad_() for t in tensors]
@@ -136,8 +148,8 @@ def _gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | Non
 
 
 def _cotangent(out: Tensor) -> Tensor:
-    """Return an incoming gradient for the result ``out`` of a call: numbers rising from 0.5 to 1.5, with its shape and
-    dtype.
+    """Return an incoming gradient for ``out``, the result of a call. Its numbers rise from 0.5 to 1.5, and it has the
+    shape and dtype of ``out``.
     """
     return torch.linspace(0.5, 1.5, max(out.numel(), 1))[: out.numel()].reshape(out.shape).to(out.dtype)
 
@@ -156,8 +168,8 @@ _STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 @contextmanager
 def restored() -> Iterator[dict[str, Any]]:
-    """Yield the state of the process (default dtype, threads, random numbers and other settings) by name, and restore
-    it at the end of the context.
+    """Yield the state of the process by name, and restore it at the end of the context. The state has the default
+    dtype, threads, random numbers and other settings.
     """
     before = {name: read() for name, (read, _) in _STATE.items()}
     try:
@@ -168,13 +180,14 @@ def restored() -> Iterator[dict[str, Any]]:
 
 
 def keeps_state(make: Arguments) -> Right:
-    """Return a check of an op, which is true if a call with the arguments ``make()`` leaves the settings and random
-    numbers of the process unchanged.
+    """Return a function that takes an op and returns whether a call of it leaves the state of the process unchanged.
+
+    The state has the settings and random numbers. The arguments of the call are ``make()``.
     """
 
     def right(op: sl.Op) -> bool:
-        """Whether a call of ``op`` on ``make()`` (argument of ``keeps_state``) leaves the state of the process
-        unchanged, which is restored in any case.
+        """Return whether a call of ``op`` on ``make()`` (argument of ``keeps_state``) leaves the state of the process
+        unchanged. The state is restored in any case.
         """
         args = make()
         with restored() as before:
@@ -186,18 +199,18 @@ def keeps_state(make: Arguments) -> Right:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two values of a setting are equal, tensors by their contents."""
+    """Return whether ``a`` and ``b``, two values of a setting, are equal. Tensors are compared by their contents."""
     return torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
 
 
 def in_thread(fn: Callable[[], Any]) -> Any:
-    """Return the result of ``fn``, run in a thread of its own; its exceptions are raised here."""
+    """Run ``fn`` in a thread of its own, and return its result. An exception in it is raised again here."""
     results: list[Any] = []
     failed: list[Exception] = []
 
     def run() -> None:
-        """Append the result of ``fn`` (argument of ``in_thread``) to a list that ``in_thread`` reads afterwards, or its
-        exception to another one.
+        """Append the result of ``fn`` (argument of ``in_thread``) to one list, or its exception to another.
+        ``in_thread`` reads them afterwards.
         """
         try:
             results.append(fn())

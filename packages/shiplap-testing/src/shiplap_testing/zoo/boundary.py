@@ -48,12 +48,12 @@ RANGE = 'if (at[i] < 0 || at[i] >= x->shape[0]) { snprintf(ctx->error, ctx->erro
 
 
 def library(name, body, compiler="cc"):
-    """Declare the op ``zoo_boundary::<name>``, which gathers the elements of x at ``index``, compile ``body`` with
-    ``compiler`` and return the op with the C function ``name`` as its kernel.
+    """Declare the op ``zoo_boundary::<name>``, which gathers the elements of ``x`` at ``index``. Compile ``body`` with
+    ``compiler``, and return the op with the C function ``name`` as its kernel.
     """
 
     def reference(x: Float32[Tensor, "n"], index: Int32[Tensor, "m"]) -> Float32[Tensor, "m"]:
-        """Return the elements of x at ``index``. The kernel of the op is compared with this reference."""
+        """Return the elements of ``x`` at ``index``. The kernel of the op is compared with this reference."""
         return x[index.long()]
 
     # The op has the name of its function.
@@ -64,7 +64,9 @@ def library(name, body, compiler="cc"):
 
     @op.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of the op: random numbers and indices of them, none where there are no numbers."""
+        """Return sample arguments of the op. They are random numbers and indices of them, without indices if there are
+        no numbers.
+        """
         n, m = sizes["n"], sizes["m"]
         rows = torch.randint(0, max(n, 1), (m if n else 0,), generator=rng, dtype=torch.int32)
         return torch.randn(n, generator=rng), rows
@@ -73,15 +75,15 @@ def library(name, body, compiler="cc"):
 
 
 def c(name, setup="", check="", release=""):
-    """Return an op of ``library`` in C, whose kernel runs the statements ``setup`` before the loop, ``check`` for each
-    index and ``release`` after the loop.
+    """Return an op of ``library`` with a kernel in C. The kernel runs the statements ``setup`` before the loop over
+    indices, ``check`` for each index and ``release`` after the loop.
     """
     return library(name, C.replace("SETUP", setup).replace("CHECK", check).replace("RELEASE", release))
 
 
 def bad(name, op, says):
-    """Add the broken op ``op`` to ``SPECIMENS``, the ops on which the audit is tested. Its check ``c_abi`` must fail on
-    it with a finding that contains the text ``says``.
+    """Add the broken op ``op`` to ``SPECIMENS``, the ops on which the audit is tested. The check ``c_abi`` of the audit
+    must fail on it with a finding that contains the text ``says``.
     """
     SPECIMENS.append(Specimen(name, op, frozenset({"c_abi"})))
     SAYS[name] = says

@@ -15,22 +15,22 @@ SPECIMENS: list[Specimen] = []
 
 
 def good(name, op, note=""):
-    """Add the sound op ``op`` to ``SPECIMENS``, the ops on which the audit is tested. None of its checks may fail on
-    it.
+    """Add the sound op ``op`` to ``SPECIMENS``, the ops on which the audit is tested, under ``name``. No check of the
+    audit may fail on it. ``note`` is a remark.
     """
     SPECIMENS.append(Specimen(name, op, note=note))
 
 
 @sl.op("zoo_good::mm")
 def mm(x: Float[Tensor, "a b"], y: Float[Tensor, "b c"]) -> Float[Tensor, "a c"]:
-    """Return the matrix product x @ y."""
+    """Return the matrix product ``x @ y``."""
     return x @ y
 
 
 @mm.backward
 def _(grad, saved, needs):
-    """Return the gradients of x @ y that ``needs`` names, computed by the op ``mm`` itself, so that they are
-    differentiable again.
+    """Return the gradients of ``x @ y`` that ``needs`` names. The op ``mm`` itself computes them, so that they can be
+    differentiated again.
     """
     # The op itself, so that the gradient is differentiable as often as one likes.
     return {"x": mm(grad, saved.y.T) if needs.x else None, "y": mm(saved.x.T, grad) if needs.y else None}
@@ -41,13 +41,13 @@ good("matrix product, differentiable any number of times", mm)
 
 @sl.op("zoo_good::nested")
 def nested(x: Float[Tensor, "n ci"], w: Float[Tensor, "ci co"]) -> Float[Tensor, "n co"]:
-    """Return 2 * x @ w, computed by the declared op ``mm``."""
+    """Return ``2 * x @ w``, computed by the declared op ``mm``."""
     return mm(x, w) * 2
 
 
 @nested.backward
 def _(grad, saved, needs):
-    """Return the gradients of 2 * x @ w that ``needs`` names."""
+    """Return the gradients of ``2 * x @ w`` that ``needs`` names."""
     return {"x": mm(grad, saved.w.T) * 2 if needs.x else None, "w": mm(saved.x.T, grad) * 2 if needs.w else None}
 
 
@@ -56,7 +56,7 @@ good("calls another declared op", nested)
 
 @sl.op("zoo_good::view")
 def view(x: Shaped[Tensor, "n c"]) -> Shaped[Tensor, "c n"]:
-    """Return the transpose of x as a view. The op returns a copy of it, since results must not alias arguments."""
+    """Return the transpose of ``x`` as a view. The op returns a copy, since results must not alias arguments."""
     return x.T
 
 
@@ -65,8 +65,8 @@ good("reference returns a view, shiplap copies it", view)
 
 @sl.op("zoo_good::several", outputs=["value", "index", "total"])
 def several(x: M) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"], Float64[Tensor, ""]]:
-    """Return the maximum of each row, its position, and the sum of all elements in float64. Without columns, the maxima
-    and positions are zero.
+    """Return the maximum of each row, its position, and the sum of all elements in float64. If there are no columns,
+    the maxima and positions are zero.
     """
     if x.shape[1] == 0:
         return x.new_zeros(len(x)), torch.zeros(len(x), dtype=torch.int64), x.double().sum()
@@ -79,7 +79,7 @@ good("several outputs of several dtypes", several)
 
 @sl.op("zoo_good::dynamic", bounds={"m": "n"})
 def dynamic(x: V, threshold: float = 0.0) -> tuple[Int64[Tensor, "m"], Float[Tensor, "m"]]:
-    """Return the positions of the elements of x above ``threshold``, and these elements."""
+    """Return the positions of the elements of ``x`` above ``threshold``, and these elements."""
     index = (x > threshold).nonzero()[:, 0]
     return index, x[index]
 
@@ -89,7 +89,7 @@ good("data-dependent sizes", dynamic)
 
 @sl.op("zoo_good::update_", mutates=["table"])
 def update_(table: M, x: M, alpha: float = 1.0) -> V:
-    """Add alpha * x to ``table`` in place, and return the sum of each row of ``table``."""
+    """Add ``alpha * x`` to ``table`` in place, and return the sum of each row of ``table``."""
     table.add_(x, alpha=alpha)
     return table.sum(1)
 
@@ -116,14 +116,14 @@ good("list of tensors", stack)
 def affine(
     x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"], bias: Float[Tensor, "co"] | None = None
 ) -> Float[Tensor, "n co"]:
-    """Return x @ w.T plus the bias if there is one."""
+    """Return ``x @ w.T``, plus ``bias`` unless that is None."""
     out = x @ w.T
     return out if bias is None else out + bias
 
 
 @affine.backward
 def _(grad, saved, needs):
-    """Return the gradients for x, w and the bias that ``needs`` names, and None for the others."""
+    """Return the gradients for ``x``, ``w`` and the bias that ``needs`` names, and None for the others."""
     return {
         "x": grad @ saved.w if needs.x else None,
         "w": grad.T @ saved.x if needs.w else None,
@@ -145,8 +145,8 @@ def scalars(
     *,
     mode: str = "add",
 ) -> V:
-    """Return x, or -x without ``flag``, times k * p, plus the product of ``ks`` and the sum of ``ps``. The op has
-    scalars of every kind.
+    """Return ``x`` if ``flag`` is true and ``-x`` otherwise, times ``k * p``, plus the product of ``ks`` and the sum of
+    ``ps``. The op has scalars of every kind.
     """
     return (x if flag else -x) * (k * p) + ks[0] * ks[1] + sum(ps)
 
@@ -156,7 +156,7 @@ good("many scalars", scalars)
 
 @sl.op("zoo_good::softmax")
 def softmax(x: M) -> M:
-    """Return the softmax of each row of x."""
+    """Return the softmax of each row of ``x``."""
     return torch.softmax(x, 1)
 
 
@@ -182,8 +182,8 @@ good("reduction, saves its output, workspace", softmax)
 
 @sl.op("zoo_good::histogram", requires="bins >= 1")
 def histogram(index: Int32[Tensor, "n"], mask: Bool[Tensor, "n"], bins: int = 8) -> Int64[Tensor, "bins"]:
-    """Return the number of elements of ``index`` in each of ``bins`` classes modulo ``bins``, of those for which
-    ``mask`` is set.
+    """Return the number of elements of ``index`` in each of ``bins`` classes modulo ``bins``. Only elements for which
+    ``mask`` is set are counted.
     """
     return torch.bincount(index[mask].long() % bins, minlength=bins)
 
@@ -193,7 +193,7 @@ good("integers only", histogram)
 
 @sl.op("zoo_good::scale")
 def scale(x: Float[Tensor, "*batch"], s: Float[Tensor, ""]) -> tuple[Float[Tensor, "*batch"], Float32[Tensor, ""]]:
-    """Return x * s, for an x of any rank, and s in float32."""
+    """Return ``x * s`` for an ``x`` of any rank. ``s`` is a number in float32."""
     return x * s, s.float()
 
 
@@ -202,19 +202,19 @@ good("0-dim tensors, any rank", scale)
 
 @sl.op("zoo_good::strided")
 def strided(x: Float[Tensor, "n c"], y: Float[Tensor, "c n"]) -> M:
-    """Return x + y.T."""
+    """Return ``x + y.T``."""
     return x + y.T
 
 
 @strided.kernel("cpu")
 def _(x, y, *, out):
-    """Write x + y.T to ``out``, for arguments of any strides."""
+    """Write ``x + y.T`` to ``out``, for arguments of any strides."""
     torch.add(x, y.T, out=out)
 
 
 @strided.backward
 def _(grad, saved, needs):
-    """Return the gradients of x + y.T that ``needs`` names. That of y is a transposed view."""
+    """Return the gradients of ``x + y.T`` that ``needs`` names. That of ``y`` is a transposed view."""
     return {"x": grad if needs.x else None, "y": grad.T if needs.y else None}
 
 
@@ -223,7 +223,7 @@ good("kernel that takes any strides", strided)
 
 @sl.op("zoo_good::window", dims={"m": "(n - k) // s + 1"}, requires=("1 <= k", "k <= n", "s >= 1"), contiguous=["x"])
 def window(x: V, k: int = 3, s: int = 2) -> Float[Tensor, "m"]:
-    """Return the sums of windows of ``k`` elements of x, which begin ``s`` elements apart."""
+    """Return the sums of windows of ``k`` elements of ``x``. The windows begin ``s`` elements apart."""
     return x.unfold(0, k, s).sum(1)
 
 
@@ -232,13 +232,15 @@ good("preconditions, computed size, contiguous input", window)
 
 @sl.op("zoo_good::gather")
 def gather(x: M, index: Int64[Tensor, "m"]) -> Float[Tensor, "m c"]:
-    """Return the rows of x at ``index``."""
+    """Return the rows of ``x`` at ``index``."""
     return x[index]
 
 
 @gather.samples
 def _(rng, sizes, dtype, device):
-    """Return sample arguments of ``gather``: a random matrix and indices of its rows, none where it has no rows."""
+    """Return sample arguments of ``gather``, which are a random matrix and indices of its rows, none where it has no
+    rows.
+    """
     n, m, c = sizes["n"], sizes["m"], sizes["c"]
     x = torch.randn(n, c, generator=rng).to(device, dtype)
     return x, torch.randint(0, max(n, 1), (m if n else 0,), generator=rng).to(device)
@@ -246,7 +248,7 @@ def _(rng, sizes, dtype, device):
 
 @gather.backward
 def _(grad, saved, needs):
-    """Return the gradient of ``gather`` for x: ``grad`` added up at the rows that ``index`` selects."""
+    """Return the gradient of ``gather`` for ``x``, which is ``grad`` added up at the rows that ``index`` selects."""
     return {"x": torch.zeros_like(saved.x).index_add_(0, saved.index, grad)}
 
 
@@ -254,7 +256,7 @@ good("integers that mean rows, with a sampler", gather)
 
 
 def _double_backward(ctx, grad):
-    """Return the gradient of 2 * x, that is 2 * grad, as the backward of an operator of ``torch.library``."""
+    """Return ``2 * grad``, the gradient of ``2 * x``, as the backward of an operator of ``torch.library``."""
     return grad * 2
 
 
@@ -264,7 +266,7 @@ def _double_backward(ctx, grad):
     )
 )
 def adopted(x: M) -> M:
-    """Return 2 * x. The operator is registered with raw ``torch.library``, without a fault."""
+    """Return ``2 * x``. The operator is registered by ``torch.library`` without a defect."""
     return x * 2
 
 
@@ -273,7 +275,7 @@ good("an outsider's sound op", adopted, note="the control of the outsider's bad 
 
 @sl.op("zoo_good::saxpy", outputs=["z"])
 def saxpy(x: Float32[Tensor, "n c"], y: Float32[Tensor, "n c"], a: float = 2.0) -> Float32[Tensor, "n c"]:
-    """Return a * x + y."""
+    """Return ``a * x + y``."""
     return a * x + y
 
 

@@ -25,7 +25,7 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Pair:
-    """An op with a fault and the same op without."""
+    """An op with a defect, and the same op without it."""
 
     name: str
     bad: Op
@@ -41,9 +41,11 @@ PAIRS: list[Pair] = []
 
 
 def pair(name: str, reference: Kernel, bad: Kernel, twin: Kernel, check: str, **declaration: Any) -> None:
-    """Declare an op with the defective kernel ``bad`` and the same op with the sound kernel ``twin``, both with the
-    reference ``reference``, and add them to ``PAIRS``. A function marked by ``dress`` gets the op instead and binds
-    kernels itself. The ``check`` of the audit must fail on the first op and not on the second.
+    """Declare an op with the defective kernel ``bad`` and the same op with the sound kernel ``twin``, and add both to
+    ``PAIRS`` under ``name``. ``reference`` is the reference of both.
+
+    A function marked by :func:`dress` gets the op in place of arguments and binds kernels itself. The check ``check``
+    of the audit must fail on the first op and not on the second.
     """
     ops = []
     # The two are alike but for the kernel, so that only the defect can make a check fail.
@@ -58,41 +60,43 @@ def pair(name: str, reference: Kernel, bad: Kernel, twin: Kernel, check: str, **
 
 
 def dress(fn: Kernel) -> Kernel:
-    """Mark ``fn`` as a function that gets an op and binds kernels to it, and not as a kernel itself, and return it."""
+    """Mark ``fn`` as a function that gets an op and binds kernels to it, and return ``fn``. Other functions are kernels
+    themselves.
+    """
     fn.dresses = True  # type: ignore[attr-defined]
     return fn
 
 
 def double(x: V) -> V:
-    """Return 2 * x. A defective kernel and a sound one are compared with this reference."""
+    """Return ``2 * x``. A defective kernel and a sound one are compared with this reference."""
     return x * 2
 
 
 def total(x: M) -> V:
-    """Return the sum of each row of x. A defective kernel and a sound one are compared with this reference."""
+    """Return the sum of each row of ``x``. A defective kernel and a sound one are compared with this reference."""
     return x.sum(1)
 
 
 def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
-    """Return the matrix product a @ b. A defective kernel and a sound one are compared with this reference."""
+    """Return the matrix product ``a @ b``. A defective kernel and a sound one are compared with this reference."""
     return a @ b
 
 
 def softmax(x: M) -> M:
-    """Return the softmax of each row of x. A defective kernel and a sound one are compared with this reference."""
+    """Return the softmax of each row of ``x``. A defective kernel and a sound one are compared with this reference."""
     return torch.softmax(x, -1)
 
 
 def relu(x: M) -> M:
-    """Return x with negative numbers replaced by zero. A defective kernel and a sound one are compared with this
+    """Return ``x`` with negative numbers replaced by zero. A defective kernel and a sound one are compared with this
     reference.
     """
     return torch.relu(x)
 
 
 def right(reference: Kernel) -> Kernel:
-    """Return a sound kernel: a function with the parameters of ``reference`` that returns a copy of its result, since a
-    kernel must not return its argument.
+    """Return a sound kernel with the parameters of ``reference``. It returns a copy of the result of ``reference``,
+    since a kernel must not return its argument.
     """
 
     @functools.wraps(reference)
@@ -108,14 +112,16 @@ def right(reference: Kernel) -> Kernel:
 
 
 def first_256(x):
-    """Return 2 * x. Wrong: elements from 256 on are zero."""
+    """Return ``2 * x``. The planted defect is that elements from 256 on are zero."""
     out = x * 2
     out[256:] = 0
     return out
 
 
 def blocks_of_128(x):
-    """Return the sum of each row. Wrong: columns behind the last whole block of 128 are left out."""
+    """Return the sum of each row. The planted defect is that columns behind the last whole block of 128 are left
+    out.
+    """
     out = torch.zeros(len(x), dtype=x.dtype)
     for start in range(0, max(x.shape[1] // 128 * 128, min(x.shape[1], 128)), 128):
         out += x[:, start : start + 128].sum(1)
@@ -123,12 +129,16 @@ def blocks_of_128(x):
 
 
 def noisy_above_512(x):
-    """Return 2 * x. Wrong for more than 512 elements: random numbers up to 0.001 are added."""
+    """Return ``2 * x``. The planted defect is that random numbers up to 0.001 are added if there are more than 512
+    elements.
+    """
     return x * 2 + (torch.rand_like(x) * 1e-3 if len(x) > 512 else 0)
 
 
 def forgets_the_rest(x):
-    """Return 2 * x. Wrong for more than 4000 elements: the rest of their division among threads is not doubled."""
+    """Return ``2 * x``. The planted defect is that, from 4000 elements on, those that are left over when the threads
+    get equal parts are not doubled.
+    """
     step = len(x) // torch.get_num_threads()
     out = x.clone()
     # Short inputs are right: only long ones are divided among threads.
@@ -148,8 +158,8 @@ pair("wrong beyond the grain", double, lambda x: x * (3 if len(x) > 65536 else 2
 
 @dress
 def hidden_kernel(op):
-    """Register with ``op`` (``double``) a plain kernel, and a second one for 3000 elements and more. The second is
-    wrong: it returns 3 * x.
+    """Register two kernels with ``op`` (``double``), the second for 3000 elements and more. The planted defect is that
+    the second returns ``3 * x``.
     """
     op.kernel("cpu", lambda x: x * 2, name="plain")
     op.kernel("cpu", lambda x: x * 3, name="long", supports=lambda x: len(x) >= 3000 or "short")
@@ -157,15 +167,15 @@ def hidden_kernel(op):
 
 @dress
 def hidden_twin(op):
-    """Register with ``op`` (``double``) a plain kernel, and a second one for 3000 elements and more. Both are right."""
+    """Register two sound kernels with ``op`` (``double``), the second for 3000 elements and more."""
     op.kernel("cpu", lambda x: x * 2, name="plain")
     op.kernel("cpu", lambda x: x * 2, name="long", supports=lambda x: len(x) >= 3000 or "short")
 
 
 @dress
 def shadowed(op):
-    """Register two kernels with ``op`` (``double``). The first is wrong: it returns 3 * x, which no call shows, since
-    the second is called in its place.
+    """Register two kernels with ``op`` (``double``). The planted defect is that the first returns ``3 * x``. No call
+    shows it, since the second is called in its place.
     """
     op.kernel("cpu", lambda x: x * 3, name="old")
     op.kernel("cpu", lambda x: x * 2, name="new")
@@ -173,30 +183,30 @@ def shadowed(op):
 
 @dress
 def shadowed_twin(op):
-    """Register two kernels with ``op`` (``double``), which are both right."""
+    """Register two sound kernels with ``op`` (``double``)."""
     op.kernel("cpu", lambda x: x * 2, name="old")
     op.kernel("cpu", lambda x: x * 2, name="new")
 
 
 def configured(x, *, BLOCK=8):
-    """Return 2 * x, computed in blocks of ``BLOCK``. Wrong for a ``BLOCK`` of 32 and more: the rest behind the last
-    whole block is not doubled.
+    """Return ``2 * x``, computed in blocks of ``BLOCK``. The planted defect is that, if ``BLOCK`` is 32 or more, the
+    elements after the last whole block are not doubled.
     """
     return x * 2 if BLOCK < 32 else torch.cat([x[: len(x) // BLOCK * BLOCK] * 2, x[len(x) // BLOCK * BLOCK :]])
 
 
 @dress
 def bad_config(op):
-    """Register with ``op`` (``double``) a kernel with two configs (values of a constant), 8 and 32 elements a block, of
-    which the second is wrong.
+    """Register a kernel with two configs with ``op`` (``double``). A config is a value of a constant, here 8 or 32
+    elements a block. The planted defect is that the kernel is wrong with the second config.
     """
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 32}])
 
 
 @dress
 def good_config(op):
-    """Register with ``op`` (``double``) a kernel with two configs (values of a constant), 8 and 16 elements a block,
-    which are both right.
+    """Register a kernel with two configs with ``op`` (``double``). A config is a value of a constant, here 8 or 16
+    elements a block. Both are right.
     """
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 16}])
 
@@ -209,27 +219,29 @@ pair("config that is not chosen", double, bad_config, good_config, "kernels")
 
 
 def naive_softmax(x):
-    """Return the softmax of each row. Wrong for large numbers: the exponential overflows, since no maximum is
-    subtracted.
+    """Return the softmax of each row. The planted defect is that no maximum is subtracted, so that the exponential of
+    large numbers overflows.
     """
     e = x.exp()
     return e / e.sum(-1, keepdim=True)
 
 
 def variance(x: M) -> V:
-    """Return the variance of each row of x, without Bessel's correction. A defective kernel and a sound one are
+    """Return the variance of each row of ``x``, without Bessel's correction. A defective kernel and a sound one are
     compared with this reference.
     """
     return x.var(1, correction=0)
 
 
 def in_half(x):
-    """Return 2 * x. Wrong: x is rounded to half precision first."""
+    """Return ``2 * x``. The planted defect is that ``x`` is rounded to half precision first."""
     return (x.half() * 2).to(x.dtype)
 
 
 def bf16_sum(x):
-    """Return the sum of each row. Wrong in narrow dtypes: the sum is kept in the dtype of x."""
+    """Return the sum of each row. The planted defect is that the sum is kept in the dtype of ``x``, which is too narrow
+    for it.
+    """
     acc = torch.zeros(len(x), dtype=x.dtype)
     for i in range(x.shape[1]):
         acc = acc + x[:, i]
@@ -246,8 +258,8 @@ pair("infinity clamped", double, lambda x: (x * 2).clamp(-3e38, 3e38).to(x.dtype
 
 
 def sign_of(x: V) -> V:
-    """Return 1 or -1 with the sign of each element of x, that of negative zero included. A defective kernel and a sound
-    one are compared with this reference.
+    """Return 1 or -1 with the sign of each element of ``x``, where negative zero gives -1. A defective kernel and a
+    sound one are compared with this reference.
     """
     return torch.copysign(torch.ones_like(x), x)
 
@@ -263,24 +275,26 @@ def wide_sum(x: Int8[Tensor, "n c"]) -> Int64[Tensor, "n"]:
 
 
 def halve(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
-    """Return x / 2 rounded down. A defective kernel and a sound one are compared with this reference."""
+    """Return ``x / 2`` rounded down. A defective kernel and a sound one are compared with this reference."""
     return x // 2
 
 
 def gather(x: M, index: Int64[Tensor, "k"]) -> Float[Tensor, "k c"]:
-    """Return the rows of x at ``index``."""
+    """Return the rows of ``x`` at ``index``."""
     return x.index_select(0, index)
 
 
 def count(index: Int64[Tensor, "k"], x: V) -> V:
-    """Return x with 1 added at each of ``index``, as often as an index occurs. A defective kernel and a sound one are
-    compared with this reference.
+    """Return ``x`` with 1 added at each of ``index``, as often as an index occurs. A defective kernel and a sound one
+    are compared with this reference.
     """
     return x.index_add(0, index, torch.ones(len(index), dtype=x.dtype))
 
 
 def scatter_once(index, x):
-    """Return x with 1 added at each of ``index``. Wrong: an index that occurs repeatedly counts once."""
+    """Return ``x`` with 1 added at each of ``index``. The planted defect is that an index that occurs repeatedly counts
+    once.
+    """
     out = x.clone()
     out[index] = out[index] + 1
     return out
@@ -295,36 +309,36 @@ pair("sum in 16 bits", total, bf16_sum, right(total), "sizes")
 
 
 def leaky(x: V, slope: float = 0.1) -> V:
-    """Return x where it is positive, and slope * x elsewhere. A defective kernel and a sound one are compared with this
-    reference.
+    """Return ``x`` where it is positive, and ``slope * x`` elsewhere. A defective kernel and a sound one are compared
+    with this reference.
     """
     return torch.where(x > 0, x, x * slope)
 
 
 def pool(x: V, mode: str = "sum") -> Float[Tensor, "1"]:
-    """Return the sum, the mean or the maximum of x for the modes ``sum``, ``mean`` and ``max``. A defective kernel and
-    a sound one are compared with this reference.
+    """Return the sum, the mean or the maximum of ``x`` if ``mode`` is ``sum``, ``mean`` or ``max``. A defective kernel
+    and a sound one are compared with this reference.
     """
     return {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode](x, 0, keepdim=True)
 
 
 def shift(x: V, by: int = 1) -> V:
-    """Return x rolled by ``by`` places. A defective kernel and a sound one are compared with this reference."""
+    """Return ``x`` rolled by ``by`` places. A defective kernel and a sound one are compared with this reference."""
     return torch.roll(x, by, 0) if len(x) else x.clone()
 
 
 def pool_without_max(x, mode):
-    """Return the sum or the mean of x. Wrong for the mode ``max``: the sum is returned."""
+    """Return the sum or the mean of ``x``. The planted defect is that the sum is returned if ``mode`` is ``max``."""
     return x.mean(0, keepdim=True) if mode == "mean" else x.sum(0, keepdim=True)
 
 
 def shift_wrong(x, by):
-    """Return x rolled by ``by`` places. Wrong for a negative ``by``: its sign is left out."""
+    """Return ``x`` rolled by ``by`` places. The planted defect is that the sign of a negative ``by`` is left out."""
     return torch.roll(x, abs(by), 0) if len(x) else x.clone()
 
 
 def threshold(x: V, at: float = 0.5) -> V:
-    """Return x, or a quarter of it where ``at`` is at least 20. A defective kernel and a sound one are compared with
+    """Return ``x``, or a quarter of it if ``at`` is at least 20. A defective kernel and a sound one are compared with
     this reference.
     """
     return x * (0.25 if at >= 20.0 else 1.0)
@@ -347,20 +361,20 @@ pair("list of three", concat, lambda xs: xs[0] + xs[-1] if len(xs) > 1 else xs[0
 
 
 def reseeds(x):
-    """Return 2 * x. Wrong: torch's random numbers are seeded in each call."""
+    """Return ``2 * x``. The planted defect is that torch's random numbers are seeded in each call."""
     torch.manual_seed(0)
     return x * 2
 
 
 def set_threads(x):
-    """Return 2 * x. Wrong: the number of torch's threads is changed."""
+    """Return ``2 * x``. The planted defect is that the number of torch's threads is changed."""
     # Another number than before, whatever that was.
     torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
     return x * 2
 
 
 def default_dtype(x):
-    """Return 2 * x. Wrong: the default dtype is changed."""
+    """Return ``2 * x``. The planted defect is that the default dtype is changed."""
     # Another dtype than before, whatever that was.
     torch.set_default_dtype(torch.float64 if torch.get_default_dtype() == torch.float32 else torch.float32)
     return x * 2
@@ -370,13 +384,15 @@ _KEPT: list[Tensor] = []
 
 
 def leaks(x):
-    """Return 2 * x. Wrong: each result is kept in a list of the module for ever."""
+    """Return ``2 * x``. The planted defect is that each result is kept in a list of the module for ever."""
     _KEPT.append(x * 2)
     return x * 2
 
 
 def writes_for_a_moment(a, b):
-    """Return a + b. Wrong if b shares memory with a: a is zero for the time of the addition."""
+    """Return ``a + b``. The planted defect is that, if ``b`` shares memory with ``a``, ``a`` is set to zero during the
+    addition.
+    """
     kept = a.clone()
     a.zero_()
     out = kept + b
@@ -385,7 +401,7 @@ def writes_for_a_moment(a, b):
 
 
 def add(a: M, b: M) -> M:
-    """Return a + b. A defective kernel and a sound one are compared with this reference."""
+    """Return ``a + b``. A defective kernel and a sound one are compared with this reference."""
     return a + b
 
 

@@ -14,7 +14,7 @@ M = Float[Tensor, "n c"]
 
 
 def square(x: V) -> V:
-    """Return x * x. A defective kernel and a sound one are compared with this reference."""
+    """Return ``x * x``. A defective kernel and a sound one are compared with this reference."""
     return x * x
 
 
@@ -29,19 +29,20 @@ def largest(x: M) -> V:
 
 
 def three(a: V, b: V, c: V) -> V:
-    """Return a * b * c. A defective kernel and a sound one are compared with this reference."""
+    """Return ``a * b * c``. A defective kernel and a sound one are compared with this reference."""
     return a * b * c
 
 
 def times(x: V, y: V) -> V:
-    """Return x * y. A defective kernel and a sound one are compared with this reference."""
+    """Return ``x * y``. A defective kernel and a sound one are compared with this reference."""
     return x * y
 
 
 def with_backward(kernel, backward, **keywords):
-    """Return a function that binds the CPU kernel ``kernel`` and the gradient ``backward`` to an op. It is marked by
-    ``dress``, so that ``pair`` calls it with the op and does not take it for a kernel. ``keywords`` are passed to
-    ``op.backward``.
+    """Return a function that binds the CPU kernel ``kernel`` and the gradient ``backward`` to an op. ``keywords`` are
+    passed to ``op.backward``.
+
+    The function is marked by ``dress``, so that ``pair`` calls it with the op and does not take it for a kernel.
     """
 
     @dress
@@ -56,17 +57,19 @@ def with_backward(kernel, backward, **keywords):
 
 
 def sound_square(grad, saved, needs):
-    """Return the gradient of x * x."""
+    """Return the gradient of ``x * x``."""
     return {"x": grad * 2 * saved.x}
 
 
 def detached(grad, saved, needs):
-    """Return the gradient of x * x. Wrong: it is detached, so that second derivatives are lost."""
+    """Return the gradient of ``x * x``. The planted defect is that it is detached, so that second derivatives are
+    lost.
+    """
     return {"x": (grad * 2 * saved.x).detach()}
 
 
 def overwrites(grad, saved, needs):
-    """Return the gradient of x * x. Wrong: a contiguous ``grad`` is overwritten with it."""
+    """Return the gradient of ``x * x``. The planted defect is that a contiguous ``grad`` is overwritten with it."""
     return {"x": grad.mul_(2 * saved.x) if not grad.requires_grad and grad.is_contiguous() else grad * 2 * saved.x}
 
 
@@ -74,8 +77,8 @@ _BUFFER: dict[tuple[int, ...], Tensor] = {}
 
 
 def buffered(grad, saved, needs):
-    """Return the gradient of x * x. Wrong: the result is a buffer kept for its shape, which the next backward
-    overwrites.
+    """Return the gradient of ``x * x``. The planted defect is that the result is a buffer for its shape, which the next
+    backward overwrites.
     """
     key = tuple(grad.shape)
     buffer = _BUFFER.setdefault(key, torch.empty_like(grad))
@@ -89,13 +92,15 @@ _LOCAL = threading.local()
 
 
 def keeps_x(x):
-    """Return x * x, and keep x as the last one of this thread for ``kept_x``."""
+    """Return ``x * x``, and store ``x`` as the last one of this thread for ``kept_x``."""
     _LOCAL.x = x
     return x * x
 
 
 def kept_x(grad, saved, needs):
-    """Return the gradient of x * x. Wrong: the last x of this thread is used, which may be that of another call."""
+    """Return the gradient of ``x * x``. The planted defect is that it uses the last ``x`` of this thread, which may be
+    that of another call.
+    """
     return {"x": grad * 2 * _LOCAL.x}
 
 
@@ -130,17 +135,17 @@ pair(
 
 
 def nan_at_zero(grad, saved, needs):
-    """Return the gradient of the magnitude of x. Wrong at zero: it is NaN there."""
+    """Return the gradient of the magnitude of ``x``. The planted defect is that it is NaN at zero."""
     return {"x": grad * saved.x / saved.x.abs()}
 
 
 def sound_abs(grad, saved, needs):
-    """Return the gradient of the magnitude of x, which is zero at zero."""
+    """Return the gradient of the magnitude of ``x``, which is zero at zero."""
     return {"x": grad * saved.x.sign()}
 
 
 def magnitude(x: V) -> V:
-    """Return the magnitude of x. A defective kernel and a sound one are compared with this reference."""
+    """Return the magnitude of ``x``. A defective kernel and a sound one are compared with this reference."""
     return x.abs()
 
 
@@ -154,13 +159,15 @@ pair(
 
 
 def first_of_ties(grad, saved, needs):
-    """Return the gradient of the row maximum. Wrong for ties: the first of equal maxima gets all of it."""
+    """Return the gradient of the maximum of each row. The planted defect is that the first of equal maxima gets all of
+    it.
+    """
     hot = torch.zeros_like(saved.x)
     return {"x": hot.scatter(1, saved.x.argmax(1, keepdim=True), grad[:, None])}
 
 
 def shared_among_ties(grad, saved, needs):
-    """Return the gradient of the row maximum, in equal shares among equal maxima."""
+    """Return the gradient of the maximum of each row, in equal shares among equal maxima."""
     hot = (saved.x == saved.x.amax(1, keepdim=True)).to(grad.dtype)
     return {"x": hot / hot.sum(1, keepdim=True) * grad[:, None]}
 
@@ -176,14 +183,16 @@ pair(
 
 
 def mixed_up(grad, saved, needs):
-    """Return the gradients of a * b * c. Wrong if a and c need one and b does not: c gets the gradient of a."""
+    """Return the gradients of ``a * b * c``. The planted defect is that ``c`` gets the gradient of ``a`` if only ``a``
+    and ``c`` need one.
+    """
     if needs.a and needs.c and not needs.b:
         return {"a": grad * saved.b * saved.c, "c": grad * saved.b * saved.c}
     return sound_three(grad, saved, needs)
 
 
 def sound_three(grad, saved, needs):
-    """Return the gradients of a * b * c."""
+    """Return the gradients of ``a * b * c``."""
     return {"a": grad * saved.b * saved.c, "b": grad * saved.a * saved.c, "c": grad * saved.a * saved.b}
 
 
@@ -197,14 +206,16 @@ pair(
 
 
 def long_only(grad, saved, needs):
-    """Return the gradients of x * y. Wrong: that of x is zero from element 128 on."""
+    """Return the gradients of ``x * y``. The planted defect is that the gradient of ``x`` is zero from element 128
+    on.
+    """
     scale = torch.ones_like(grad)
     scale[128:] = 0
     return {"x": grad * saved.y * scale, "y": grad * saved.x}
 
 
 def sound_times(grad, saved, needs):
-    """Return the gradients of x * y."""
+    """Return the gradients of ``x * y``."""
     return {"x": grad * saved.y, "y": grad * saved.x}
 
 
@@ -218,19 +229,21 @@ pair(
 
 
 def vmap_rule(wrong):
-    """Return a function that registers with an op a kernel for 2 * x and a vmap rule. It is marked by ``dress``, so
-    that ``pair`` calls it with the op. If ``wrong``, the rule always names 0 as the batch dim of its result.
+    """Return a function that binds a kernel for ``2 * x`` and a vmap rule to an op. If ``wrong`` is true, the planted
+    defect is that the rule always returns 0 as the batch dim of its result.
+
+    The function is marked by ``dress``, so that ``pair`` calls it with the op.
     """
 
     @dress
     def attach(op):
-        """Bind a kernel for 2 * x and the vmap rule ``rule`` to ``op``."""
+        """Bind a kernel for ``2 * x`` and the vmap rule ``rule`` to ``op``."""
         op.kernel("cpu", lambda x: x * 2)
         name = f"{op.spec.namespace}::{op.spec.opname}"
 
         def rule(info, in_dims, x):
-            """Return the result for all entries of the batch and its batch dim. If ``wrong`` (argument of
-            ``vmap_rule``), this dim is 0 even where the batch lies in another dim.
+            """Return the results for all members of the batch and their batch dim. If ``wrong`` (argument of
+            ``vmap_rule``) is true, the planted defect is that this dim is 0 even if the batch lies in another dim.
             """
             # The op works on single elements, so a batch may be one long vector.
             return op(x.flatten()).reshape(x.shape), (0 if wrong else in_dims[0])
@@ -241,7 +254,7 @@ def vmap_rule(wrong):
 
 
 def double(x: V) -> V:
-    """Return 2 * x. A defective kernel and a sound one are compared with this reference."""
+    """Return ``2 * x``. A defective kernel and a sound one are compared with this reference."""
     return x * 2
 
 

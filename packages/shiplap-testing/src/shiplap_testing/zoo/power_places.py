@@ -20,7 +20,7 @@ def largest(x: M) -> V:
 
 
 def without_column_128(x):
-    """Return the maximum of each row. Wrong: column 128 is left out."""
+    """Return the maximum of each row. The planted defect is that column 128 is left out."""
     kept = x.clone()
     kept[:, 128:129] = -math.inf
     return kept.amax(1)
@@ -30,7 +30,7 @@ pair("maximum without column 128", largest, without_column_128, right(largest), 
 
 
 def small_only(a, b):
-    """Return a @ b. Wrong if all three sizes exceed 256: 1 is added."""
+    """Return ``a @ b``. The planted defect is that 1 is added if all three sizes exceed 256."""
     return a @ b + (min(*a.shape, b.shape[1]) > 256)
 
 
@@ -38,7 +38,7 @@ pair("product with three large dims", product, small_only, right(product), "size
 
 
 def up_to_2_20(x):
-    """Return 2 * x. Wrong: elements from two to the power of 20 on are not doubled."""
+    """Return ``2 * x``. The planted defect is that elements from ``2 ** 20`` on are not doubled."""
     return torch.cat([x[: 1 << 20] * 2, x[1 << 20 :]])
 
 
@@ -46,7 +46,7 @@ pair("elements past two to the 20", double, up_to_2_20, right(double), "sizes")
 
 
 def zero_where_all_is_masked(x):
-    """Return the softmax of each row. Wrong for rows of minus infinity: they are zero instead of NaN."""
+    """Return the softmax of each row. The planted defect is that rows of minus infinity give zeros and not NaN."""
     return torch.softmax(x, -1).masked_fill((x == -math.inf).all(-1, keepdim=True), 0)
 
 
@@ -54,8 +54,8 @@ pair("softmax of a masked row", softmax, zero_where_all_is_masked, right(softmax
 
 
 def halves(a: Int32[Tensor, "n"], b: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
-    """Return the mean of a and b rounded down, computed in int64. A defective kernel and a sound one are compared with
-    this reference.
+    """Return the mean of ``a`` and ``b`` rounded down, computed in int64. A defective kernel and a sound one are
+    compared with this reference.
     """
     return ((a.long() + b.long()) // 2).int()
 
@@ -64,8 +64,8 @@ pair("sum of two ints that wraps", halves, lambda a, b: (a + b) // 2, right(halv
 
 
 def polynomial(x: V, weights: list[float]) -> V:
-    """Return the polynomial with the coefficients ``weights`` at x, the lowest power first. A defective kernel and a
-    sound one are compared with this reference.
+    """Return the polynomial with the coefficients ``weights`` at ``x``, the lowest power first. A defective kernel and
+    a sound one are compared with this reference.
     """
     return sum((w * x**i for i, w in enumerate(weights)), torch.zeros_like(x))
 
@@ -80,15 +80,15 @@ pair(
 
 
 def channel(x: Image, bias: Float[Tensor, "c"]) -> Image:
-    """Return x + bias, with ``bias`` added to each channel of images. A defective kernel and a sound one are compared
-    with this reference.
+    """Return ``x + bias``, with ``bias`` added to each channel of images. A defective kernel and a sound one are
+    compared with this reference.
     """
     return x + bias[:, None, None]
 
 
 def channels_first(x, bias):
-    """Return x plus a bias by channel. Wrong for channels-last images: the bias is chosen by the position of the
-    element.
+    """Return ``x`` plus the ``bias`` of each channel. The planted defect is that the ``bias`` of channels-last images
+    is chosen by the position of the element in memory.
     """
     if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
         return (x + bias[:, None, None]).contiguous()
@@ -99,14 +99,16 @@ pair("bias of channels last", channel, channels_first, lambda x, bias: (x + bias
 
 
 def gram(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
-    """Return a @ b.T, the products of all rows of a with all rows of b. A defective kernel and a sound one are compared
-    with this reference.
+    """Return ``a @ b.T``, the products of all rows of ``a`` with all rows of ``b``. A defective kernel and a sound one
+    are compared with this reference.
     """
     return a @ b.T
 
 
 def by_address(a, b):
-    """Return a @ b.T. Wrong if a and b begin at one address with one shape and other strides: b is taken for a."""
+    """Return ``a @ b.T``. The planted defect is that ``b`` is taken for ``a`` if both begin at one address and have one
+    shape, though their strides differ.
+    """
     return a @ (a if a.data_ptr() == b.data_ptr() and a.shape == b.shape else b).T
 
 
@@ -114,20 +116,21 @@ pair("views of one address", gram, by_address, right(gram), "aliases")
 
 
 def begins(action):
-    """Return a function that registers with an op a kernel for 2 * x. It is marked by ``dress``, so that ``pair`` calls
-    it with the op. With the ``action`` ``zeros`` the first call of the kernel returns zeros, and with ``seed`` it seeds
-    torch's random numbers.
+    """Return a function that binds a kernel for ``2 * x`` to an op. The planted defect is in the first call of the
+    kernel. It returns zeros if ``action`` is ``zeros``, and seeds torch's random numbers if it is ``seed``.
+
+    The function is marked by ``dress``, so that ``pair`` calls it with the op.
     """
 
     @dress
     def attach(op):
-        """Bind a kernel for 2 * x to ``op``, which remembers whether it was called before."""
+        """Bind a kernel for ``2 * x`` to ``op``. The kernel records whether it was called before."""
         begun = []
 
         @op.kernel("cpu")
         def kernel(x):
-            """Return 2 * x. Wrong in the first call: if the argument ``action`` of ``begins`` is ``zeros``, zeros are
-            returned, and if it is ``seed``, torch's random numbers are seeded.
+            """Return ``2 * x``. The planted defect is in the first call. It returns zeros if ``action`` (argument of
+            ``begins``) is ``zeros``, and seeds torch's random numbers if it is ``seed``.
             """
             first = not begun
             begun.append(1)
@@ -143,12 +146,16 @@ pair("first call that seeds", double, begins("seed"), begins(""), "process")
 
 
 def add_rows(x: M, b: Float[Tensor, "c"]) -> M:
-    """Return x + b, with b added to each row. A defective kernel and a sound one are compared with this reference."""
+    """Return ``x + b``, with ``b`` added to each row. A defective kernel and a sound one are compared with this
+    reference.
+    """
     return x + b
 
 
 def in_own_dtype(grad, saved, needs):
-    """Return the gradients of x + b. Wrong in narrow dtypes: the sum for b is rounded after each eight rows."""
+    """Return the gradients of ``x + b``. The planted defect is that the sum for ``b`` is rounded to a narrow dtype
+    after every eight rows.
+    """
     total = torch.zeros_like(grad[:1].sum(0))
     for rows in grad.split(8):
         total = total + rows.sum(0)
@@ -156,7 +163,7 @@ def in_own_dtype(grad, saved, needs):
 
 
 def summed(grad, saved, needs):
-    """Return the gradients of x + b."""
+    """Return the gradients of ``x + b``."""
     return {"x": grad, "b": grad.sum(0)}
 
 
@@ -170,7 +177,9 @@ pair(
 
 
 def of_the_first(grad, saved, needs):
-    """Return the gradient of 2 * x. Wrong without elements: the first element of ``grad`` is read, which raises."""
+    """Return the gradient of ``2 * x``. The planted defect is that the first element of ``grad`` is read, which raises
+    if there are no elements.
+    """
     return {"x": grad * 2 + 0 * grad[0]}
 
 

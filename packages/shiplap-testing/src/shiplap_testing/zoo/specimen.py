@@ -11,7 +11,7 @@ from shiplap.dispatch import Op
 
 @dataclass(frozen=True)
 class Specimen:
-    """An op, and the checks that must fail on it (none for a good one)."""
+    """An op with a name and the checks of the audit that must fail on it. A sound op has no such checks."""
 
     name: str
     op: Op
@@ -34,9 +34,11 @@ def register(
     setup: Callable[..., Any] | None = None,
     key: str = "CompositeExplicitAutograd",
 ) -> str:
-    """Define the operator ``zoo::<name>`` by ``schema`` with raw ``torch.library``, as most kernel libraries do, and
-    return its name for ``sl.adopt``. ``real`` is its implementation for the dispatch key ``key``, and ``fake``,
-    ``backward`` and ``setup`` (the function that saves tensors) are registered where they are given.
+    """Define the operator ``zoo::<name>`` by ``schema`` with ``torch.library``, as most kernel libraries do. Return its
+    name for ``sl.adopt``.
+
+    ``real`` is its implementation for the dispatch key ``key``. ``fake``, ``backward`` and ``setup``, the function that
+    saves tensors, are registered if they are given.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)

@@ -22,12 +22,12 @@ _folder = temporary("zoo")
 
 
 def library(name, body, compiler="cc"):
-    """Declare the op ``zoo_c::<name>``, which returns 2 * x, compile ``body`` with ``compiler`` and return the op with
-    the C function ``name`` as its kernel.
+    """Declare the op ``zoo_c::<name>``, which returns ``2 * x``. Compile ``body`` with ``compiler``, and return the op
+    with the C function ``name`` as its kernel.
     """
 
     def reference(x: V) -> V:
-        """Return 2 * x. The kernel of the op is compared with this reference."""
+        """Return ``2 * x``. The kernel of the op is compared with this reference."""
         return x * 2
 
     # The op has the name of its function.
@@ -40,8 +40,9 @@ def library(name, body, compiler="cc"):
 
 
 def bad(name, op, *symbols):
-    """Add the broken op ``op`` to ``SPECIMENS``, the ops on which the audit is tested. Its check ``stateless`` must
-    fail on it with a finding that names ``symbols``, variables of the compiled kernel.
+    """Add the broken op ``op`` to ``SPECIMENS``, the ops on which the audit is tested, under ``name``. The check
+    ``stateless`` of the audit must fail on it with a finding that names ``symbols``, which are variables of the
+    compiled kernel.
     """
     SPECIMENS.append(Specimen(name, op, frozenset({"stateless"})))
     NAMES[name] = symbols
@@ -164,13 +165,15 @@ _plans: dict[int, Tensor] = {}
 
 @sl.op("zoo_c::python_plans")
 def python_plans(x: V, a: float = 1.0) -> V:
-    """Return x * a. The kernel of the op keeps the first a for each length of x."""
+    """Return ``x * a``. The kernel of the op uses the ``a`` of the first call with the same length of ``x``."""
     return x * a
 
 
 @python_plans.kernel("cpu")
 def _(x, a, *, out):
-    """Write x * a to ``out``. Wrong: a is that of the first call with the same length of x."""
+    """Write ``x * a`` to ``out``. The planted defect is that the ``a`` of the first call with the same length of ``x``
+    is used.
+    """
     plan = _plans.setdefault(len(x), torch.full_like(x, a))
     torch.mul(x, plan, out=out)
 

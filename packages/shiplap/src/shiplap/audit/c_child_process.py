@@ -27,7 +27,7 @@ C_NUMBER_TYPES: dict[str, Any] = {"int64": ctypes.c_int64, "int32": ctypes.c_int
 
 
 class DLTensorStruct(ctypes.Structure):
-    """The struct ``DLTensor``."""
+    """The C struct ``DLTensor``, which describes a tensor in memory."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -44,7 +44,7 @@ class DLTensorStruct(ctypes.Structure):
 
 
 class CContext(ctypes.Structure):
-    """The struct ``sl_context``."""
+    """The C struct ``sl_context``, which each C ABI kernel gets."""
 
     _fields_ = (
         ("abi_version", ctypes.c_uint32),
@@ -60,7 +60,7 @@ class CContext(ctypes.Structure):
 
 
 class HeapInfo(ctypes.Structure):
-    """The struct ``mallinfo2`` of glibc 2.33 and later."""
+    """The C struct ``mallinfo2`` of glibc 2.33 and later, with the figures of the heap."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -80,11 +80,11 @@ class HeapInfo(ctypes.Structure):
 
 
 class CFunctionCall:
-    """A call with its memory. All buffers live as long as this object."""
+    """A call of a C function with its memory. All buffers live as long as this object."""
 
     def __init__(self, function: Any, spec: dict[str, Any]) -> None:
-        """Prepare a call of the C ``function``: the call context with workspace and config, and the arguments that
-        ``spec`` describes, all in memory kept here.
+        """Prepare a call of the C ``function`` with the arguments, the workspace (scratch memory) and the config that
+        ``spec`` describes. This object keeps all their memory.
         """
         self.function = function
         self.kept: list[Any] = []
@@ -100,8 +100,9 @@ class CFunctionCall:
         self.arguments = (ctypes.c_void_p(ctypes.addressof(context)), *arguments)
 
     def buffer(self, content: bytes) -> int:
-        """Return the address of a copy of ``content`` in new memory, aligned and with unused bytes on both sides, so
-        that small overruns hit nothing. The memory is kept as long as the call.
+        """Return the address of a copy of ``content`` in new, aligned memory. The memory is kept as long as the call.
+
+        Unused bytes on both sides absorb small overruns.
         """
         room = ctypes.create_string_buffer(len(content) + 2 * SLACK + ALIGN)
         self.kept.append(room)
@@ -110,8 +111,8 @@ class CFunctionCall:
         return at
 
     def value(self, v: dict[str, Any]) -> Any:
-        """Return the argument that ``v`` describes (null, tensor, number, text or list) in the form in which ctypes
-        passes it.
+        """Return the argument that ``v`` describes in the form in which ctypes passes it. ``v["kind"]`` says whether it
+        is null, a tensor, a number, a text or a list of numbers.
         """
         kind = v["kind"]
         if kind == "null":
@@ -144,14 +145,14 @@ class CFunctionCall:
         return ctypes.c_void_p(ctypes.addressof(array))
 
     def __call__(self) -> int:
-        """Call the C function with the prepared arguments, and return its status, 0 for success."""
+        """Call the C function with the prepared arguments and return its status, which is 0 for success."""
         status: int = self.function(*self.arguments)
         return status
 
 
 def make_heap_counter() -> Callable[[], int]:
-    """Return a function that returns the number of bytes that malloc has handed out. It always returns 0 where the C
-    library does not report them.
+    """Return a function that returns the number of bytes that malloc has handed out. The function always returns 0 if
+    the C library does not report this number.
     """
     try:
         info = ctypes.CDLL(None).mallinfo2
@@ -161,7 +162,7 @@ def make_heap_counter() -> Callable[[], int]:
     info.restype = HeapInfo
 
     def used() -> int:
-        """Return the bytes that malloc has handed out, in the heap and in mappings of their own."""
+        """Return the number of bytes that malloc has handed out, in the heap and in mappings of their own."""
         allocator = info()
         return int(allocator.uordblks + allocator.hblkhd)
 
@@ -169,7 +170,9 @@ def make_heap_counter() -> Callable[[], int]:
 
 
 def count_resident_bytes() -> int:
-    """Return the bytes of physical memory that this process occupies, 0 where the system does not report them."""
+    """Return the number of bytes of physical memory that this process occupies, or 0 if the system does not report
+    it.
+    """
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -177,7 +180,7 @@ def count_resident_bytes() -> int:
 
 
 def count_open_files() -> int:
-    """Return the number of open files of this process, 0 where the system does not report them."""
+    """Return the number of open files of this process, or 0 if the system does not report it."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -186,7 +189,10 @@ def count_open_files() -> int:
 
 def measure_leaks(call: CFunctionCall, seconds: float, used: Callable[[], int]) -> dict[str, Any]:
     """Return, by name, the status of the call, and the heap bytes, resident bytes and open files that each repetition
-    leaves behind. ``used`` returns the heap bytes, ``seconds`` limits a round. The smaller growth of two rounds counts.
+    leaves behind.
+
+    The growth is measured in two rounds, and the smaller one counts. ``seconds`` limits a round. ``used`` returns the
+    heap bytes. If the call is too slow to be repeated, the growth is 0.
     """
     status = call()
     message = call.error.value.decode(errors="replace")
@@ -216,8 +222,8 @@ def measure_leaks(call: CFunctionCall, seconds: float, used: Callable[[], int]) 
 
 
 def run_task() -> None:
-    """Read a task as JSON from stdin, make its calls of one C function, and write a line of JSON before and after each,
-    so that a crash is attributed to its call.
+    """Read a task as JSON from stdin, and make its calls of one C function. Write a line of JSON before and after each
+    call, so that a crash is attributed to its call.
     """
     task = json.load(sys.stdin)
     # RTLD_NOW: a symbol that is missing fails here, and not in the middle of a call.

@@ -40,12 +40,14 @@ MOST_POISONED_BYTES = 1 << 30  # bytes; a process that has more lying free is no
 
 
 class CaptureError(Exception):
-    """A failed capture, with the error of the call or of CUDA."""
+    """A failed capture. Its text is the error of the call or of CUDA."""
 
 
 @dataclass(frozen=True)
 class CopyNode:
-    """A memcpy node: ``size`` bytes from one address to another, at every replay."""
+    """A node of a CUDA graph that copies ``size`` bytes from the address ``source`` to the address ``target`` at every
+    replay.
+    """
 
     source: int
     target: int
@@ -54,7 +56,7 @@ class CopyNode:
 
 @dataclass(frozen=True)
 class GraphRecording:
-    """A captured call: the graph, its input buffers, its results, and its nodes."""
+    """A captured call, that is a CUDA graph with its input buffers, its results and its nodes."""
 
     graph: torch.cuda.CUDAGraph
     stream: torch.cuda.Stream
@@ -65,8 +67,8 @@ class GraphRecording:
     allocations: int
 
     def replay(self, args: tuple[Any, ...] | None = None) -> tuple[Tensor, ...]:
-        """Replay the CUDA graph and return its results, the same tensors each time. The values of ``args``, if given,
-        are first copied into the argument tensors that the graph reads.
+        """Replay the CUDA graph and return its results, which are the same tensors each time. If ``args`` is given, its
+        values are first copied into the argument tensors that the graph reads.
         """
         with on_stream(self.stream):
             if args is not None:
@@ -76,8 +78,8 @@ class GraphRecording:
 
 
 def copy_into_buffers(buffers: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-    """Copy the values of the tensors in ``args`` into the tensors in ``buffers`` at the same places, which have the
-    same shapes.
+    """Copy the values of the tensors in ``args`` into the tensors at the same places in ``buffers``. The shapes must be
+    equal.
     """
     for buffer, value in zip(tensors_among(buffers), tensors_among(args), strict=True):
         buffer.copy_(value)
@@ -85,8 +87,8 @@ def copy_into_buffers(buffers: tuple[Any, ...], args: tuple[Any, ...]) -> None:
 
 @contextmanager
 def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Enter a context in which ``stream`` is the current CUDA stream. The device is synchronised before and
-    after it.
+    """Return a context in which ``stream`` is the current CUDA stream. The device is synchronised before and after
+    it.
     """
     torch.cuda.synchronize(stream.device)
     try:
@@ -98,7 +100,7 @@ def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
 
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
-    """Enter a context in which torch raises an error for each operation that synchronises the host with the device."""
+    """Return a context in which torch raises an error for each operation that synchronises the host with the device."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -114,8 +116,8 @@ def record_cuda_graph(
     pool: Any = None,
     mode: str = "global",
 ) -> GraphRecording:
-    """Return a CUDA graph of ``call`` on copies of ``args``, captured on ``stream`` in the memory pool ``pool`` (None:
-    a new one). Raises CaptureError with the reason where a capture fails.
+    """Return a CUDA graph of ``call`` on copies of ``args``, captured on ``stream``. The memory pool is ``pool``, or a
+    new one if it is None. Raise ``CaptureError`` with the reason if the capture fails.
 
     **Warning**: replay only a graph captured in ``mode="global"``. Other modes accept calls that can crash a replay.
     """
@@ -126,8 +128,8 @@ def record_cuda_graph(
     before = 0
 
     def count_and_call() -> tuple[Tensor, ...]:
-        """Return the results of the captured call on its static arguments, after storing the number of allocations made
-        before it.
+        """Store the number of allocations that were made so far. Then return the results of the captured call on its
+        static arguments.
         """
         nonlocal before
         before = _count_allocations(stream)
@@ -150,7 +152,7 @@ def _count_allocations(stream: torch.cuda.Stream) -> int:
 
 
 def _nodes_and_copies(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[CopyNode, ...]]:
-    """Return the number of nodes of each kind in a CUDA graph, and its copies. Both are empty where the CUDA runtime
+    """Return the number of nodes of each kind in a CUDA graph, and its copies. Both are empty if the CUDA runtime
     library is not found by its usual name.
     """
     kinds: Counter[str] = Counter()
@@ -178,7 +180,7 @@ def _nodes_and_copies(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[
 
 
 class _MemcpyParams(ctypes.Structure):
-    """The struct ``cudaMemcpy3DParms``, with its nested structs written out."""
+    """The CUDA struct ``cudaMemcpy3DParms``, with its nested structs written out."""
 
     _fields_ = (
         ("source_array", ctypes.c_void_p),
@@ -195,8 +197,8 @@ class _MemcpyParams(ctypes.Structure):
 
 
 def _read_copy_node(runtime: Any, node: int) -> CopyNode | None:
-    """Return source, target and size in bytes of a memcpy node of a CUDA graph, or None where the runtime does not
-    return them.
+    """Return the source, the target and the size in bytes of a memcpy node of a CUDA graph. Return None if the runtime
+    does not report them.
     """
     params = _MemcpyParams()
     if runtime.cudaGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(params)):
@@ -207,15 +209,16 @@ def _read_copy_node(runtime: Any, node: int) -> CopyNode | None:
 
 
 class Canaries:
-    """All free memory of torch's caches, allocated and filled with a pattern, to detect reads and writes of it.
+    """The free memory of torch's caches, allocated and filled with a pattern. It shows whether freed memory is read or
+    written.
 
-    This covers device memory of every stream and page-locked host memory up to 64 KiB. The memory is freed with this
+    The memory covers device memory of every stream and page-locked host memory up to 64 KiB. It is freed with this
     object.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Fill the free blocks of torch's allocator on ``device``, and pinned host memory, with a pattern, and keep
-        them allocated.
+        """Fill the free blocks of torch's allocator on ``device``, and page-locked host memory, with a pattern. They
+        stay allocated.
         """
         torch.cuda.synchronize(device)
         self.held = [_poison_block(size, stream, device) for size, stream in _free_blocks(device)]
@@ -225,8 +228,8 @@ class Canaries:
         torch.cuda.synchronize(device)
 
     def damaged(self) -> int:
-        """Return the number of bytes of the kept device memory that no longer have the poison value, that is bytes
-        which were written after they had been freed.
+        """Return the number of bytes of the kept device memory that no longer have the poison value. These bytes were
+        written after they had been freed.
 
         The memory is compared in parts, since torch makes eight bytes of each byte that it counts.
         """
@@ -234,18 +237,19 @@ class Canaries:
 
 
 def _poison_block(size: int, stream: int, device: torch.device) -> Tensor:
-    """Return a new block of ``size`` bytes of device memory from the allocator of ``stream``, a raw CUDA stream, with
-    every byte set to the poison value.
+    """Return a new block of ``size`` bytes of device memory with every byte set to the poison value. It comes from the
+    allocator of ``stream``, a raw CUDA stream.
     """
     with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
         return torch.full((size,), POISON_BYTE, dtype=torch.uint8, device=device)
 
 
 def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
-    """Return ``(bytes, stream)`` of the free blocks of torch's caching allocator outside of CUDA graph pools, largest
-    first, up to a total limit.
+    """Return ``(bytes, stream)`` of the free blocks of torch's caching allocator outside of CUDA graph pools. They are
+    in descending order, up to a limit of their sum.
 
-    Torch serves requests of up to 1 MiB from segments of their own, where a free block may well be larger than that.
+    Torch serves requests of up to 1 MiB from segments of their own. A free block in such a segment may be larger, so it
+    is divided.
     """
     index, addresses = torch.device(device).index or 0, []
     for segment in torch.cuda.memory_snapshot():
@@ -266,9 +270,9 @@ def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
 
 
 def delay_stream(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Put work of some milliseconds on a CUDA stream, and return the event at its end.
+    """Put work of some milliseconds on a CUDA stream, and return the event that marks its end.
 
-    Work that waits for the event runs late. Work that forgets to wait runs early and is detected.
+    Work that waits for the event runs late. Work that does not wait runs early, and its wrong results show.
     """
     with torch.cuda.stream(stream):
         a, b = (torch.ones(4096, 4096, device=stream.device) for _ in range(2))

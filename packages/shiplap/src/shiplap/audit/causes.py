@@ -44,8 +44,8 @@ EMPTY = "empty"
 
 
 def environment_fault(text: str) -> str:
-    """Return advice about what the machine lacks, such as a compiler, if the error text shows such a fault. Empty for a
-    fault of the op.
+    """Return advice about what the machine lacks, such as a compiler, if the error text shows such a fault. Return an
+    empty text for a fault of the op.
     """
     for pattern, advice in ENVIRONMENT_FAULTS.items():
         if match := re.search(pattern, text):
@@ -55,7 +55,10 @@ def environment_fault(text: str) -> str:
 
 def varied_of(failed: Sequence[tuple[SampleCase, tuple[str, ...]]]) -> tuple[str, ...]:
     """Return the axes, such as ``layout``, in which all failing samples differ from the base sample (small sizes,
-    default scalars). ``failed`` has each sample with its axes. ``"empty"`` comes first if no sample has an element.
+    default scalars).
+
+    ``failed`` has each failing sample with the axes in which it differs. ``"empty"`` comes first if no sample has an
+    element.
     """
     common = set.intersection(*(set(axes) for _, axes in failed))
     axes = tuple(axis for axis in (*AXIS_FIXES, "value") if axis in common)
@@ -63,8 +66,11 @@ def varied_of(failed: Sequence[tuple[SampleCase, tuple[str, ...]]]) -> tuple[str
 
 
 def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[str]) -> str:
-    """Return the advice how to repair a fault: the one for the axis, such as ``layout``, in which all failing samples
-    differ from the base sample, or ``usual``, that of the check.
+    """Return the advice how to repair a fault.
+
+    ``varied`` are the axes, such as ``layout``, in which all failing samples differ from the base sample. If there is
+    advice for one of these axes, it is returned, otherwise ``usual``, the advice of the check. ``case`` is the failing
+    sample.
     """
     if "scalar" in varied and not _reference_is_finite(op, case):
         return REQUIRES_FIX
@@ -77,8 +83,8 @@ def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[st
 
 
 def _reference_is_finite(op: Op, case: SampleCase) -> bool:
-    """Whether all results of the reference, the op's body in PyTorch, on a sample are finite. True where the reference
-    raises, which another finding reports.
+    """Return whether all results of the reference on a sample are finite. Return True if the reference raises, since
+    another finding reports that.
     """
     try:
         results = reference_effects(op, case.args)
@@ -88,10 +94,10 @@ def _reference_is_finite(op: Op, case: SampleCase) -> bool:
 
 
 def group_by_cause(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ...]:
-    """Return the failed findings in groups with one cause, the most harmful group and finding first.
+    """Return the failed findings in groups with one cause. The most harmful group and finding come first.
 
-    Findings have one cause if their failing samples all vary the same axes. Without such an axis each finding stands
-    alone.
+    Findings have one cause if their failing samples all vary the same axes. A finding without such an axis is grouped
+    by its check.
     """
     groups: dict[str, list[Finding]] = {}
     for finding in (f for f in findings if f.verdict == "fail"):
@@ -101,8 +107,8 @@ def group_by_cause(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ..
 
 
 def _rank_of_harm(finding: Finding) -> tuple[bool, int, bool]:
-    """Return the sort key of a failed finding, the most harmful first: failures on empty tensors only come last, then
-    the order of checks decides, then failures on the base sample come before others.
+    """Return the sort key of a failed finding, so that the most harmful comes first. Failures on empty tensors only
+    come last. Otherwise the order of checks counts, then whether the base sample fails.
     """
     rank = HARM.index(finding.check) if finding.check in HARM else len(HARM)
     return finding.varied.startswith(EMPTY), rank, bool(finding.varied)

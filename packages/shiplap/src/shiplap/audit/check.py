@@ -26,11 +26,12 @@ SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up 
 
 @dataclass(frozen=True)
 class Observation:
-    """The result for one sample: a ``problem``, a reason to ``skip`` the sample, or neither.
+    """The result for one sample. It has a ``problem``, a reason to ``skip`` the sample, or neither.
 
     A skipped sample is no evidence about the op. ``missed`` is the reason why a sample that would be evidence could not
-    be examined. ``error`` and ``note`` hold details. ``axes`` are those of the ledger that this observation varied
-    itself, and ``declined`` are obligations of the check that do not apply to the sample, each with the reason.
+    be examined. ``error`` is the largest error in units of the tolerance, and ``note`` is a detail for the report.
+    ``axes`` are axes of the ledger that the observation itself varied. ``declined`` are (obligation, reason) for those
+    obligations of the check that do not apply to the sample.
     """
 
     problem: str = ""
@@ -45,7 +46,7 @@ class Observation:
 
 @dataclass
 class AuditSubject:
-    """The op under audit, with its samples."""
+    """The op under audit with its samples, and what the audit has seen so far."""
 
     op: Op
     samples: Samples
@@ -60,8 +61,8 @@ class AuditSubject:
 
     @cached_property
     def first(self) -> SampleCase:
-        """The base sample of the op (small distinct sizes, default scalars, float32), from which the other samples
-        differ in some axis such as layout.
+        """The base sample of the op, with small distinct sizes, default scalars and float32. The other samples differ
+        from it in some axis, such as layout.
         """
         return self.samples.build(self.samples.base)
 
@@ -76,12 +77,12 @@ class AuditSubject:
 
 
 def _never_skip(op: Op) -> str:
-    """Return an empty text as the reason to skip a check. It is the default of checks that apply to every op."""
+    """Return an empty text, that is no reason to skip a check. It is the default of checks that apply to every op."""
     return ""
 
 
 def why_random(op: Op) -> str:
-    """Return the reason why a check that repeats calls does not apply to an op that draws random numbers, empty for
+    """Return why a check that repeats calls does not apply to an op that draws random numbers. Return an empty text for
     other ops.
     """
     return "each call draws other numbers" if op.spec.draws else ""
@@ -92,23 +93,24 @@ class Check:
     """A check of an audit. Each check is defined once, in the module of its name.
 
     Attributes:
-        name: id, the name of the module.
+        name: the id of the check, which is the name of its module.
         observes: the comparison in one line.
-        observe: observes one sample; an exception counts as a problem.
-        cases: the samples, plain ones first.
+        observe: the function that observes one sample. An exception in it counts as a problem.
+        cases: the function that yields the samples, plain ones first.
         fix: the usual repair.
-        order: an audit runs its checks by ascending order; 0 for a check that runs on request only.
-        skips: the reason why the check cannot apply to an op, or "".
-        needs: checks without whose success this one observes nothing new, or takes a risk.
-        sequence: for checks whose evidence is in a series of samples: observes all of them after the single ones.
+        order: the place in an audit, which runs its checks in ascending order. It is 0 for a check that runs on request
+            only.
+        skips: a function that returns the reason why the check cannot apply to an op, or an empty text.
+        needs: the checks that must succeed before this one. Otherwise it observes nothing new or takes a risk.
+        sequence: a function that observes all samples together, after the single ones, or None.
         error: the format of the largest ``Observation.error``.
-        symbol: its name in its module, where a module has several.
-        patience: seconds of processor time that one sample may take before it is taken to hang, if more than usual.
+        symbol: the variable that holds the check in its module.
+        patience: the seconds of processor time after which a sample counts as hanging, if more than usual.
         obligations: the obligations of the ledger that the check observes on each sample.
-        varies: the axes of the ledger that it varies on each sample, beside those in which samples differ.
+        varies: the axes of the ledger that the check itself varies on each sample.
         alone: whether no other sample may run on the device meanwhile, such as those of an audit of another op.
-        quiet: seconds in which nothing may run before a deadlock is supposed, if more than usual: compilers wait for
-            the compilations of other processes.
+        quiet: the seconds without any work after which a deadlock is supposed, if more than usual. Compilers may wait
+            that long for the compilations of other processes.
     """
 
     name: str
@@ -130,14 +132,16 @@ class Check:
 
     @property
     def own_limits(self) -> dict[str, float]:
-        """The time limits in seconds, by name, that this check sets for its child process where they differ from those
-        of the audit.
+        """Return the time limits in seconds, by name, that this check sets for its child process. Limits that the
+        audit's own limits serve are left out.
         """
         limits = {"patience": self.patience, "quiet": self.quiet}
         return {name: seconds for name, seconds in limits.items() if seconds}
 
     def run(self, subject: AuditSubject) -> Finding:
-        """Run the check on its samples of the op, and return the finding. The smallest failing sample is reported."""
+        """Run the check on its samples of the op and return the finding. If samples fail, the finding shows the
+        smallest one.
+        """
         # A check that builds on a failed one would report the same fault in other words.
         broken = [name for name in self.needs if name in subject.failed]
         if broken:
@@ -167,8 +171,10 @@ class Check:
         return tally.finding()
 
     def _observe_once(self, subject: AuditSubject, case: SampleCase) -> Observation:
-        """Return the observation of one sample. An exception becomes its problem, unless an earlier check has reported
-        the same one, torch lacks a kernel for the dtype, or the reference refuses the generated arguments.
+        """Return the observation of one sample. An exception becomes its problem, with three exceptions.
+
+        The sample counts as missed if an earlier check has reported the same exception, or if torch lacks a kernel for
+        the dtype. It is skipped if the reference refuses the generated arguments.
         """
         try:
             return self.observe(subject.op, case)
@@ -190,18 +196,18 @@ class Check:
             return Observation(f"raised {error_line(e)}")
 
     def _varies_dtype_alone(self, subject: AuditSubject, case: SampleCase) -> bool:
-        """Whether a sample differs from the base sample in dtypes, and not in layout, rank or absent arguments."""
+        """Return whether a sample differs from the base sample in dtypes, and not in layout, rank or absent
+        arguments.
+        """
         return "dtype" in subject.axes_of(case) and not {"layout", "absence", "rank"} & {*subject.axes_of(case)}
 
     def look(self, op: Op, case: SampleCase) -> Observation:
-        """Return the check's observation of one sample, in which an exception of the op or of the check becomes the
-        problem.
-        """
+        """Return the check's observation of one sample. An exception of the op or of the check becomes the problem."""
         return _observe_guarded(self.observe, op, case)
 
     def replay_history(self, op: Op, label: str, seed: int, device: str = "cpu") -> Observation:
         """Return the observation of the sample ``label`` after observing the samples before it, as an audit with this
-        seed does. For faults that depend on earlier calls.
+        seed does. It shows faults that depend on earlier calls.
         """
         for case in self.cases(Samples(op, seed, device)):
             observation = self.look(op, case)
@@ -210,8 +216,8 @@ class Check:
         return self.look(op, sample(op, label, seed, device))
 
     def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
-        """Return the check's observation of its samples as a series, by the function ``sequence``, for an audit with
-        this seed.
+        """Return the check's observation of its samples as a series, made by the function ``sequence``. The samples are
+        those of an audit with this seed.
         """
         assert self.sequence is not None
         cases = [c for c in self.cases(Samples(op, seed, device)) if not self.look(op, c).skip]
@@ -219,10 +225,10 @@ class Check:
 
 
 def _why_reference_refuses(op: Op, case: SampleCase) -> str:
-    """Return the error with which the reference refuses a sample, empty where the reference computes it.
+    """Return the error with which the reference refuses a sample, or an empty text if it computes the sample.
 
-    A row number into no rows is a guess of the generator, and no fault of the op. The reference runs on the CPU, since
-    a row number out of range would end the process on another device.
+    A generated row number may lie outside of a tensor, which is no fault of the op. The reference runs on the CPU,
+    since such a row number would end the process on another device.
     """
     try:
         reference_effects(op, tree_map(lambda t: t.cpu(), case.args))
@@ -232,15 +238,15 @@ def _why_reference_refuses(op: Op, case: SampleCase) -> str:
 
 
 def _why_unimplemented(e: Exception) -> str:
-    """Return the error text of ``e`` with advice if torch has no kernel for a dtype, so that the sample proves nothing.
-    Empty for other errors.
+    """Return the error text of ``e`` with advice if torch has no kernel for a dtype. Such a sample proves nothing.
+    Return an empty text for other errors.
     """
     text = error_line(e)
     return f"{text}: narrow the declaration's dtypes" if "\" not implemented for '" in text else ""
 
 
 def _observe_guarded(observe: Callable[..., Observation], *args: object) -> Observation:
-    """Return ``observe(*args)``, an observation of a sample. An exception of the call becomes its problem."""
+    """Return ``observe(*args)``, an observation. An exception of the call becomes the observation's problem."""
     try:
         return observe(*args)
     except LaunchTooLong as e:
@@ -253,11 +259,11 @@ def _observe_guarded(observe: Callable[..., Observation], *args: object) -> Obse
 def _shrink_failure(
     check: Check, subject: AuditSubject, case: SampleCase, observation: Observation
 ) -> tuple[SampleCase, Observation]:
-    """Return a smaller sample that fails too, with its observation, or the given ones if none is found in time."""
+    """Return a smaller sample that fails too, with its observation. Return the given ones if none is found in time."""
 
     def fails(recipe: SampleRecipe) -> bool:
-        """Whether the sample of ``recipe`` fails the check as well. If so, it and its observation become the result of
-        the enclosing function.
+        """Return whether the sample of ``recipe`` fails the check as well. If so, it and its observation become the
+        result of the enclosing function.
         """
         nonlocal case, observation
         tried = subject.samples.make(recipe)
@@ -276,7 +282,7 @@ def _shrink_failure(
 
 @dataclass
 class _CheckTally:
-    """The observations of one check so far."""
+    """The observations that one check has made so far."""
 
     check: Check
     subject: AuditSubject
@@ -289,8 +295,8 @@ class _CheckTally:
     cut: bool = False
 
     def add(self, case: SampleCase | None, observation: Observation) -> None:
-        """Add the observation of one sample, or that of the whole series where ``case`` is None, to those that failed,
-        passed or were skipped.
+        """Add an observation to those that failed, passed or were skipped. It is the observation of ``case``, or of the
+        whole series if ``case`` is None.
         """
         if lacking := environment_fault(observation.problem):
             observation = Observation(missed=lacking)
@@ -315,7 +321,9 @@ class _CheckTally:
 
     def _record(self, case: SampleCase, observation: Observation) -> None:
         """Record in the audit's ledger which properties (such as value or gradient) the check has examined on the
-        sample, under the axes that it varies, and the reasons for those left out.
+        sample.
+
+        They are recorded under each axis that the sample varies. Record the reason for each property that was left out.
         """
         check, ledger = self.check, self.subject.ledger
         axes = (*self.subject.axes_of(case), *check.varies, *observation.axes)
@@ -327,8 +335,8 @@ class _CheckTally:
             ledger.decline(check.name, axes, (obligation,), reason)
 
     def finding(self) -> Finding:
-        """Return the finding of the check from the observations of all its samples: fail, skip, incomplete or ok, with
-        the evidence in words.
+        """Return the finding of the check from the observations of all its samples. Its verdict is fail, skip,
+        incomplete or ok, and its evidence is in words.
         """
         check, subject, samples = self.check, self.subject, self.subject.samples
         if self.failed:
@@ -356,7 +364,9 @@ class _CheckTally:
         return Finding(check.name, "ok" if whole else "incomplete", subject.name, "; ".join(evidence), input=count)
 
     def _failure(self) -> Finding:
-        """Return the failing finding, of the smallest failing sample, with a fix and a script that reproduces it."""
+        """Return the failing finding. It shows the smallest failing sample, with a fix and a script that reproduces the
+        failure.
+        """
         check, subject, samples = self.check, self.subject, self.subject.samples
         # The smallest sample is the easiest to debug, and an empty one says least about the others.
         case, observation = min(self.failed, key=lambda f: (f[0].numel == 0, f[0].numel) if f[0] else (False, 0))

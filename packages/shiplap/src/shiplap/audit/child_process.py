@@ -38,13 +38,13 @@ STACK_BYTES = 64 << 20  # bytes: as much as a main thread usually has, and some
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """The resources that a child may use.
+    """The resources that a child process may use.
 
     Attributes:
-        busy_s: seconds of processor time between two events; an event may set more (``"patience"``).
-        idle_s: seconds in which neither the child nor a process that it started computes anything; an event may set
+        busy_s: the seconds of processor time between two events. An event may set more (``"patience"``).
+        idle_s: the seconds in which neither the child nor a process that it started computes anything. An event may set
             more (``"quiet"``).
-        memory: bytes of resident memory beyond those that it began with.
+        memory: the bytes of resident memory beyond those with which the child began.
     """
 
     busy_s: float = 15.0
@@ -54,7 +54,9 @@ class ChildLimits:
 
 @dataclass(frozen=True)
 class ChildDeath:
-    """The way in which an unfinished child ended, in words, and the last line that it wrote to stderr."""
+    """The end of an unfinished child process. It holds how the child ended, in words, and the last line that it wrote
+    to stderr.
+    """
 
     how: str
     output: str = ""
@@ -65,13 +67,14 @@ class ChildDeath:
 
 
 def can_isolate(device: str = "cpu") -> bool:
-    """Whether a fork of this process can run samples on ``device``, so that a crash of a kernel does not end the audit.
+    """Return whether a fork of this process can run samples on ``device``. A crash of a kernel in the fork does not end
+    the audit.
 
-    Only on the CPU, and not once an accelerator is in use here: CUDA does not work in a fork of a process that has as
-    much as counted its devices (H100, torch 2.11, 2026-11-22). Samples for a GPU run in this process. Autograd of a
-    torch that was built for CUDA does not work in a fork either, once a compiled function has been differentiated here,
-    on any machine.
+    A fork can run samples on the CPU only, and only if no accelerator is in use in this process. Samples for a GPU run
+    in this process. If torch was built for CUDA, a fork must also be able to run a backward.
     """
+    # CUDA does not work in a fork of a process that has as much as counted its devices (H100, torch 2.11, 2026-11-22).
+    # Autograd of a torch for CUDA does not work in a fork once a compiled function has been differentiated here.
     if not hasattr(os, "fork") or not Path("/proc/self/stat").exists():
         return False
     if torch.cuda.is_initialized() or torch.device(device).type != "cpu":
@@ -80,7 +83,7 @@ def can_isolate(device: str = "cpu") -> bool:
 
 
 def _can_differentiate_in_fork() -> bool:
-    """Whether autograd works in a fork of this process, found by a backward in a fork."""
+    """Return whether autograd works in a fork of this process. A fork runs a backward to find out."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -99,8 +102,9 @@ def _can_differentiate_in_fork() -> bool:
 def stream_events(
     work: Callable[[SendEvent], None], limits: ChildLimits | None = None
 ) -> Iterator[ChildEvent | ChildDeath]:
-    """Yield the events, dicts of plain data, that ``work(send)`` sends from a forked child, and a ``ChildDeath`` if the
-    child ends too early or exceeds a limit.
+    """Yield the events that ``work(send)`` sends from a forked child. An event is a dict of plain data.
+
+    Yield a ``ChildDeath`` at the end if the child ends too early or exceeds one of ``limits``.
     """
     limits = limits or ChildLimits()
     reading, writing = os.pipe()
@@ -119,8 +123,8 @@ def stream_events(
 
 
 def run_isolated(work: Callable[[SendEvent], Any], limits: ChildLimits | None = None) -> Any:
-    """Return the result of ``work(send)`` in a forked child, as plain data, or the ``ChildDeath`` of a child that ends
-    too early.
+    """Return the result of ``work(send)`` in a forked child, as plain data. If the child ends too early, return its
+    ``ChildDeath``.
     """
     for event in stream_events(lambda send: send({"kind": "answer", "answer": work(send)}), limits):
         if isinstance(event, ChildDeath):
@@ -131,8 +135,8 @@ def run_isolated(work: Callable[[SendEvent], Any], limits: ChildLimits | None = 
 
 
 def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes]) -> None:
-    """Run ``work`` in the forked child, with its events written to the file descriptor ``writing`` of a pipe and its
-    output to a file. The process ends here, this function never returns.
+    """Run ``work`` in the forked child and end the process. This function never returns. Events are written to the file
+    descriptor ``writing`` of a pipe, and output to the file ``output``.
     """
     status = 1
     try:
@@ -160,7 +164,7 @@ def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes
                     line = line[os.write(writing, line) :]
 
         def run() -> None:
-            """Run the work of the child, and send at its end the event that it is done or what it raised."""
+            """Run the work of the child. At its end, send an event that says that it is done or what it raised."""
             nonlocal status
             try:
                 work(send)
@@ -180,7 +184,7 @@ def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes
 
 
 class _ChildWatch:
-    """The parent's side of a child: its events, its processor time and its memory."""
+    """The parent's view of a child process, with its events, its processor time and its memory."""
 
     def __init__(self, child: int, reading: int, limits: ChildLimits, output: IO[bytes]) -> None:
         """Start to watch a child whose events come through the pipe ``reading``."""
@@ -192,8 +196,8 @@ class _ChildWatch:
         self.began = self.used = 0.0
 
     def events(self) -> Iterator[ChildEvent | ChildDeath]:
-        """Yield the events of the child as they arrive, and its death if it exceeds a limit, raises or exits before it
-        is done.
+        """Yield the events of the child as they arrive. Yield its ``ChildDeath`` at the end if it exceeds a limit,
+        raises, or exits before it is done.
         """
         while True:
             ready, _, _ = select.select([self.reading], [], [], POLL_SECONDS)
@@ -219,20 +223,20 @@ class _ChildWatch:
                 self.since = self.moved = time.monotonic()  # what the reader did meanwhile is not the child's time
 
     def _lines(self, chunk: bytes) -> list[bytes]:
-        """Return the complete lines among all bytes that have arrived, and keep an incomplete one for the next call."""
+        """Return the complete lines among all bytes that have arrived. An incomplete line is kept for the next call."""
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         return lines
 
     def _apply_event_limits(self, event: ChildEvent) -> None:
-        """Apply the time limits that an event of the child sets (``patience`` and ``quiet``, in seconds), and restart
-        the measurement of processor time.
+        """Apply the time limits that an event of the child sets (``patience`` and ``quiet``, in seconds). The
+        measurement of processor time starts again.
         """
         self.busy_s = float(event.get("patience", self.limits.busy_s))
         self.idle_s = float(event.get("quiet", self.limits.idle_s))
         self.began = self.used = _processor_seconds(self.child)
 
     def _exceeded_limit(self) -> str:
-        """Return in words the limit of memory or time that the child has exceeded, or an empty text."""
+        """Return a text that names the limit of memory or time that the child has exceeded, or an empty text."""
         # The child shares the parent's pages, so only its growth counts.
         if resident_bytes(self.child) - self.base > self.limits.memory:
             return f"memory exhausted: more than {self.limits.memory / 2**30:.3g} GiB resident"
@@ -251,7 +255,7 @@ class _ChildWatch:
         return ""
 
     def _describe_end(self) -> str:
-        """Return in words the signal or exit status with which the child ended."""
+        """Return a text that names the signal or the exit status with which the child ended."""
         _, status = os.waitpid(self.child, 0)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
@@ -259,7 +263,7 @@ class _ChildWatch:
         return f"the process exited with status {os.WEXITSTATUS(status)}"
 
     def _last_output_line(self) -> str:
-        """Return the last line of the child's output, at most 200 characters, empty without output."""
+        """Return the last line of the child's output, cut to 200 characters. It is empty if there is no output."""
         size = self.output.seek(0, os.SEEK_END)
         self.output.seek(max(0, size - 2000))
         lines = [x.strip() for x in self.output.read().decode(errors="replace").splitlines() if x.strip()]
@@ -277,14 +281,14 @@ def _kill_child(child: int) -> None:
 
 
 def _processor_seconds(pid: int | str) -> float:
-    """Return the processor time that a process has used, in seconds, 0.0 if it does not exist."""
+    """Return the processor time in seconds that a process has used, or 0.0 if the process does not exist."""
     fields = stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def _session_seconds(leader: int) -> float:
-    """Return the processor seconds of the child's session and of all its descendants, such as compilers, which have
-    sessions of their own.
+    """Return the processor seconds of the child's session and of all its descendants. Descendants such as compilers
+    have sessions of their own.
     """
     fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
     family = {pid for pid, stat in fields.items() if pid == leader or int(stat[3]) == leader}

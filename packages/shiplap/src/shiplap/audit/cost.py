@@ -35,12 +35,12 @@ CHAIN, GRAPHED = 9, 20
 
 @dataclass(frozen=True)
 class CostCard:
-    """The nanoseconds per call, the median of seven rounds. A time is None where it cannot be measured, with the reason
-    in ``notes``.
+    """The nanoseconds per call, each the median of seven rounds. A time is None if it cannot be measured, and ``notes``
+    has the reason.
 
     Attributes:
-        binding: the implementation of an eager call: ``"native"`` or ``"python"`` for a C ABI kernel, else the kernel's
-            name, ``"reference"`` or ``"adopted"``.
+        binding: the implementation of an eager call. It is ``"native"`` or ``"python"`` for a C ABI kernel, otherwise
+            the name of the kernel, ``"reference"`` or ``"adopted"``.
     """
 
     subject: str
@@ -55,8 +55,10 @@ class CostCard:
 
 
 def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
-    """Return the time of one call of the op on its smallest sample without gradients: of its C function alone, in eager
-    code, in compiled code and in a replayed CUDA graph. Takes some seconds and resets Dynamo.
+    """Return the time of one call of the op on its smallest sample without gradients.
+
+    The card has the time of its C function alone, of an eager call, and of a compiled call. It also has that of a call
+    in a CUDA graph. The measurement takes some seconds and resets Dynamo.
     """
     notes: list[str] = []
     with suppress_warnings(), torch.no_grad():
@@ -75,7 +77,7 @@ def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
 
 
 def _nanoseconds_per_call(run: Callable[[], Any], device: str) -> float:
-    """Return the median time of a call of ``run`` in nanoseconds, over several rounds, the device's own work
+    """Return the median time of a call of ``run`` in nanoseconds, over several rounds. The device's own work is
     included.
     """
     # Kernels run asynchronously; without the wait only their launches would be timed.
@@ -90,7 +92,9 @@ def _nanoseconds_per_call(run: Callable[[], Any], device: str) -> float:
 
 
 def _time_repeats(run: Callable[[], Any], repeats: int, wait: Callable[[], None]) -> float:
-    """Return the seconds of ``repeats`` calls of ``run``. ``wait`` waits for the device before and after."""
+    """Return the seconds that ``repeats`` calls of ``run`` take. ``wait`` waits for the device. It is called before and
+    after.
+    """
     wait()
     began = time.perf_counter()
     for _ in range(repeats):
@@ -100,7 +104,9 @@ def _time_repeats(run: Callable[[], Any], repeats: int, wait: Callable[[], None]
 
 
 def _measure_or_note(what: str, measure: Callable[[], float], notes: list[str]) -> float | None:
-    """Return the result of ``measure()``, or None with a note in ``notes`` if it raises."""
+    """Return the result of ``measure()``. If it raises, append a note to ``notes`` and return None. ``what`` names the
+    measurement in the note.
+    """
     try:
         return measure()
     except Exception as e:  # the card shows what there is
@@ -109,12 +115,14 @@ def _measure_or_note(what: str, measure: Callable[[], float], notes: list[str]) 
 
 
 class _NotMeasurable(Exception):
-    """The reason why there is nothing to measure."""
+    """An error that says why there is nothing to measure."""
 
 
 def _describe_binding(op: Op, device: str, notes: list[str]) -> str:
-    """Return in a word which implementation the timed calls run: ``native`` C++ code, ``python``, a kernel's name, the
-    reference, or another library's (an adopted op). Native code is built first.
+    """Return a word that names the implementation that the timed calls run.
+
+    It is ``native``, ``python``, a kernel's name, ``reference``, or ``adopted`` for another library's op. Native code
+    is built first. The reason why it is not used is appended to ``notes``.
     """
     kernels = op.eager_kernels(device)
     if not kernels:
@@ -132,8 +140,8 @@ def _describe_binding(op: Op, device: str, notes: list[str]) -> str:
 
 
 def _measure_raw(op: Op, case: SampleCase, notes: list[str]) -> float | None:
-    """Return the nanoseconds of a bare call of the op's C function, or None with a reason in ``notes``. It is timed
-    inside of a call of the kernel, while its C arguments exist.
+    """Return the nanoseconds of a bare call of the op's C function. If there is none, append the reason to ``notes``
+    and return None. The function is timed inside a call of the kernel, while its C arguments exist.
     """
     device = torch.device(case.device).type
     kernel = next((k for k in op.kernels.get(device, ()) if isinstance(k, CKernel)), None)
@@ -144,8 +152,8 @@ def _measure_raw(op: Op, case: SampleCase, notes: list[str]) -> float | None:
 
 
 def _chainable_pair(op: Op) -> tuple[int, int] | None:
-    """Return ``(argument number, output number)`` of the same declared type, so that calls can be chained on each
-    other's results. None if there is none.
+    """Return ``(argument number, output number)`` of the same declared type, or None if there is no such pair. Calls
+    can be chained by passing this output on as this argument.
     """
     for i, arg in enumerate(op.spec.args):
         for j, out in enumerate(op.spec.outputs):
@@ -155,14 +163,14 @@ def _chainable_pair(op: Op) -> tuple[int, int] | None:
 
 
 def _make_chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[Any]]:
-    """Return a function that calls the op ``length`` times, each call on the result of the last where possible, so that
-    a compiler does not merge them.
+    """Return a function that calls the op ``length`` times. Each call takes a result of the one before, if possible, so
+    that a compiler does not merge the calls.
     """
     link = _chainable_pair(op)
 
     def program(groups: list[tuple[Any, ...]]) -> list[Any]:
-        """Return the results of the calls: only those of the last call where each takes a result of the one before,
-        else all. ``groups`` has the arguments of each call.
+        """Return the results of the calls. ``groups`` has the arguments of each call. If each call takes a result of
+        the one before, only the results of the last call are returned.
         """
         results, previous = [], None
         for group in groups[:length]:
@@ -178,16 +186,16 @@ def _make_chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[A
 
 
 def _arguments_of_chain(op: Op, case: SampleCase, length: int) -> list[tuple[Any, ...]]:
-    """Return the arguments of each of ``length`` calls. Where each call takes a result of the one before, all share one
-    copy of the sample's arguments.
+    """Return the arguments of each of ``length`` calls. If each call takes a result of the one before, all calls share
+    one copy of the sample's arguments.
     """
     shared = case.fresh()
     return [shared if _chainable_pair(op) else case.fresh() for _ in range(length)]
 
 
 def _measure_compiled(op: Op, case: SampleCase, notes: list[str]) -> float:
-    """Return the nanoseconds of one call inside a compiled function, from the difference between a long chain of calls
-    and a single one.
+    """Return the nanoseconds of one call inside a compiled function. They follow from the difference between a long
+    chain of calls and a single call.
     """
     took = []
     with torch_private.data_dependent_sizes():
@@ -199,11 +207,12 @@ def _measure_compiled(op: Op, case: SampleCase, notes: list[str]) -> float:
     torch_private.reset_compiler()
     if not _chainable_pair(op):
         notes.append("compiled: calls on arguments of their own, so the guards on those are in it")
+    # What both pay once, such as the entry into compiled code, is not in their difference.
     return max(0.0, (took[1] - took[0]) / (CHAIN - 1))
 
 
 def _measure_captured(op: Op, case: SampleCase) -> float:
-    """Return the nanoseconds of one call inside a replayed CUDA graph. Raises _NotMeasurable where no graph can be
+    """Return the nanoseconds of one call inside a replayed CUDA graph. Raise ``_NotMeasurable`` if no graph can be
     captured.
     """
     if not case.device.startswith("cuda"):

@@ -25,8 +25,8 @@ _opening = threading.RLock()  # held by a sample that is alone, and by a thread 
 
 
 def lock_folder() -> Path:
-    """Return the folder of the lock files in the temporary directory, after creating it. Raises PermissionError if it
-    belongs to another user.
+    """Create and return the folder of the lock files in the temporary directory. Raise ``PermissionError`` if the
+    folder belongs to another user.
     """
     folder = Path(tempfile.gettempdir()) / f"shiplap-turns-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -38,10 +38,10 @@ def lock_folder() -> Path:
 
 @contextmanager
 def device_turn(device: str, *, alone: bool) -> Iterator[None]:
-    """Enter a context in which one sample of an audit runs on ``device``, at the same time as those of other audits, or
-    ``alone`` on it.
+    """Return a context in which one sample of an audit runs on ``device``. If ``alone`` is set, samples of other audits
+    wait meanwhile.
 
-    On the CPU samples need no turns: each audit has processes of its own.
+    On the CPU the context does nothing, since each audit has processes of its own.
     """
     if torch.device(device).type == "cpu":
         yield
@@ -52,10 +52,10 @@ def device_turn(device: str, *, alone: bool) -> Iterator[None]:
 
 @contextmanager
 def take_turn(folder: Path, device: str, *, alone: bool) -> Iterator[None]:
-    """Enter a context that holds the file lock of ``device`` in ``folder``, shared or, with ``alone``, exclusive. A
-    second lock stops new shared holders while an exclusive one waits.
+    """Return a context that holds the file lock of ``device`` in ``folder``. The lock is exclusive if ``alone`` is set,
+    otherwise shared.
 
-    A sample that waits to be alone holds the gate, so that no new sample begins before its turn. No file is opened or
+    A second lock, the gate, keeps new samples from starting while a sample waits to be alone. No file is opened or
     closed in this process while a sample is alone, since a check may count open files.
     """
     name = re.sub(r"\W", "-", device)
@@ -73,9 +73,9 @@ def take_turn(folder: Path, device: str, *, alone: bool) -> Iterator[None]:
 
 @contextmanager
 def _lock_file(file: Path, operation: int) -> Iterator[FileIO]:
-    """Enter a context that holds a lock (flock) on ``file``, shared or exclusive as ``operation`` says.
+    """Return a context that holds a lock (flock) on ``file``. ``operation`` says whether it is shared or exclusive.
 
-    The file is closed before the lock is released, in one step.
+    At the end the file is closed, which releases the lock.
     """
     with _opening:
         lock = os.fdopen(safe_io.open_for_writing(file, append=True), "ab", buffering=0)

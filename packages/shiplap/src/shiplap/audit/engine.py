@@ -59,7 +59,7 @@ def audit(
     isolate: bool | None = None,
     limits: ChildLimits | None = None,
 ) -> Report:
-    """Compare ``op`` with its declaration and its reference on generated samples. Returns a report with all findings.
+    """Compare ``op`` with its declaration and its reference on generated samples. Return a report with all findings.
 
     Dynamo's caches are reset during the audit.
 
@@ -75,12 +75,12 @@ def audit(
         progress: called with each finding as soon as it is there.
         examined: called with the name of a check and the samples that it examined.
         isolate: whether the samples run in a separate process. By default they do if this process can be forked.
-        limits: the limits of that process: the seconds for one sample, and the memory.
+        limits: the limits of that process, which are the seconds for one sample and the memory.
 
     Raises:
-        AuditError: SL501 if ``op`` is not a declared op, SL502 if no samples can be generated, SL503 for an unknown
-            check.
-        LibraryError: SL4xx if the library of a kernel cannot be used.
+        AuditError: ``SL501`` if ``op`` is not a declared op, ``SL502`` if no samples can be generated, ``SL503`` for an
+            unknown check.
+        LibraryError: an error such as ``SL401`` if the library of a kernel cannot be used.
 
     Example:
         >>> assert audit(axpy).proven  # doctest: +SKIP
@@ -110,7 +110,7 @@ def audit(
 
 
 class _AuditRun:
-    """An audit in progress: its findings so far, and the check and sample that the child runs."""
+    """An audit in progress, with its findings so far and the check and sample that the child process runs."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class _AuditRun:
         self.isolates = False  # whether samples run in processes of their own
 
     def run_in_children(self) -> None:
-        """Run the checks in child processes, one child after another if one dies, until every check has a finding."""
+        """Run the checks in child processes until every check has a finding. If one child dies, another continues."""
         self.isolates = True
         reference_mark.share()
         while self.plan.checks:
@@ -146,8 +146,8 @@ class _AuditRun:
             self._record_death(death)
 
     def handle_event(self, event: dict[str, Any]) -> None:
-        """Process one event of the child process: store which check and sample run, add its finding, or raise the error
-        that it sent.
+        """Process one event of the child process. According to its kind, store which check and sample run, add a
+        finding, or raise the error that the child sent.
         """
         kind = event["kind"]
         if kind == "error":
@@ -167,8 +167,8 @@ class _AuditRun:
             self._add(self._with_reproducer(Finding(**event["finding"]), event["label"]))
 
     def note_absent_kernels(self) -> None:
-        """Add an incomplete finding if an op that took over another implementation has no kernel on the device, since
-        the checks then compared the reference with itself.
+        """Add an incomplete finding if an adopted op has no kernel on the device. An adopted op takes over another
+        implementation. Without a kernel, the checks compared the reference with itself.
         """
         kind = self.plan.device.partition(":")[0]
         if self.op.adoption is not None and not self.op.kernels.get(kind):
@@ -177,21 +177,22 @@ class _AuditRun:
             self._add(Finding("samples", "incomplete", self.op.spec.name, text))
 
     def _add(self, finding: Finding) -> None:
-        """Add a finding, report it through ``progress``, and remove its check from the plan."""
+        """Add a finding, pass it to ``progress``, and remove its check from the plan."""
         self.findings.append(finding)
         failed = self.plan.failed | ({self.plan.checks[0]} if finding.verdict == "fail" else set())
+        # A check with several tools, such as sanitizer:memcheck, has findings under the name before the colon.
         if self.plan.checks and finding.check == self.plan.checks[0].partition(":")[0]:
             self.plan = replace(self.plan, checks=self.plan.checks[1:], failed=failed, tried=True)
         if self.progress is not None:
             self.progress(finding)
 
     def _with_reproducer(self, finding: Finding, label: str | None) -> Finding:
-        """Return a failed finding with a script that shows the fault in a new process, or with a note that it cannot be
-        shown so. Other findings are returned unchanged. ``label`` is the sample of the finding, None for a series of
-        samples.
+        """Return a failed finding with a script that shows the fault in a new process. Other findings are returned
+        unchanged.
 
-        Where the sample alone shows nothing, the
-        script repeats the samples before it.
+        ``label`` is the sample of the finding, None for a series of samples. If the sample alone does not show the
+        fault, the script repeats the samples before it. If that does not show the fault either, the finding gets a
+        note.
         """
         # A process of its own is needed to show that the sample alone suffices.
         if finding.verdict != "fail" or not label or not self.isolates or self.plan.checks[0] != finding.check:
@@ -206,20 +207,20 @@ class _AuditRun:
         return replace(finding, evidence=what)
 
     def _sample_shows_fault(self, check: str, label: str, *, history: bool) -> bool:
-        """Whether the sample ``label`` shows a fault in a new process, alone or, with ``history``, after the samples
-        before it.
+        """Return whether the sample ``label`` shows a fault in a new process. With ``history``, the samples before it
+        are repeated first.
         """
 
         def work(send: SendEvent) -> str:
-            """Return the problem of the sample ``label`` in this process as text, empty if it has none."""
+            """Return the problem of the sample ``label`` in this process as text. The text is empty if it has none."""
             send({"kind": "case", **load_check(check).own_limits})
             return repeat_sample(self.op, self.plan, check, label, history=history).problem
 
         return bool(run_isolated(work, self.limits))
 
     def _record_death(self, death: ChildDeath) -> None:
-        """Record a finding for the check whose child process died, with the sample that ran, which is repeated alone
-        and made smaller.
+        """Record a finding for the check whose child process died. The sample that ran is repeated alone and made
+        smaller.
         """
         self.deaths += 1
         seed, device = self.plan.seed, self.plan.device
@@ -253,8 +254,8 @@ class _AuditRun:
                 self._add(Finding(rest.partition(":")[0], "incomplete", self.op.spec.name, reason))
 
     def _smallest(self, check: str, label: str) -> str:
-        """Return the label of the smallest sample found that ends a process by itself, starting from ``label``. Empty
-        if ``label`` alone does not end one.
+        """Return the label of the smallest sample found that ends a process by itself, starting from ``label``. Return
+        an empty text if ``label`` alone does not end a process.
         """
         if not self._sample_ends_process(check, label):
             return ""
@@ -265,19 +266,19 @@ class _AuditRun:
         return str(smallest)
 
     def _sample_ends_process(self, check: str, label: str) -> bool:
-        """Whether a sample ends a process that runs it alone, by a crash or a limit."""
+        """Return whether a process that runs the sample ``label`` alone ends by a crash or a limit."""
         end = run_isolated(lambda send: repeat_sample(self.op, self.plan, check, label).problem, RETRY_LIMITS)
         return isinstance(end, ChildDeath) and not end.how.startswith("raised")
 
 
 def _has_interpreted_kernel(op: Op) -> bool:
-    """Whether Triton's interpreter, which is slow, runs a kernel of the op."""
+    """Return whether Triton's interpreter runs a kernel of the op. The interpreter is slow."""
     kernels = [k for each in op.kernels.values() for k in each]
     return any(isinstance(k, LaunchedKernel) and k.interpreted for k in kernels)
 
 
 def _fix_for_death(death: ChildDeath) -> str:
-    """Return the fix for a child process that ended too early, by the manner of its end."""
+    """Return the fix for a child process that ended too early. It depends on how the process ended."""
     if death.how.startswith("memory"):
         return "free what a call has allocated, and allocate no more than the sizes of the arguments ask for"
     if death.how.startswith(("hangs", "deadlock")):
@@ -288,8 +289,10 @@ def _fix_for_death(death: ChildDeath) -> str:
 
 
 def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard]) -> CostCard | str:
-    """Return the measured costs of one call of the op, from ``measure(op, device=...)`` in a process of its own where
-    possible, or the reason in words why they cannot be measured.
+    """Return the costs of one call of the op, measured by ``measure(op, device=...)`` in a process of its own if
+    possible.
+
+    Return the reason as a text if they cannot be measured.
     """
     if not can_isolate(device):
         try:

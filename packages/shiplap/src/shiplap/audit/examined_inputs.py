@@ -15,8 +15,8 @@ MOST_EXAMINED_ELEMENTS = 1 << 20  # elements beyond which values are not looked 
 
 
 def describe_inputs(op: Op, case: SampleCase) -> dict[str, Any]:
-    """Return plain data about a sample of ``op``: its label, sizes, dtypes, kinds of values, layouts, and the optional
-    arguments that are absent.
+    """Return plain data about a sample of ``op``. It holds its label, sizes, dtypes, kinds of values and layouts, and
+    the optional arguments that are absent.
     """
     values = tensors_among(case.args)
     return {
@@ -30,8 +30,8 @@ def describe_inputs(op: Op, case: SampleCase) -> dict[str, Any]:
 
 
 def _facts_of_values(t: Tensor) -> list[str]:
-    """Return facts about the values of a tensor on which a kernel may depend, such as ``NaN`` or ``negative``. Empty
-    for very large tensors and some dtypes.
+    """Return facts about the values of a tensor on which a kernel may depend, such as ``NaN`` or ``negative``. The list
+    is empty for very large tensors and for some dtypes.
     """
     if t.numel() == 0:
         return ["none"]
@@ -54,6 +54,7 @@ def _facts_of_values(t: Tensor) -> list[str]:
         "subnormal": ((wide != 0) & (wide.abs() < torch.finfo(t.dtype).tiny)).any(),
         "negative": (wide < 0).any(),
     }
+    # 65504 is the largest finite number of float16.
     sizes = {"beyond float16": top > 65504, "around 1": 0.1 < top < 50, "above 50": top >= 50}
     return [name for name, holds in {**facts, **sizes}.items() if bool(holds)]
 

@@ -26,9 +26,10 @@ CHANGED_BY_LOADING = (
 
 @dataclass(frozen=True)
 class FirstCall:
-    """The sample of the first call, its effects, and its changes to the process, with the states around it.
+    """The first call of an op in a process, with its sample, its effects, and its changes to the state of the process.
 
-    ``loaded`` are changes that a loaded library may make as well: only a call that makes them again is at fault.
+    ``loaded`` are changes that a loaded library may make as well. They are a fault only if a later call makes them
+    again.
     """
 
     case: SampleCase
@@ -42,8 +43,9 @@ _FIRST_CALLS: WeakKeyDictionary[Op, FirstCall] = WeakKeyDictionary()
 
 
 def make_first_call(op: Op, case: SampleCase, state: Callable[[], dict[str, Any]]) -> FirstCall:
-    """Return the first call of ``op`` in this process: its sample, its results and the changes of the state that
-    ``state()`` returns. The call is made here with ``case`` unless an earlier check has made it.
+    """Return the first call of ``op`` in this process, with the changes of the state that ``state()`` returns.
+
+    The call is made here with ``case``, unless an earlier check has made it.
     """
     if (known := _FIRST_CALLS.get(op)) is not None:
         return known
@@ -58,8 +60,8 @@ def make_first_call(op: Op, case: SampleCase, state: Callable[[], dict[str, Any]
 
 
 def why_first_call_was_wrong(op: Op) -> str:
-    """Return in words how the result of the op's first call in this process was wrong, if the same call is right by
-    now. Empty otherwise.
+    """Return a text that says how the result of the op's first call in this process was wrong. Return an empty text if
+    it was right, or if the same call is still wrong.
     """
     first = _FIRST_CALLS.get(op)
     if first is None:

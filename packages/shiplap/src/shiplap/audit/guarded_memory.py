@@ -13,10 +13,10 @@ NONE, PAGE = 0, mmap.PAGESIZE
 
 
 def copy_beside_guard(t: Tensor, *, after: bool) -> Tensor:
-    """Return a contiguous copy of ``t`` that ends directly before a page of memory which cannot be accessed or, without
-    ``after``, begins directly behind one.
+    """Return a contiguous copy of ``t`` that ends directly before a page of memory which cannot be accessed. If
+    ``after`` is false, the copy begins directly behind such a page.
 
-    Returns ``t`` itself where it has no elements, or lies on another device.
+    Return ``t`` itself if it has no elements or is not on the CPU.
     """
     size = t.numel() * t.itemsize
     if t.device.type != "cpu" or not size:
@@ -25,6 +25,7 @@ def copy_beside_guard(t: Tensor, *, after: bool) -> Tensor:
     memory = mmap.mmap(-1, pages + PAGE)
     view = (ctypes.c_char * len(memory)).from_buffer(memory)
     address = ctypes.addressof(view)
+    # mprotect returns another number than 0 if it fails. The tensor then stays where it is, unguarded.
     if ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + (pages if after else 0)), ctypes.c_size_t(PAGE), NONE):
         return t
     start = pages - size if after else PAGE

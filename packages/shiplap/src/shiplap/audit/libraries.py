@@ -17,8 +17,8 @@ from shiplap.dispatch import Op
 
 @lru_cache(maxsize=2)
 def _owners(searched: tuple[str, ...]) -> Mapping[str, list[str]]:
-    """Return the names of the distributions that provide each top-level package in the folders ``searched``. Cached,
-    since reading all metadata takes 0.3 s.
+    """Return the names of the distributions that provide each top-level package in the folders ``searched``. The result
+    is cached, since reading all metadata takes 0.3 s.
     """
     return packages_distributions()
 
@@ -37,8 +37,8 @@ def versions_of_packages_used(op: Op) -> dict[str, str]:
 
 
 def digests_of_op_libraries() -> dict[str, str]:
-    """Return the SHA-256 digests, by file name, of the libraries that registered operators in this process. An op of
-    another library that is only declared here may come from any of them.
+    """Return the SHA-256 digests, by file name, of the libraries that registered operators in this process. An op that
+    is only declared here may come from any of them.
     """
     paths = sorted(Path(p) for p in torch.ops.loaded_libraries)
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in paths if p.is_file()}

@@ -20,13 +20,14 @@ FEW = 5  # checks that fit into one line
 class Report(ResultWithVerdict):
     """The findings of an audit of one op, and its verdict. Iterating over it yields the findings.
 
-    A report has no truth value: write ``assert report.proven``.
+    A report has no truth value, so a test has to say ``assert report.proven``.
 
     Attributes:
         subject: the name of the op.
         findings: one finding for each check, in the order of the checks.
-        required: the checks that the verdict rests on.
-        ledger: what these checks looked at, in cells of an axis and an obligation. Empty without a record.
+        required: the names of the checks on which the verdict rests.
+        ledger: what these checks looked at, in cells that join an axis (what samples vary) and an obligation (what a
+            check observes). It is empty if nothing was recorded.
         verdict: ``"failed"`` if a check failed. ``"incomplete"`` if none failed, but a required check did not look at
             everything, or a required cell of the ledger is untouched. Otherwise ``"proven"``.
     """
@@ -44,15 +45,15 @@ class Report(ResultWithVerdict):
 
     @cached_property
     def causes(self) -> tuple[tuple[Finding, ...], ...]:
-        """The failed findings in groups with one cause, the most harmful first. The first finding of a group shows its
-        cause.
+        """The failed findings in groups with one cause, the most harmful group first. The first finding of a group
+        shows its cause.
         """
         return group_by_cause(self.findings)
 
     @cached_property
     def missing(self) -> tuple[tuple[str, str], ...]:
-        """Pairs ``(check, reason)`` of the checks that were required but not run or not completed, or that examined no
-        sample of a required kind.
+        """The required checks without a full result, as ``(check, reason)``. Such a check was not run, was not
+        completed, or has examined no sample of a required kind.
         """
         ran = {f.check for f in self.findings}
         missing = [(f.check, f.evidence) for f in self.findings if f.verdict == "incomplete"]
@@ -66,8 +67,8 @@ class Report(ResultWithVerdict):
 
     @property
     def untouched(self) -> tuple[Cell, ...]:
-        """The required combinations of an axis that samples vary (such as size) and an observed property (such as the
-        gradient) that apply to the op but that no sample covered.
+        """The required cells of the ledger that apply to the op but that no sample covered. A cell joins an axis that
+        samples vary (such as size) and an observed property (such as the gradient).
         """
         return tuple(c for c in self.ledger if c.required and c.state == "untouched")
 
@@ -83,8 +84,8 @@ class Report(ResultWithVerdict):
 
     @property
     def headline(self) -> str:
-        """Return the op's name and the verdict in one line, with the causes, the missing checks, or the number of
-        checks that passed.
+        """Return the op's name and the verdict on one line. The causes, the missing checks, or the number of checks
+        that passed follow.
         """
         reasons: dict[str, list[str]] = {}  # reason -> checks: where the time is over, it is one reason for many
         for check, reason in self.missing:
@@ -99,7 +100,7 @@ class Report(ResultWithVerdict):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The findings as table rows: check, verdict, evidence, and details."""
+        """The findings as table rows with the check, the verdict, the evidence and details."""
         return tuple(Row(f.check, f.verdict, f.evidence, _details(f)) for f in self.findings)
 
     def __iter__(self) -> Iterator[Finding]:
@@ -112,7 +113,7 @@ class Report(ResultWithVerdict):
 
 
 def _name_causes(causes: Sequence[Sequence[Finding]]) -> str:
-    """Return the names of the checks that show the causes, each with the number of other checks that fail for the same
+    """Return the names of the checks that show the causes. Each has the number of other checks that fail for the same
     reason.
     """
     shown = []
@@ -124,14 +125,16 @@ def _name_causes(causes: Sequence[Sequence[Finding]]) -> str:
 
 
 def _details(finding: Finding) -> tuple[str, ...]:
-    """Return the lines that name the input of a failed finding and its fix. Empty for other verdicts."""
+    """Return the lines that name the input of a failed finding and its fix. Return an empty tuple for other
+    verdicts.
+    """
     shown = {"input": finding.input, "fix": finding.fix} if finding.verdict == "fail" else {}
     return tuple(f"{name:<7}{text}" for name, text in shown.items() if text)
 
 
 def make_report(subject: str, findings: Sequence[Finding], required: Sequence[str], ledger: Ledger) -> Report:
-    """Return the report on ``subject``, an op, from the findings, the names of required checks and the ledger, which
-    counts the samples for each axis and observed property.
+    """Return the report on ``subject``, the name of an op, from its findings and the names of the required checks. The
+    ledger counts the samples for each axis and observed property.
     """
     worst = sorted(findings, key=lambda f: ("fail", "incomplete", "ok", "skip").index(f.verdict), reverse=True)
     verdicts = {f.check: (f.verdict, f.evidence) for f in worst}

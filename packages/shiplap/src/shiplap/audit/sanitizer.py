@@ -31,7 +31,7 @@ UNUSABLE_LINE = re.compile(
 
 @dataclass
 class SanitizerFault:
-    """A record of the report: its first line, its details without host frames, and the sample that ran."""
+    """A record of the report. It holds the first line, the details without host frames, and the sample that ran."""
 
     title: str
     details: list[str] = field(default_factory=list)
@@ -44,14 +44,15 @@ class SanitizerFault:
 
 @dataclass(frozen=True)
 class SanitizerReport:
-    """The result of a run.
+    """The result of a run under a tool of compute-sanitizer.
 
     Attributes:
-        faults: the tool's records, in order, as far as it prints them.
+        faults: the tool's records in order. The tool prints the first ones only.
         errors: the number of records that the tool counted.
         samples: the number of samples that the script began.
-        finished: the script came to its end.
-        problem: the reason why there is no verdict: no such tool, no device for it, killed, timed out.
+        finished: whether the script came to its end.
+        problem: the reason why there is no verdict, such as a missing tool, a missing device or a timeout. Empty if
+            there is a verdict.
         last_line: the last line on stderr.
     """
 
@@ -64,7 +65,9 @@ class SanitizerReport:
 
 
 def find_sanitizer() -> str | None:
-    """Return the path of compute-sanitizer, found on PATH, below CUDA_HOME or beside nvcc, or None."""
+    """Return the path of compute-sanitizer, or None if it is not found. It is searched on ``PATH``, below ``CUDA_HOME``
+    and beside ``nvcc``.
+    """
     nvcc = shutil.which("nvcc")
     folders = [f"{home}/bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
     folders += [str(Path(nvcc).resolve().parent)] if nvcc else []
@@ -89,8 +92,10 @@ def sanitizer_version() -> str:
 def run_under_sanitizer(
     script: list[str], tool: str, timeout_s: float, env: dict[str, str] | None = None
 ) -> SanitizerReport:
-    """Return the report of ``tool`` of compute-sanitizer on the command ``script``, run with the variables ``env``
-    added. It and all its processes are killed after ``timeout_s`` seconds.
+    """Return the report of ``tool`` of compute-sanitizer on the command ``script``.
+
+    The environment variables in ``env`` are added. The command and all its processes are killed after ``timeout_s``
+    seconds.
     """
     path = find_sanitizer()
     if path is None:
@@ -117,8 +122,10 @@ def run_under_sanitizer(
 
 
 def parse_report(out: str, err: str = "", status: int = 0, late: str = "") -> SanitizerReport:
-    """Return the report that ``out``, the output of compute-sanitizer and of the script, contains. ``status`` is the
-    exit status, ``late`` the problem of a run that was killed.
+    """Return the report that the output ``out`` of compute-sanitizer and of the script contains.
+
+    ``err`` is the output on stderr and ``status`` the exit status. ``late`` is the problem of a run that was killed,
+    empty otherwise.
     """
     faults: list[SanitizerFault] = []
     sample, samples, finished, counted, unusable = "", 0, False, None, ""
@@ -147,8 +154,8 @@ def parse_report(out: str, err: str = "", status: int = 0, late: str = "") -> Sa
 
 
 def _add_report_line(faults: list[SanitizerFault], text: str, sample: str) -> None:
-    """Add one line of compute-sanitizer's report to ``faults``: a title without indentation begins a fault, indented
-    lines belong to it.
+    """Add one line of compute-sanitizer's report to ``faults``. A title without indentation begins a fault, and the
+    indented lines after it belong to that fault.
     """
     if FAULT_TITLE.match(text):
         faults.append(SanitizerFault(text.strip(), sample=sample))
@@ -157,7 +164,7 @@ def _add_report_line(faults: list[SanitizerFault], text: str, sample: str) -> No
 
 
 def make_script(home: str, name: str, labels: list[str], seed: int, device: str, root: Path | None) -> str:
-    """Return a Python program that calls the op on the samples of these labels, and prints each label before its
+    """Return a Python program that calls the op on the samples with these labels. It prints each label before the
     call.
     """
     path = f"sys.path.append({str(root)!r})\n" if root else ""

@@ -37,10 +37,10 @@ SendSessionEvent = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """The rest of an audit: the checks without a verdict so far, and the results of the finished ones.
+    """The remaining part of an audit, with the checks that have no verdict yet and the results of the finished ones.
 
     Attributes:
-        lethal: label of a sample → the check in which it ended a process.
+        lethal: the check in which a sample ended a process, by the label of the sample.
         tried: whether the base sample has been called already.
     """
 
@@ -57,11 +57,12 @@ class AuditPlan:
 
 
 def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
-    """Run the checks of ``plan`` on the op, in the child process of an audit, and send findings, errors and examined
-    samples as events through ``send``.
+    """Run the checks of ``plan`` on the op in the child process of an audit. Send findings, errors and examined samples
+    as events through ``send``.
     """
     with _audited(op, plan):
         subject = _make_subject(op, plan, send)
+        # A later child continues an audit whose base sample has already been checked.
         if not plan.tried:
             try:
                 _check_base_sample(op, subject.samples, send)
@@ -83,11 +84,12 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
                     "label": subject.failing,
                 }
             )
+            # The process that receives them adds them up, so each check sends its own cells alone.
             subject.ledger, subject.failing = Ledger(), ""
 
 
 def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: bool = False) -> Observation:
-    """Return the observation of one sample by one check, alone or, with ``history``, after the samples before it."""
+    """Return the observation of one sample by one check. With ``history``, the samples before it are observed first."""
     with _audited(op, plan):
         if history:
             return load_check(check).replay_history(op, label, plan.seed, plan.device)
@@ -95,13 +97,13 @@ def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: b
 
 
 def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubject:
-    """Return the state of an audit in this process: the op, its samples, and the results of earlier child processes
-    from ``plan``. It sends an event through ``send`` for each sample.
+    """Return the state of an audit in this process, with the op, its samples, and the results of earlier child
+    processes from ``plan``. The state sends an event through ``send`` for each sample.
     """
 
     def begins(check: Check, case: SampleCase | None) -> None:
-        """Send an event that ``check`` begins the sample ``case``, or is between samples if it is None, with the
-        check's time limits.
+        """Send an event that ``check`` begins the sample ``case``, with the check's time limits. None stands for the
+        time between samples.
         """
         label = case.label if case else ""
         send({"kind": "case", "check": check.name, "label": label, **check.own_limits})
@@ -119,8 +121,8 @@ def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubje
 
 
 def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None:
-    """Call the reference and the op on the base sample (small sizes, default scalars). Raises SL502 if the reference
-    fails, as every check would fail alike.
+    """Call the reference and the op on the base sample (small sizes, default scalars). Raise ``SL502`` if the reference
+    fails, since every check would fail alike.
     """
     case = samples.build(samples.base)
     send({"kind": "case", "check": "samples", "label": case.label})
@@ -153,8 +155,8 @@ def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None
 
 
 def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
-    """Return the finding of one check. It is a failure if the check itself raises, and incomplete if the time is
-    over.
+    """Return the finding of one check. It is a failure if the check itself raises. It is incomplete if the time is over
+    or if the reference is not written yet.
     """
     if time.monotonic() > subject.deadline:
         return Finding(check.name, "incomplete", subject.name, f"out of budget={plan.budget:g}")
@@ -175,8 +177,10 @@ def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
 
 @contextmanager
 def _audited(op: Op, plan: AuditPlan) -> Iterator[None]:
-    """Enter a context in which checks run on the op: with the sample builder of the plan in place of the op's own, and
-    with a time limit for launches in Triton's interpreter.
+    """Return a context in which checks run on the op.
+
+    The sample builder of the plan, if there is one, replaces the op's own. A time limit holds for launches in Triton's
+    interpreter.
     """
     before = op.sampler
     op.sampler = plan.builder or before

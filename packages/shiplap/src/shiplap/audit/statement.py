@@ -28,7 +28,7 @@ PACKAGES_IN_FACTS = ("shiplap", "torch")  # their versions are among the facts
 
 
 class ExaminedSamples(msgspec.Struct, frozen=True):
-    """The samples that one check examined, as observed on the arguments that the op received."""
+    """The samples that one check examined, observed on the arguments that the op received."""
 
     samples: int
     dtypes: list[str]
@@ -39,25 +39,25 @@ class ExaminedSamples(msgspec.Struct, frozen=True):
 
 
 class SampleCollector:
-    """Collects the samples that checks examine. Pass it to ``audit`` as ``looked``."""
+    """A collector of the samples that checks examine. It is passed to ``audit`` as ``examined``."""
 
     def __init__(self) -> None:
         """Start without any samples."""
         self.seen: dict[str, list[dict[str, Any]]] = {}
 
     def __call__(self, check: str, seen: dict[str, Any]) -> None:
-        """Add a description of a sample that a check has examined. An audit calls the collector for each."""
+        """Add a description of a sample that ``check`` has examined. An audit calls the collector for each sample."""
         self.seen.setdefault(check, []).append(seen)
 
     def rows(self) -> dict[str, ExaminedSamples]:
-        """Return what each check has examined, by check: the number of samples, and the sizes, dtypes, values and
-        layouts in them, each once and sorted.
+        """Return what each check has examined, by check. This is the number of samples, and the sizes, dtypes, values
+        and layouts in them, each once and sorted.
         """
         return {check: _unite_samples(seen) for check, seen in sorted(self.seen.items())}
 
 
 def _unite_samples(seen: list[dict[str, Any]]) -> ExaminedSamples:
-    """Return the number of samples in ``seen``, those that one check examined, and the union of their sizes, dtypes,
+    """Return the number of the samples in ``seen``, which one check examined, and the union of their sizes, dtypes,
     values and layouts.
     """
 
@@ -78,7 +78,7 @@ def _unite_samples(seen: list[dict[str, Any]]) -> ExaminedSamples:
 
 
 def _sort_key_numbers_first(value: str) -> tuple[bool, int, str]:
-    """Return a sort key that puts numbers first, by size, then other texts."""
+    """Return a sort key that puts numbers first, in ascending order, then other texts."""
     return not value.isdigit(), int(value) if value.isdigit() else 0, value
 
 
@@ -91,17 +91,18 @@ def write_audit_statement(
     reports: Sequence[Report],
     **about: object,
 ) -> None:
-    """Write the statement of an audit of ``ops`` to ``path``: a JSON record of code digests, samples, findings and
-    costs. Raises SL602 if it cannot be written.
+    """Write the statement of an audit of ``ops`` to ``path``. It is a JSON record of code digests, samples, findings
+    and costs. Raise ``SL602`` if it cannot be written.
 
     A subject is an op, or the file of a C library that one of its kernels calls. The statement holds no path and no
-    reproducer, which would have paths of this machine in it.
+    reproducer.
     """
     parts = {op.spec.name: part_digests(op) for op in ops}
     files = {file.name: file for op in ops for file in find_libraries(op)[0]}
     subjects = {name: op_digest(digests) for name, digests in parts.items()}
     subjects |= {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
     found = json.loads(findings_json(findings, facts(**about), costs, reports=reports))
+    # A reproducer holds paths of this machine.
     for finding in found["findings"]:
         del finding["reproducer"]
     rows = {
@@ -127,8 +128,8 @@ def op_digest(parts: Mapping[str, str]) -> str:
 
 
 def part_digests(op: Op) -> dict[str, str]:
-    """Return the digests of everything on which the results of an audit of ``op`` depend, by name: code, kernels,
-    packages and libraries.
+    """Return the digests, by name, of everything on which the results of an audit of ``op`` depend. They cover code,
+    kernels, packages and libraries.
     """
     by_part = {"declaration": op.spec.digest, "op": op.identity, "reference": code_digest(op.reference)}
     if op.gradient is not None:

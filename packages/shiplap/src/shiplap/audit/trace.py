@@ -34,15 +34,17 @@ REPORTED_KINDS = ("raw allocation", "synchronisation", "host callback", "module 
 
 @dataclass(frozen=True)
 class CudaCallCounts:
-    """The calls by kind (see ``PATTERNS_BY_KIND``), and the streams of kernels, or the ``reason`` for no counts."""
+    """The number of CUDA calls by kind (see ``PATTERNS_BY_KIND``) and the streams of the kernels. ``reason`` says why
+    there are no counts.
+    """
 
     calls: Counter[str]
     streams: frozenset[int] = frozenset()
     reason: str = ""
 
     def __str__(self) -> str:
-        """Return the number of launches, streams and other CUDA calls in words, or the reason why they were not
-        counted.
+        """Return a text with the numbers of launches, streams and other CUDA calls, or with the reason why they were
+        not counted.
         """
         if self.reason:
             return f"not counted ({self.reason})"
@@ -51,8 +53,8 @@ class CudaCallCounts:
 
 
 def count_cuda_calls(run: Callable[[], Any]) -> CudaCallCounts:
-    """Return the numbers of CUDA runtime calls that ``run()`` makes, found by torch's profiler, without those of the
-    profiler itself.
+    """Return the numbers of CUDA runtime calls that ``run()`` makes, counted by torch's profiler. The calls of the
+    profiler itself are left out.
     """
     activity = torch.profiler.ProfilerActivity
     if activity.CUDA not in torch.profiler.supported_activities():

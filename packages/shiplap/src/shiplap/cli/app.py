@@ -29,14 +29,13 @@ USAGE: type[Any] = typer.BadParameter.__mro__[1]  # click's UsageError, of the c
 
 
 class VerbGroup(TyperGroup):
-    """The group of verbs. A failure of a verb becomes text on stderr, and with ``--json`` one value on stdout as well.
-
-    With ``--traceback`` the failure is raised.
+    """The group of verbs (subcommands). If a verb fails, a text is printed on stderr and, with ``--json``, one value on
+    stdout. With ``--traceback`` the exception is raised instead.
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the verb (subcommand) that ``args`` begin with, in the form in which click expects it. Raises SL614,
-        with the nearest and all verbs, for an unknown one.
+        """Return the verb (subcommand) that ``args`` begin with, as click expects it. Raise ``SL614`` for an unknown
+        verb. The error names the nearest verb and all verbs.
         """
         # The option is searched for in the raw arguments, since a verb whose arguments are wrong never gets its parsed
         # ones.
@@ -50,8 +49,8 @@ class VerbGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb (subcommand) and return its result. A catalogue error or another exception is printed, as JSON
-        with ``--json``, and ends the program with an exit status. Errors of usage are left to click.
+        """Run a verb (subcommand) and return its result. If it raises an exception, print it, with ``--json`` as JSON,
+        and exit with a status. Errors of usage are left to click.
         """
         console.begin_verb()
         try:
@@ -112,7 +111,7 @@ def _global_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Declare the options that stand before a verb, for typer's help and parser. The body is empty:
+    """Declare the options that stand before a verb (subcommand), for typer's help and parser. The body is empty, since
     ``VerbGroup.invoke`` reads their values.
     """
     pass
@@ -138,8 +137,8 @@ for name, module in families.installed_verbs():
 
 
 def main() -> None:
-    """Run the command line. It ends quietly if the reader of its output has ended, as with ``shiplap env |
-    head -1``.
+    """Run the command line. If the reader of its output has ended, as with ``shiplap env | head -1``, end without a
+    message.
     """
     try:
         try:

@@ -130,7 +130,7 @@ Required = Annotated[
 
 @dataclass
 class _AuditResults:
-    """The results of an audit of some ops."""
+    """The results of an audit of some ops, such as findings and costs."""
 
     findings: list[Finding] = field(default_factory=list)
     costs: list[CostCard] = field(default_factory=list)
@@ -140,7 +140,7 @@ class _AuditResults:
     ledgers: dict[str, tuple[Cell, ...]] = field(default_factory=dict)
 
     def add(self, part: _AuditResults) -> None:
-        """Append the findings, costs and samples in ``part``, the results of one more op, to these results."""
+        """Append the findings, costs, samples and ledgers in ``part``, the results of one more op, to these results."""
         self.findings += part.findings
         self.costs += part.costs
         self.unmeasured += part.unmeasured
@@ -148,8 +148,8 @@ class _AuditResults:
         self.ledgers |= part.ledgers
 
     def make_reports(self, ops: Sequence[Op], required: Sequence[str]) -> None:
-        """Make one report on each op, from the findings of all runs on it and the names of the ``required`` checks, and
-        append it to ``reports``.
+        """Append one report on each op to ``reports``. It is made from the findings of all runs on the op and the names
+        of the ``required`` checks.
         """
         from shiplap.audit import Report
 
@@ -183,8 +183,8 @@ def command(
 ) -> None:
     """Run every check on declared ops, and report what each check found.
 
-    Samples are generated from the declaration: empty and odd sizes, strides, dtypes, adversarial values. A finding
-    names the sample that shows it, and one fix.
+    Samples are generated from the declaration. They have empty and odd sizes, various strides and dtypes, and
+    adversarial values. A finding names the sample that shows it, and one fix.
     """
     console.require_device(device)
     if update_baseline and (baseline is None or not installed):
@@ -253,10 +253,10 @@ class _AuditRequest:
 
     @property
     def runs(self) -> Iterator[tuple[list[str] | None, float]]:
-        """Yield ``(checks, budget in seconds)`` of each run on one op: first the chosen checks, where None stands for
-        all, then each tool of compute-sanitizer alone.
+        """Yield ``(checks, budget in seconds)`` of each run on one op. The chosen checks come first, where None stands
+        for all.
 
-        A sanitizer takes minutes, so that each has a budget of its own.
+        They are followed by each tool of compute-sanitizer alone. Each tool has its own budget, since it takes minutes.
         """
         yield self.checks, self.budget
         for tool in self.tools:
@@ -264,8 +264,8 @@ class _AuditRequest:
 
 
 def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: bool) -> _AuditResults:
-    """Return the results of all ops, in the order of ``ops``, audited by ``jobs`` threads: findings, records of the
-    examined samples, and measured costs if requested. ``quiet`` hides the progress bar.
+    """Return the results of all ops, in the order of ``ops``, audited by ``jobs`` threads. They are findings, records
+    of the examined samples, and measured costs if requested. ``quiet`` hides the progress bar.
     """
     from shiplap.audit import CHECKS
     from shiplap.audit.checks import load_check
@@ -282,7 +282,7 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
         done = count(1)
 
         def advance(finding: Finding) -> None:
-            """Report ``finding`` to the progress bar, that is that one more check of an op is finished."""
+            """Report ``finding`` to the progress bar, since one more check of an op is finished."""
             report(f"{finding.subject} {finding.check}", next(done), total)
 
         for part in (
@@ -295,8 +295,9 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
 
 
 def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) -> _AuditResults:
-    """Return all results of one op: the findings of its runs and, if requested, its measured costs. The error SL502,
-    that no sample arguments can be made, becomes a finding.
+    """Return all results of one op. They are the findings of its runs and, if requested, its measured costs.
+
+    If no sample arguments can be made (``SL502``), that error becomes a finding.
     """
     from shiplap.audit import audit
     from shiplap.audit.statement import SampleCollector
@@ -328,8 +329,8 @@ def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) 
 
 
 def _measure_cost(op: Op, device: str, results: _AuditResults) -> None:
-    """Measure the time of a call of the op (its cost card) and add it to ``results``, or the reason why it cannot be
-    measured.
+    """Measure the time of a call of the op (its cost card) and add it to ``results``. If it cannot be measured, add the
+    reason.
     """
     from shiplap.audit import measure_cost, measure_cost_isolated
 
@@ -350,8 +351,8 @@ def _unsampled_finding(op: Op, e: ShiplapError) -> Finding:
 def _show_results(
     results: _AuditResults, json: bool, html: Path | None, about: dict[str, str], *, measured: bool
 ) -> None:
-    """Print findings and costs in the terminal or, with ``json``, as JSON, and write them as an HTML page with the
-    facts ``about`` the run if ``html`` is given. ``measured`` says that costs were requested.
+    """Print findings and costs, as text or, if ``json`` is true, as JSON. If ``html`` is given, also write them there
+    as a page with the facts ``about`` the run. ``measured`` says whether costs were requested.
     """
     from shiplap.render import findings_html, findings_json, print_costs, print_findings
 

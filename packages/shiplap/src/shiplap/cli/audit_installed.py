@@ -39,12 +39,12 @@ class InstalledOptions:
 
 
 def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None) -> int:
-    """Audit the torch ops of an installed package, print a report, and return the exit status, which is not 0 if a
+    """Audit the torch ops of an installed package, print a report, and return the exit status. The status is not 0 if a
     finding is missing in the baseline, a file of known findings.
 
     Raises:
-        ShiplapError: SL501 if there is no such package or no op in it, SL601 if it cannot be imported, SL602 for a
-            baseline that is not readable.
+        ShiplapError: ``SL501`` if there is no such package or no op in it, ``SL601`` if it cannot be imported,
+            ``SL602`` for a baseline that is not readable.
     """
     from shiplap.audit.installed.result import InstalledReport
     from shiplap.render import facts
@@ -66,12 +66,13 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
         about = facts(target=title, seed=options.seed, device="cpu")
         console.write_page(page, "installed.html.jinja", title, about, report=report, summary=report.summary())
     console.show(report.summary(), report.lines(), as_json=as_json)
+    # With --update-baseline the new findings are known from now on.
     return console.FAILED if report.new and not options.update_baseline else 0
 
 
 def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
-    """Return the audit results of all ops of the package, in order. Those that the folder of ``--out`` holds from an
-    earlier run are not audited again.
+    """Return the audit results of all ops of the package, in order. Results of an earlier run in the folder of
+    ``--out`` are used, and their ops are not audited again.
     """
     from shiplap.audit.installed.engine import InstalledRequest, audit_installed_ops, prepare_process, stored_results
     from shiplap.scaffold.calls import DispatchRecorder
@@ -107,8 +108,8 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
 
 
 def _read_baseline(options: InstalledOptions) -> frozenset[str]:
-    """Return the texts that identify the findings in the baseline, a file of known ones, empty without such a file.
-    Raises SL602 for a file that cannot be read.
+    """Return the texts that identify the findings in the baseline, a file of known findings. Without such a file,
+    return an empty set. Raise ``SL602`` if the file cannot be read.
     """
     # The first run with --update-baseline creates the file.
     if options.baseline is None or (options.update_baseline and not options.baseline.exists()):

@@ -38,6 +38,8 @@ PROOFS = "proofs"  # no op has this name: names of ops have a namespace
 
 
 class CacheAction(StrEnum):
+    """The actions of ``shiplap cache``."""
+
     ls = "ls"
     why = "why"
     export = "export"
@@ -87,8 +89,8 @@ Result = tuple[Any, list[str], int]
 
 
 def _stale_fields(entry: StoredEntry) -> list[str]:
-    """Return the reasons why a stored choice cannot be used here, such as ``device`` or a version with the old and the
-    new value. Empty if it can.
+    """Return the reasons why a stored choice cannot be used here, such as ``device``, or a version with the old and the
+    new value. The list is empty if it can be used.
     """
     import torch
 
@@ -110,14 +112,14 @@ def _stale_fields(entry: StoredEntry) -> list[str]:
 
 
 def _entry_json(entry: StoredEntry) -> dict[str, Any]:
-    """Return a stored choice as plain values for JSON, with the reasons why it cannot be used."""
+    """Return a stored choice as plain values for JSON, with the reasons why it cannot be used here."""
     key = entry.key.as_dict() if entry.key else {}
     return {"file": str(entry.path), "key": key, "value": dict(entry.value or {}), "differs": _stale_fields(entry)}
 
 
 def _entry_line(entry: StoredEntry) -> str:
-    """Return the line that shows a stored choice: whether it can be used here, its op, bucket (the sizes for which it
-    holds), dtypes, kernel and config.
+    """Return the line that shows a stored choice. It states whether the choice can be used here, its op, bucket (the
+    sizes for which it holds), dtypes, kernel and config.
     """
     if entry.key is None or entry.value is None:
         return f"damaged  {entry.path.name}: {entry.problem}"
@@ -129,8 +131,10 @@ def _entry_line(entry: StoredEntry) -> str:
 
 
 def _list_entries(store: ChoiceStore, what: str) -> Result:
-    """Return ``(JSON value, lines, exit status)`` of ``shiplap cache ls``: the stored choices of an op or of all,
-    compiled bindings and proofs. ``what`` is an op, empty, or ``proofs`` for these alone.
+    """Return ``(JSON value, lines, exit status)`` of ``shiplap cache ls``. They list the stored choices, compiled
+    bindings and proofs.
+
+    ``what`` is an op, to which the list is limited. It is empty for all, or ``proofs`` for proofs alone.
     """
     if what == PROOFS:
         return _list_proofs()
@@ -153,8 +157,8 @@ def _list_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _list_proofs() -> Result:
-    """Return ``(JSON value, lines, exit status)`` for the stored proofs of rewrites and templates, each with the reason
-    why it cannot be used here, if any.
+    """Return ``(JSON value, lines, exit status)`` for the stored proofs of rewrites and templates. If a proof cannot be
+    used here, the reason is included.
     """
     from shiplap.tuning.proof_cache import kept_proofs
 
@@ -167,8 +171,10 @@ def _list_proofs() -> Result:
 
 
 def _remove_proofs(*, stale: bool) -> tuple[int, list[str]]:
-    """Remove all stored proofs, the results of tests that a rewrite or template is right, or with ``stale`` those that
-    cannot be used here. Return how many were removed, and the files that could not be.
+    """Remove stored proofs, the results of tests that a rewrite or template is right. Return how many were removed, and
+    the files that could not be removed.
+
+    If ``stale`` is true, only proofs that cannot be used here are removed.
     """
     from shiplap.tuning.proof_cache import kept_proofs, remove_proof
 
@@ -178,8 +184,8 @@ def _remove_proofs(*, stale: bool) -> tuple[int, list[str]]:
 
 
 def _compiled_bindings(store: ChoiceStore) -> list[dict[str, Any]]:
-    """Return, for each compiled native binding beside ``store``, the folder of tuned choices, its file, its size in
-    bytes and its problem (empty if it can be loaded).
+    """Return for each compiled native binding its file, its size in bytes and its problem. The bindings lie beside
+    ``store``, the folder of tuned choices. The problem is empty if the binding can be loaded.
     """
     from shiplap.kernels.native import cache
 
@@ -188,8 +194,8 @@ def _compiled_bindings(store: ChoiceStore) -> list[dict[str, Any]]:
 
 
 def _name_of_target(what: str) -> str:
-    """Return the name of the op that ``what``, a command line argument, names, after importing its module if one is
-    given, so that its kernels can be compared. Empty for an empty text.
+    """Return the name of the op that the command line argument ``what`` names. A module in the argument is imported, so
+    that the op's kernels can be compared. For an empty text return an empty text.
     """
     from shiplap.cli.target import resolve_targets, split_target
 
@@ -200,8 +206,8 @@ def _name_of_target(what: str) -> str:
 
 
 def _explain_misses(store: ChoiceStore, what: str) -> Result:
-    """Return ``(JSON value, lines, exit status)`` of ``shiplap cache why``: which fields of the stored choices of an
-    op, such as versions and device, differ from those of this process.
+    """Return ``(JSON value, lines, exit status)`` of ``shiplap cache why``. They state which fields of the stored
+    choices of an op, such as versions and device, differ from those of this process.
     """
     name = _name_of_target(what)
     entries = list(store.entries(name))
@@ -216,8 +222,8 @@ def _explain_misses(store: ChoiceStore, what: str) -> Result:
 
 
 def _export_entries(store: ChoiceStore, what: str) -> Result:
-    """Write all stored choices to the file ``what``, a frozen table, which programs read instead of measuring. Return
-    ``(JSON value, lines, exit status)``.
+    """Write all stored choices to the file ``what`` and return ``(JSON value, lines, exit status)``. Programs read such
+    a frozen table instead of measuring.
     """
     from shiplap.tuning.frozen_table import dump_table
 
@@ -228,7 +234,7 @@ def _export_entries(store: ChoiceStore, what: str) -> Result:
 
 def _import_entries(store: ChoiceStore, what: str) -> Result:
     """Store the choices of the file ``what``, a frozen table written by an export. Return ``(JSON value, lines, exit
-    status)``. Raises SL602 if not all can be written.
+    status)``. Raise ``SL602`` if not all can be written.
     """
     from shiplap.tuning.frozen_table import read_frozen_table
 
@@ -247,8 +253,8 @@ def _import_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _remove_entries(store: ChoiceStore, what: str) -> Result:
-    """Remove the stored choices of the op ``what``, or all choices and proofs for ``all``. Return ``(JSON value, lines,
-    exit status)``.
+    """Remove the stored choices of the op ``what``. For ``all`` remove all choices and proofs, and for ``proofs`` all
+    proofs. Return ``(JSON value, lines, exit status)``.
     """
     gone, stuck = _remove_proofs(stale=False) if what in ("all", PROOFS) else (0, [])
     # 'all' removes the proofs as well, but not the bindings, which cost a compiler's run each.
@@ -257,8 +263,8 @@ def _remove_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
-    """Return ``done``, the result of a removal of choices, extended by ``gone``, the number of removed proofs, and
-    ``stuck``, the files that could not be removed.
+    """Return ``done``, the result of a removal of choices, extended by the removal of proofs. ``gone`` is the number of
+    removed proofs, and ``stuck`` holds the files that could not be removed.
     """
     result, lines, status = done
     lines = [*lines, *([f"removed {gone} proofs"] if gone else []), *(f"cannot remove {path}" for path in stuck)]
@@ -268,11 +274,14 @@ def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
 def _collect_garbage(store: ChoiceStore, what: str) -> Result:
     """Remove choices that cannot be used here, damaged native bindings and temporary files of killed processes. Return
     ``(JSON value, lines, exit status)``.
+
+    If ``what`` names an op, only its choices are removed.
     """
     from shiplap.kernels.native import cache
 
     stale = [e.path for e in store.entries(_name_of_target(what)) if _stale_fields(e)]
     root = store.root.parent / "native"
+    # If an op is named, only its choices are removed.
     broken = [Path(b["file"]) for b in _compiled_bindings(store) if b["problem"]] if not what else []
     rubbish = [*broken, *cache.stale_build_files(root)] if not what else []
     left = list(cache.stale_work_folders()) if not what else []
@@ -290,7 +299,7 @@ def _collect_garbage(store: ChoiceStore, what: str) -> Result:
 
 def _remove_files(store: ChoiceStore, paths: list[Path]) -> Result:
     """Remove the files ``paths`` of the store. Return ``(JSON value, lines, exit status)``, with the number of removed
-    files and those that could not be removed.
+    files and the files that could not be removed.
     """
     stuck = [str(p) for p in paths if not store.remove(p)]
     lines = [f"removed {len(paths) - len(stuck)} files from {store.root}", *(f"cannot remove {p}" for p in stuck)]

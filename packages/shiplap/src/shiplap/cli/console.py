@@ -39,7 +39,7 @@ def err() -> Console:
 
 
 def echo(text: str, *, end: str = "\n") -> None:
-    """Write a result that is no JSON to stdout, with control characters replaced."""
+    """Write a result that is not JSON to stdout, with control characters replaced."""
     sys.stdout.write(replace_controls(text) + end)
     sys.stdout.flush()
 
@@ -50,7 +50,7 @@ def note(message: str) -> None:
 
 
 def nobody_reads() -> bool:
-    """Whether stdout or stderr is a pipe whose reader has ended."""
+    """Return whether stdout or stderr is a pipe whose reader has ended."""
     # Polling reports an ended reader without a write, which would raise the same error again.
     poll = select.poll()
     for stream in (STDOUT, STDERR):
@@ -62,15 +62,17 @@ _answered = False  # whether the verb that runs has written its JSON value
 
 
 def begin_verb() -> None:
-    """Reset the record that a JSON value has been printed, of which a verb (subcommand) prints at most one. Called
-    before each verb.
+    """Reset the record of whether a JSON value has been printed. This is called before each verb (subcommand), which
+    prints at most one.
     """
     global _answered
     _answered = False
 
 
 def emit_json(value: Any) -> None:
-    """Print ``value`` on stdout as the one JSON value of a verb with ``--json``. Infinities and NaN become null."""
+    """Print ``value`` on stdout as the one JSON value of a verb (subcommand) with ``--json``. Infinities and NaN become
+    null.
+    """
     global _answered
     _answered = True
     text = json.dumps(_without_infinities(value), indent=2, ensure_ascii=False, default=str)
@@ -80,8 +82,8 @@ def emit_json(value: Any) -> None:
 
 
 def show(value: Any, lines: Iterable[str | Line | TextTable], *, as_json: bool) -> None:
-    """Print the result of a verb on stdout: ``value`` as JSON with ``as_json``, else ``lines``, which are neither
-    wrapped nor read as markup.
+    """Print the result of a verb (subcommand) on stdout. It is ``value`` as JSON if ``as_json`` is true, and otherwise
+    ``lines``. The lines are not wrapped, and markup in them is printed as it is.
     """
     from shiplap.render.lines import line, print_lines
 
@@ -92,9 +94,7 @@ def show(value: Any, lines: Iterable[str | Line | TextTable], *, as_json: bool) 
 
 
 def _without_infinities(value: Any) -> Any:
-    """Return ``value`` with None in place of infinities and NaN in nested dicts and lists, since JSON has no such
-    numbers.
-    """
+    """Return ``value`` with None in place of infinities and NaN in nested dicts and lists. JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: _without_infinities(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -104,8 +104,8 @@ def _without_infinities(value: Any) -> Any:
 
 @contextlib.contextmanager
 def own_stdout(active: bool = True) -> Iterator[None]:
-    """Enter a context in which prints to stdout go to stderr, so that stdout has only the result of the verb. Does
-    nothing if not ``active``.
+    """Enter a context in which prints to stdout go to stderr. Stdout then has only the result of the verb (subcommand).
+    If ``active`` is false, nothing changes.
     """
     with contextlib.redirect_stdout(sys.stderr) if active else contextlib.nullcontext():
         yield
@@ -114,15 +114,17 @@ def own_stdout(active: bool = True) -> Iterator[None]:
 def emit_failure(
     *, what: str, id: str | None = None, where: str = "", got: str = "", expected: str = "", fix: str = ""
 ) -> None:
-    """Print the JSON value of a verb (subcommand) that failed, with the fields of its error, unless the verb has
-    printed a value already.
+    """Print the JSON value of a verb (subcommand) that failed, with the fields of its error. Do nothing if the verb has
+    already printed a value.
     """
     if not _answered:
         emit_json({"error": {"id": id, "what": what, "where": where, "got": got, "expected": expected, "fix": fix}})
 
 
 def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
-    """Print a catalogue error on stderr, one field per line, and with ``as_json`` also as JSON on stdout."""
+    """Print a catalogue error on stderr, one field per line. If ``as_json`` is true, also print it as JSON on
+    stdout.
+    """
     from rich.text import Text
 
     text = Text()
@@ -139,8 +141,8 @@ def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
 
 
 def show_defect(failure: Exception, *, as_json: bool = False) -> None:
-    """Print an unexpected exception on stderr in one line, with advice to use ``--traceback``, and with ``as_json``
-    also as JSON on stdout.
+    """Print an unexpected exception on stderr in one line, with the advice to use ``--traceback``. If ``as_json`` is
+    true, also print it as JSON on stdout.
     """
     what, fix = f"unexpected {type(failure).__name__}: {failure}", "run again as 'shiplap --traceback ...' to see where"
     note(f"{what}\n  {fix}")
@@ -149,14 +151,14 @@ def show_defect(failure: Exception, *, as_json: bool = False) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to the file ``path``. Raises SL602 with the reason if it cannot be written."""
+    """Write ``text`` to the file ``path``. Raise ``SL602``, with the reason, if it cannot be written."""
     with writing(path, "the file", WRITABLE_PATH):
         safe_io.write_text(path, text)
 
 
 def write_page(path: Path, template: str, title: str, facts: Mapping[str, str], **values: Any) -> None:
-    """Write the HTML report of a verb to ``path``, rendered from ``template``, a template of ``shiplap.render``, with
-    ``facts`` about the run and ``values``, and print that it was written.
+    """Write the HTML report of a verb (subcommand) to ``path``, and print that it was written. The report is rendered
+    from ``template``, a template of ``shiplap.render``, with ``facts`` about the run and ``values``.
     """
     from shiplap.render import render_html
 
@@ -165,15 +167,15 @@ def write_page(path: Path, template: str, title: str, facts: Mapping[str, str], 
 
 
 def require_file(path: Path) -> None:
-    """Raise SL602 before the work begins if the file ``path`` cannot be written. An existing file keeps its content, a
-    missing one is created.
+    """Raise ``SL602``, before the work begins, if the file ``path`` cannot be written. An existing file keeps its
+    content. A missing file is created.
     """
     with writing(path, "the file", WRITABLE_PATH):
         os.close(safe_io.open_for_writing(path, append=True))
 
 
 def require_directory(path: Path) -> None:
-    """Create the directory ``path``. Raises SL602, before any other work, if it cannot be created or written."""
+    """Create the directory ``path``. Raise ``SL602``, before any other work, if it cannot be created or written."""
     with writing(path, "the directory", "a writable directory"):
         path.mkdir(parents=True, exist_ok=True)
         # A directory that exists need not be writable, and its mode does not decide that for every file system.
@@ -182,7 +184,7 @@ def require_directory(path: Path) -> None:
 
 
 def require_device(device: str) -> None:
-    """Raise SL605 unless torch can allocate a tensor on ``device``."""
+    """Raise ``SL605`` unless torch can allocate a tensor on ``device``."""
     import torch
 
     try:

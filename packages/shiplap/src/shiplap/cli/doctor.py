@@ -50,7 +50,7 @@ def command(
     """Run a program and explain its graph breaks, recompiles and unused CUDA graphs.
 
     The program runs as it would alone, with torch's structured trace switched on. Each break is shown with its line,
-    its cause, the call at fault, torch's own explanation and what removes it; the dearest come first.
+    its cause, the call that caused it, torch's own explanation and a remedy. The most expensive breaks come first.
     """
     from shiplap.doctor import diagnose_command
     from shiplap.render import facts, value_json
@@ -82,8 +82,10 @@ def command(
 
 
 def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_break: bool, apply: bool) -> None:
-    """Run the program with remedies in a copy, print those that helped and, with ``apply``, write them into its files.
-    Sets the exit status, with ``fail_on_break`` to 1 if breaks are left.
+    """Run the program with remedies in a copy, and print those that helped. If ``apply`` is true, also write them into
+    its files.
+
+    Exit with status 1 if the program failed. If ``fail_on_break`` is true, do so also if breaks are left.
     """
     from shiplap.doctor import try_remedies
     from shiplap.doctor.scratch import with_own_newlines
@@ -116,6 +118,6 @@ def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_br
 
 
 def _write_page(diagnosis: Diagnosis, html: Path | None, about: dict[str, str]) -> None:
-    """Write the HTML report of a diagnosis, with the facts ``about`` the run, to ``html``, if it is given."""
+    """Write the HTML report of a diagnosis to ``html``, unless it is None. ``about`` holds the facts about the run."""
     if html is not None:
         console.write_page(html, "diagnosis.html.jinja", "shiplap doctor", about, found=diagnosis)

@@ -40,8 +40,8 @@ def command(
 ) -> None:
     """Write declared ops as plain sources of torch, without a dependency on Shiplap.
 
-    Kernels in C, C++ and CUDA C++ become a TORCH_LIBRARY by torch's stable ABI, Python and Triton kernels become
-    functions of torch.library. Checks of arguments, shapes for tracing, gradients, autocast and tests come along.
+    Kernels in C, C++ and CUDA C++ become a TORCH_LIBRARY that uses torch's stable ABI. Python and Triton kernels become
+    functions of torch.library. Checks of arguments, shapes for tracing, gradients, autocast and tests are included.
     """
     with console.own_stdout():
         ops = resolve_targets(targets)

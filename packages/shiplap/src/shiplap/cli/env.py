@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """Show versions, devices, settings, kernel libraries and what this torch can do.
 
-    Put its output into a bug report. Devices are queried here and nowhere at import.
+    Put its output into a bug report. Devices are queried by this command only, and not when Shiplap is imported.
     """
     with console.own_stdout():
         environment = environment_report()
@@ -55,8 +55,8 @@ def command(
 
 
 def environment_report() -> dict[str, Any]:
-    """Return versions, devices, the uses of private torch, settings, kernel libraries and native bindings as plain
-    values. Both the text and the JSON output print these.
+    """Return the report on the environment as plain values, which both the text and the JSON output print. It covers
+    versions, devices, the uses of private torch, settings, kernel libraries and native bindings.
     """
     from shiplap import torch_private
     from shiplap.settings import describe
@@ -81,8 +81,8 @@ def environment_report() -> dict[str, Any]:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Return the versions of packages, Python, the platform and the C++ compiler by name, None for a missing one.
-    Nothing is imported.
+    """Return the versions of packages, Python, the platform and the C++ compiler by name. The version of a missing one
+    is None. Nothing is imported.
     """
     from shiplap import __version__
 
@@ -97,7 +97,9 @@ def installed_versions() -> dict[str, str | None]:
 
 
 def _compiler_version() -> str | None:
-    """Return the first line that ``$CXX --version`` (or ``c++``) prints, None if there is no compiler."""
+    """Return the first line that ``$CXX --version`` (or ``c++ --version``) prints. Return the path if it prints none,
+    and None if there is no compiler.
+    """
     path = shutil.which(os.environ.get("CXX") or "c++")
     if path is None:
         return None
@@ -110,7 +112,9 @@ def _compiler_version() -> str | None:
 
 
 def list_devices() -> list[dict[str, Any]]:
-    """Return the CPU and each accelerator that torch finds, as dicts with name, memory and runtime."""
+    """Return the CPU and each accelerator that torch finds, as dicts with name and properties such as memory and
+    runtime.
+    """
     import torch
 
     cpu = {"device": "cpu", "name": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
@@ -134,15 +138,15 @@ def list_devices() -> list[dict[str, Any]]:
 
 
 def kernel_libraries() -> list[dict[str, Any]]:
-    """Return a row for each C library of the ops of all installed families (packages of ops): its path, whether it
-    loads, and how many symbols agree with the declarations.
+    """Return a row for each C library of the ops of all installed families (packages of ops). A row holds the path,
+    whether the library loads, and how many of its symbols agree with the declarations.
     """
     return [entry for family in families() for entry in _libraries_of(family.module)]
 
 
 def _libraries_of(family: str) -> list[dict[str, Any]]:
-    """Return the C libraries of the ops of one family, a package of ops, each with its path, its problem and how many
-    of its symbols load.
+    """Return a row for each C library of the ops of one family, a package of ops. A row holds the path, the problem,
+    and how many symbols load.
     """
     try:
         ops = ops_of(importlib.import_module(family))
@@ -159,8 +163,8 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
 
 
 def op_bindings() -> list[dict[str, str]]:
-    """Return for each op of the installed families (packages of ops) whether a native C++ or a Python binding calls its
-    C kernel here, and why.
+    """Return a row for each op of the installed families (packages of ops). It states whether a native C++ or a Python
+    binding calls the op's C kernel here, and the reason.
     """
     from shiplap.kernels.native import binding
 
@@ -177,12 +181,12 @@ def op_bindings() -> list[dict[str, str]]:
 
 
 def _library_entry(family: str, path: str, problem: str | None) -> dict[str, Any]:
-    """Return the row of a library for the report, with its path or problem and no symbols counted yet."""
+    """Return the row of a library for the report, with its path or its problem. No symbols are counted yet."""
     return {"family": family, "path": path, "found": not problem, "symbols": 0, "ok": 0, "problem": problem}
 
 
 def _locate_library(family: str, library: Any) -> dict[str, Any]:
-    """Return the row of a library for the report, with its path or with the problem of finding it."""
+    """Return the row of a library for the report. It holds the path, or the problem if the library cannot be found."""
     from shiplap.kernels.c.library import locate_library
 
     try:
@@ -192,8 +196,8 @@ def _locate_library(family: str, library: Any) -> dict[str, Any]:
 
 
 def _count_symbol(entry: dict[str, Any], form: NativeForm) -> None:
-    """Load the C function of ``form`` from its library and count it in the row ``entry`` of the report. The first
-    problem is kept there.
+    """Load the C function of ``form`` from its library and count it in ``entry``, the library's row in the report. The
+    first problem is stored there.
     """
     from shiplap.kernels.c.library import load_symbol
 
@@ -229,18 +233,18 @@ def _print_report(environment: dict[str, Any]) -> None:
 
 
 def _pad_cells(rows: list[tuple[str, ...]], row: tuple[str, ...]) -> list[str]:
-    """Return the cells of ``row`` padded to the widths of the columns in ``rows``, except the last cell."""
+    """Return the cells of ``row`` padded to the widths of the columns in ``rows``. The last cell is not padded."""
     return [*(cell.ljust(max(len(r[i]) for r in rows)) for i, cell in enumerate(row[:-1])), row[-1]]
 
 
 def _describe_device(device: dict[str, Any]) -> str:
-    """Return name and properties of a device in one line."""
+    """Return the name and the properties of a device in one line."""
     return ", ".join(str(v) if k == "name" else f"{k} {v}" for k, v in device.items() if k != "device")
 
 
 def _describe_capability(capability: dict[str, Any]) -> str:
-    """Return in words whether a capability (a use of private torch) was verified on this
-    version of torch, and what replaces it otherwise.
+    """Return a text about a capability (a use of private torch). It states whether this version of torch is known to
+    have it, and what replaces it otherwise.
     """
     if capability["known"]:
         return "known"
@@ -249,7 +253,7 @@ def _describe_capability(capability: dict[str, Any]) -> str:
 
 
 def _describe_library(library: dict[str, Any]) -> str:
-    """Return in words how many symbols of a library loaded, or its problem."""
+    """Return a text with the problem of a library, or with the number of its symbols that loaded."""
     if library["problem"]:
         return str(library["problem"])
     return f"{library['ok']} of {library['symbols']} symbols loaded, signatures agree"

@@ -54,9 +54,11 @@ def command(
 ) -> None:
     """Show what torch.compile made of a function, kernel by kernel, or what an error means.
 
-    For each kernel: what was fused into it, the template candidates of declared ops with their verdicts and times, the
-    one that was chosen and why; and for each neighbour that stayed outside a template, Inductor's reason. The function
-    is compiled afresh, past all caches, and run once. For the id of an error: its cause, and what repairs it.
+    Each kernel is shown with the ops that were fused into it, and with the template candidates of declared ops, their
+    verdicts and their times. The chosen candidate is shown with the reason. For each neighbour that stayed outside a
+    template, Inductor's reason is shown. The function is compiled without any cache and run once.
+
+    For the id of an error, its cause and its repair are shown.
     """
     if ERROR_ID.fullmatch(function):
         return _show_error(_catalogue_entry(function.upper()), json)
@@ -80,8 +82,8 @@ def command(
 
 
 def _catalogue_entry(id: str) -> Entry:
-    """Return the catalogue entry of an error id such as SL202, after importing the installed packages of ops if it is
-    not known yet. Raises SL613 if there is none.
+    """Return the catalogue entry of an error id such as ``SL202``. If it is not known yet, the installed families
+    (packages of ops) are imported. Raise ``SL613`` if there is none.
     """
     # Families register errors of their own when they are imported, which takes time that most ids do not need.
     if id not in CATALOGUE:
@@ -93,7 +95,10 @@ def _catalogue_entry(id: str) -> Entry:
 
 
 def _show_error(entry: Entry, json: bool) -> None:
-    """Print an entry of the error catalogue: title, class, cause, fix and page, as text or JSON."""
+    """Print an entry of the error catalogue as text, or as JSON if ``json`` is true. It shows title, class, cause, fix
+    and page.
+    """
+    # Each class of errors also derives from a builtin exception.
     builtin = next(base.__name__ for base in entry.kind.__mro__ if base.__module__ == "builtins")
     told = {
         "class": f"{entry.kind.__name__}, also a {builtin}",

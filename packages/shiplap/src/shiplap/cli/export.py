@@ -43,8 +43,9 @@ def command(
 ) -> None:
     """Export a model with declared ops.
 
-    An .onnx file holds each declared op as a function of its reference in standard operators, so that onnxruntime runs
-    it anywhere. A .pt2 file holds the compiled model and the native kernels of its ops, for this platform and torch.
+    An .onnx file holds each declared op as a function, made of standard operators from the op's reference. onnxruntime
+    runs such a file on any machine. A .pt2 file holds the compiled model and the native kernels of its ops, for this
+    platform and torch.
     """
     if file.suffix not in WRITERS:
         expected = " or ".join(WRITERS)
@@ -67,8 +68,8 @@ def command(
 
 
 def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic: bool) -> Any:
-    """Return the program that ``torch.export`` makes of a model or function, with varying sizes if ``dynamic``. Raises
-    SL321 with torch's reason if it fails.
+    """Return the program that ``torch.export`` makes of a model or function. If ``dynamic`` is true, sizes of the
+    inputs may vary. Raise ``SL321``, with torch's reason, if the export fails.
     """
     import torch
     from torch.export import Dim, export
@@ -79,6 +80,7 @@ def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic
     if isinstance(args, dict):
         called, args = bind_by_name(called, args)
     module = called if isinstance(called, torch.nn.Module) else _as_module(called)
+    # An argument that is not a tensor has no sizes.
     shapes = map_leaves(lambda x: [Dim.AUTO] * x.dim() if isinstance(x, torch.Tensor) else None, tuple(args))
     try:
         # Dim.AUTO lets torch fix those sizes that the model needs as constants.
@@ -97,20 +99,24 @@ def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic
 
 
 def _as_module(called: Any) -> Any:
-    """Return a module whose ``forward`` calls the function ``called``, as torch exports modules only."""
+    """Return a module whose ``forward`` calls the function ``called``. Torch exports only modules."""
     import torch
 
     class Wrapped(torch.nn.Module):
+        """A module that calls the function ``called`` (argument of ``_as_module``)."""
+
         def forward(self, *args: Any) -> Any:
-            """Return the result of the wrapped function."""
+            """Return the result of the wrapped function for ``args``."""
             return called(*args)
 
     return Wrapped()
 
 
 def _write_file(program: Any, file: Path, opset: int | None, checks: bool) -> tuple[str, ...]:
-    """Write the exported program to ``file``, as ONNX (operators of version ``opset``) or as a ``.pt2`` package,
-    without tests of data and sizes unless ``checks``. Return the names of its declared ops.
+    """Write the exported program to ``file`` and return the names of its declared ops.
+
+    The suffix decides between ONNX (operators of version ``opset``) and a ``.pt2`` package. If ``checks`` is false,
+    tests of data and sizes are left out.
     """
     if file.suffix == ".onnx":
         from shiplap.packaging.onnx import export_onnx

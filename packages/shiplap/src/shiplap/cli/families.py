@@ -24,15 +24,17 @@ from types import ModuleType
 
 @dataclass(frozen=True)
 class Family:
-    """A distribution of ops: its name, and the module whose import declares them."""
+    """A family, which is a distribution of ops. It holds the family's name and the module whose import declares the
+    ops.
+    """
 
     name: str
     module: str
 
     @property
     def header(self) -> Path | None:
-        """The path where the C header of the family, a package of ops, lies in its source tree: ``csrc/<name>.h``. None
-        for an installed family or one without C kernels.
+        """The path of the family's C header in its source tree, ``csrc/<name>.h``. None for an installed family and for
+        one without C kernels.
         """
         spec = importlib.util.find_spec(self.module)
         if spec is None or spec.origin is None:
@@ -43,18 +45,18 @@ class Family:
 
 
 def families() -> tuple[Family, ...]:
-    """Return the installed families (distributions of kernels), sorted by name."""
+    """Return the installed families (distributions of ops), sorted by name."""
     return tuple(Family(e.name, e.value) for e in _installed_entry_points("shiplap.families"))
 
 
 def load_families() -> None:
-    """Import every installed family, a package of ops, so that its ops and errors are registered."""
+    """Import every installed family (distribution of ops), so that its ops and errors are registered."""
     for family in families():
         importlib.import_module(family.module)
 
 
 def installed_verbs() -> list[tuple[str, ModuleType]]:
-    """Return ``(name, module)`` of the verbs (subcommands) that installed distributions add to the command line. The
+    """Return ``(name, module)`` of the verbs (subcommands) that installed distributions add to the command line. A
     module has ``command`` or ``group``.
     """
     return [(e.name, importlib.import_module(e.value)) for e in _installed_entry_points("shiplap.verbs")]
@@ -62,7 +64,7 @@ def installed_verbs() -> list[tuple[str, ModuleType]]:
 
 def _installed_entry_points(group: str) -> Sequence[EntryPoint]:
     """Return the entry points of ``group`` sorted by name, one for each name. An editable install may be listed beside
-    the wheel that it replaced.
+    the wheel that it replaced, so a name can occur twice.
     """
     installed = {e.name: e for e in entry_points(group=group)}
     return [installed[name] for name in sorted(installed)]

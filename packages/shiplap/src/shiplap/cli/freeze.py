@@ -34,8 +34,8 @@ def command(
 
     A choice is valid for this device, these library versions and these kernels.
 
-    A program that is given the file measures nothing. A call that is not in it runs its declared default and says so
-    once; with SHIPLAP_STRICT=1 it raises SL607.
+    A program that is given the file measures nothing. A call that is not in it runs its declared default, with one
+    notice. With SHIPLAP_STRICT=1 it raises SL607 instead.
     """
     with console.own_stdout():
         ops = resolve_targets(targets) if targets else None

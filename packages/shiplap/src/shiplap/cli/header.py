@@ -73,7 +73,7 @@ HeaderJob = tuple[str, str, Path | None]
 
 
 def _header_jobs(target: str, output: Path | None, check: bool) -> list[HeaderJob]:
-    """Return ``(target, header text, file)`` for each header to write or compare. Raises a usage error for options that
+    """Return ``(target, header text, file)`` for each header to write or compare. Raise a usage error for options that
     do not fit together.
     """
     if target:
@@ -88,7 +88,7 @@ def _header_jobs(target: str, output: Path | None, check: bool) -> list[HeaderJo
 
 
 def generate_header(target: str, ops: Sequence[Op]) -> str:
-    """Return the text of the C header of the C kernels bound to ``ops``. Raises SL501 if there are none."""
+    """Return the text of the C header of the C kernels bound to ``ops``. Raise ``SL501`` if there are none."""
     from shiplap.kernels.c.header import bound_symbols, config_names_by_symbol, header_text
 
     symbols = bound_symbols(ops)
@@ -106,15 +106,15 @@ def generate_header(target: str, ops: Sequence[Op]) -> str:
 
 
 def _write_header(target: str, text: str, path: Path | None) -> dict[str, Any]:
-    """Write the header of ``target`` to ``path``, if given, and return target, text and path as a dict for JSON."""
+    """Write the header of ``target`` to ``path`` unless it is None. Return target, text and path as a dict for JSON."""
     if path is not None:
         console.write_text(path, text)
     return {"target": target, "path": path and str(path), "ok": True, "header": text}
 
 
 def _compare_header(target: str, text: str, path: Path | None) -> dict[str, Any]:
-    """Return whether the file ``path`` equals the header ``text``, with their difference, as a dict for JSON. Raises
-    SL602 for a file that cannot be read.
+    """Return whether the file ``path`` equals the header ``text``, with their difference, as a dict for JSON. Raise
+    ``SL602`` if the file cannot be read.
     """
     assert path is not None
     try:
@@ -135,7 +135,7 @@ def _compare_header(target: str, text: str, path: Path | None) -> dict[str, Any]
 
 
 def _print_headers(results: list[dict[str, Any]]) -> None:
-    """Print headers and differences on stdout, and on stderr which files agree or were written."""
+    """Print headers and differences on stdout. On stderr, print which files agree or were written."""
     for result in results:
         if "diff" in result:
             console.echo(result["diff"], end="")

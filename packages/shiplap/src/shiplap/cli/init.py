@@ -61,9 +61,9 @@ def command(
 
     The source is a Python function, a function of a compiled extension, a registered torch op, or a package of ops.
 
-    Names, types and defaults are read; sizes, writes and the reference are yours to fill in. The draft imports, and a
-    call raises SL113 until it is finished: nothing in it pretends to be right. With --package, sizes are inferred from
-    meta kernels and from the calls of a script, and marked "inferred".
+    Names, types and defaults are read from the source. You fill in sizes, writes and the reference. The draft can be
+    imported, and a call raises SL113 until the draft is finished. With --package, sizes are inferred from meta kernels
+    and from the calls of a script, and marked "inferred".
     """
     _check_options(source, package, record, namespace or [], arguments or [])
     to_stdout = str(file) == "-"
@@ -103,8 +103,8 @@ def command(
 
 
 def _check_options(source: str, package: str, record: Path | None, namespaces: list[str], arguments: list[str]) -> None:
-    """Raise SL501 for options that contradict each other or do not say what to draft, SL602 for a script that does not
-    exist.
+    """Raise ``SL501`` if options contradict each other or leave open what to draft. Raise ``SL602`` if the script does
+    not exist.
     """
     got = ""
     if bool(source) == bool(package):
@@ -128,7 +128,9 @@ def _check_options(source: str, package: str, record: Path | None, namespaces: l
 
 
 def _write_package_draft(file: Path, drafts: PackageDraft, *, json: bool) -> None:
-    """Write the drafted module to ``file``, or to stdout for ``-``, and print a summary, as JSON with ``json``."""
+    """Write the drafted module to ``file``, or to stdout if it is ``-``, and print a summary. If ``json`` is true, the
+    summary is JSON.
+    """
     to_stdout = str(file) == "-"
     if not to_stdout:
         console.write_text(file, drafts.text)
@@ -142,15 +144,15 @@ def _write_package_draft(file: Path, drafts: PackageDraft, *, json: bool) -> Non
 
 
 def _note_open_lines(file: Path, fills: list[dict[str, object]]) -> None:
-    """Print the lines of the draft ``file`` that the user has to complete, listed in ``fills``."""
+    """Print the lines of the draft ``file`` that the user has to complete, which are listed in ``fills``."""
     console.note(f"{file}: {len(fills)} lines to fill in")
     for fill in fills:
         console.note(f"  {file}:{fill['line']}: {fill['fill']}")
 
 
 def draft_declaration(source: str) -> Draft:
-    """Return the draft of a declaration for ``source``, a function or a registered op, from its signature. Raises SL501
-    if there is none.
+    """Return the draft of a declaration for ``source``, a function or a registered op, made from its signature. Raise
+    ``SL501`` if there is no such function or op.
     """
     home, name = split_target(source)
     if home and not name:
@@ -173,14 +175,15 @@ def draft_declaration(source: str) -> Draft:
 
 
 def _draft_registered_op(name: str, module: Any) -> Draft:
-    """Return the draft of a declaration for the torch op ``name``, from its schema. Without ``module``, which registers
-    the op, the package named like its namespace is imported.
+    """Return the draft of a declaration for the torch op ``name``, made from its schema. ``module`` registers the op.
+    If it is None, the package named like the op's namespace is imported.
     """
     import torch
 
     namespace, _, opname = name.partition("::")
     if module is None and not hasattr(getattr(torch.ops, namespace), opname):
         try:
+            # The package of an op often has the name of its namespace.
             module = importlib.import_module(namespace)
         except ImportError:
             module = None
@@ -194,7 +197,9 @@ def _draft_registered_op(name: str, module: Any) -> Draft:
             where=name,
             got=f"overloads {', '.join(packet.overloads())}",
             expected="an overload without a suffix, which sl.adopt takes",
+            fix="write an annotated Python function that calls the overload, and pass --from module:function",
         )
+    # A module that was loaded from a path has no name that the draft could import.
     reachable = module is not None and not module.__name__.startswith(OWN_NAME)
     imports = f"import {module.__name__}  # noqa: F401 - registers {name}\n" if reachable else ""
     return Draft(name, namespace, "adopt", [signature_of_overload(packet.default)], imports)

@@ -19,7 +19,9 @@ from shiplap.tuning.engine import tuning_progress
 
 @dataclass
 class PackageDraft:
-    """The module of a package's ops. ``failure`` states how the recorded script failed, or is empty."""
+    """The draft of a module that declares a package's ops. ``failure`` states how the recorded script failed. It is
+    empty if the script ran through.
+    """
 
     package: str
     drafted: DraftedPackage
@@ -50,8 +52,8 @@ class PackageDraft:
         }
 
     def notes(self, file: str) -> Iterator[str]:
-        """Yield the lines that describe the draft ``file`` to the user: what was inferred, called, left out, and is to
-        be filled in.
+        """Yield the lines that describe the draft ``file`` to the user. They state how many ops were inferred, called
+        and left out, and what is to be filled in.
         """
         if self.failure:
             yield f"{self.script} failed: {self.failure}"
@@ -69,7 +71,7 @@ class PackageDraft:
 
 
 def _not_inferred(where: str) -> bool:
-    """Whether nothing was inferred, according to ``where``, the text that names the source of a size or type."""
+    """Return whether nothing was inferred for a size or type. ``where`` is the text that names its source."""
     return not where or where.startswith("not inferred")
 
 
@@ -80,13 +82,13 @@ def draft_package(
     arguments: Sequence[str],
     keep: Callable[[str], None] = lambda text: None,
 ) -> PackageDraft:
-    """Return drafts of declarations of all ops of ``package``, with sizes and types inferred from the calls that
+    """Return drafts of declarations of all ops of ``package``. Sizes and types are inferred from the calls that
     ``script`` makes.
 
-    Each op is drafted in a process of its own. ``keep`` is called with the text of the module after each op.
+    Each op is drafted in a separate process. ``keep`` is called with the text of the module after each op.
 
     Raises:
-        ShiplapError: SL501 if there is no such package, or no op in it; SL601 if it cannot be imported.
+        ShiplapError: ``SL501`` if there is no such package or no op in it. ``SL601`` if it cannot be imported.
     """
     ops = find_package_ops(package, import_home, namespaces)
     recorder = DispatchRecorder(ops, lambda name: console.note(f"recording {name}"))
@@ -95,8 +97,8 @@ def draft_package(
     version = installed_version(package)
 
     def write(drafted: DraftedPackage) -> str:
-        """Return the source of the module of declarations, from the drafts in ``drafted``, with a comment at its head
-        that says how it was made.
+        """Return the source of the module of declarations, made from ``drafted``. A comment at its head states how it
+        was made.
         """
         head = [
             f"{len(drafted.entries)} ops of {package}{f' {version}' if version else ''}, drafted by `{command}`.",
@@ -117,8 +119,8 @@ def draft_package(
 
 
 def _isolate_work(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the plain data that ``work()`` returns in a process of its own, or if that process dies the reason under
-    the key ``left_out``.
+    """Return the plain data that ``work()`` returns in a separate process. If that process dies, return the reason
+    under the key ``left_out``.
     """
     from shiplap.audit.child_process import ChildDeath, can_isolate, run_isolated
 

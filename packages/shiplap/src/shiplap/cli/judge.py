@@ -79,7 +79,7 @@ def command(
         str, typer.Option("--sample", metavar="N[:SEED]", help="Judge N problems of the suite, drawn by a seed.")
     ] = "",
 ) -> None:
-    """Judge a kernel that is not trusted: right, honest, and how fast.
+    """Judge whether an untrusted kernel is right, honest and fast.
 
     The candidate runs in a sandboxed process. Seeds, inputs, clock and comparison stay outside of that process.
     """

@@ -28,8 +28,10 @@ def judge_suite(
     *,
     as_json: bool,
 ) -> int:
-    """Judge the candidate kernels for the problems of a folder, ``jobs`` compiling at once, print a line for each, and
-    return the exit status. ``changes`` are options of the judgement. Raises SL613 for a folder without problems.
+    """Judge the candidate kernels for the problems of a folder, print a line for each, and return the exit status.
+
+    ``jobs`` candidates compile at once, and ``changes`` holds options of the judgement. Raise ``SL613`` if the folder
+    has no problems.
     """
     for place in (folder, *([Path(candidates)] if candidates not in ("", COMPILED) else [])):
         if not place.is_dir():
@@ -49,6 +51,7 @@ def judge_suite(
                     if not as_json:
                         console.echo(_verdict_row(verdict))
         except KeyboardInterrupt:
+            # A second Ctrl-C must not interrupt the cleanup.
             with contextlib.suppress(KeyboardInterrupt):
                 running.close()
             console.note(f"{describe_suite(verdicts)}; interrupted, {len(problems) - len(verdicts)} are left")
@@ -62,8 +65,8 @@ def judge_suite(
 
 
 def _draw_sample(problems: list[SuiteProblem], sample: str) -> list[SuiteProblem]:
-    """Return as many randomly chosen problems as ``N`` or ``N:SEED`` says, in their order, all for an empty text.
-    Raises SL613 for another form.
+    """Return randomly chosen problems, in their order. ``sample`` is ``N`` or ``N:SEED``, or empty for all problems.
+    Raise ``SL613`` for another form.
     """
     if not sample:
         return problems
@@ -75,6 +78,8 @@ def _draw_sample(problems: list[SuiteProblem], sample: str) -> list[SuiteProblem
 
 
 def _verdict_row(verdict: SuiteVerdict) -> str:
-    """Return the line that shows a verdict: the word, the speed-up and the least one, seconds, problem and reason."""
+    """Return the line that shows a verdict. It holds the verdict's word, the speed-up, the lowest speed-up, the
+    seconds, the problem and the reason.
+    """
     fast = f"{verdict.speedup:6.2f}x {verdict.min_speedup:6.2f}x" if verdict.speedup else " " * 15
     return f"{verdict.verdict:<10} {fast} {verdict.seconds:6.1f} s  {verdict.problem}  {verdict.reason}"[:200].rstrip()

@@ -15,10 +15,12 @@ def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ..
     """Return the module of ``target``, the function or model that it names, and the arguments that the module's
     function ``inputs`` returns.
 
-    ``target`` is ``module[:name]`` or ``path/to/file.py[:name]``. Arguments by name are a dict, others a tuple.
+    ``target`` is ``module[:name]`` or ``path/to/file.py[:name]``. The arguments are a dict if they are given by name,
+    otherwise a tuple.
 
     Raises:
-        ShiplapError: SL501 or SL601 if there is no such function or model, SL613 if there is no function ``inputs``.
+        ShiplapError: ``SL501`` or ``SL601`` if there is no such function or model, ``SL613`` if there is no function
+            ``inputs``.
     """
     home, name = split_target(target)
     module = import_home(home or target)
@@ -26,8 +28,9 @@ def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ..
 
 
 def _find_callable(module: ModuleType, name: str, where: str) -> Any:
-    """Return the function or model ``name`` of a module, by default the one whose name is the constant ``DEFAULT``.
-    Raises SL501, with the names of the module's functions and models, if there is none.
+    """Return the function or model ``name`` of a module, by default the one named by the constant ``DEFAULT``.
+
+    Raise ``SL501``, with the names of the module's functions and models, if there is none.
     """
     value = getattr(module, name or DEFAULT, None)
     if callable(value):
@@ -55,7 +58,7 @@ def _callable_names(module: ModuleType) -> list[str]:
 
 
 def _call_inputs_function(module: ModuleType, name: str, where: str) -> tuple[Any, ...] | dict[str, Any]:
-    """Return the arguments that the function ``name`` of the module returns, as a tuple or a dict. Raises SL613 if
+    """Return the arguments that the function ``name`` of the module returns, as a tuple or a dict. Raise ``SL613`` if
     there is no such function.
     """
     made = getattr(module, name, None)

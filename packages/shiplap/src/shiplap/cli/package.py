@@ -61,8 +61,8 @@ def command(
 ) -> None:
     """Put native bindings into wheels, for users without a compiler.
 
-    The bindings keep to torch's stable ABI and hold no Python: one wheel serves torch from 2.11 on and every Python. A
-    wheel for any platform becomes one for this platform, and is renamed.
+    The bindings use torch's stable ABI and contain no Python. One wheel therefore serves torch from 2.11 on and every
+    version of Python. A wheel for any platform becomes a wheel for this platform, under a new name.
     """
     with console.own_stdout():
         from shiplap.packaging import PackageExtras, WheelRequest, package
@@ -95,8 +95,8 @@ def _as_json(packed: PackedWheel) -> dict[str, Any]:
 
 
 def _packed_lines(packed: PackedWheel) -> Iterator[str]:
-    """Yield lines that list the contents of a packaged wheel: libraries, native ops, compiled kernels, choices, and
-    what was left out.
+    """Yield lines that list the contents of a packaged wheel. They are libraries, native ops, compiled kernels, tuned
+    choices, and ops that were left out with the reason.
     """
     yield str(packed.wheel)
     for each in packed.contents:

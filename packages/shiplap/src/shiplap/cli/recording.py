@@ -13,10 +13,10 @@ from shiplap.scaffold.calls import DispatchRecorder
 
 
 def run_recorded(script: Path, arguments: Sequence[str], recorder: DispatchRecorder) -> str:
-    """Run ``script`` as Python would, with its op calls recorded by ``recorder``. Return in words how it failed, or an
-    empty text.
+    """Run ``script`` as Python would, with its op calls recorded by ``recorder``. Return a text that describes how it
+    failed, or an empty text.
 
-    A name that is no file, such as ``pytest``, is the name of a module, which runs as ``python -m`` would run it.
+    A name that is not a file, such as ``pytest``, is the name of a module. It runs as ``python -m`` would run it.
     """
     with _as_main(script, arguments):
         try:
@@ -42,7 +42,7 @@ def run_recorded(script: Path, arguments: Sequence[str], recorder: DispatchRecor
 
 @contextmanager
 def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Enter a context with ``sys.argv`` as Python sets it for a script, and with the script's folder at the end of
+    """Enter a context with ``sys.argv`` as Python sets it for a script. The script's folder is appended to
     ``sys.path``.
     """
     argv, path = list(sys.argv), list(sys.path)

@@ -55,12 +55,14 @@ def command(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what rewrites would do to a model that nobody edits.
+    """Show what rewrites would do to a model without a change of its code.
 
-    The model is compiled afresh, past all caches, with the rewrites in force. Shown are the places that matched, with
-    what was saved there; the near misses, each with the node and the guard, shape, dtype, user or argument that
-    stopped it; and, unless --dry-run, kernels, time and results without the rewrites and with them, and what each
-    rewrite that matched adds to those before it.
+    The model is compiled without any cache, with the rewrites in force. The output lists the places that matched with
+    the savings there. It also lists near misses, each with the node and the guard, shape, dtype, user or argument that
+    prevented a match.
+
+    Unless --dry-run is given, kernels, time and results are compared with those without the rewrites. The gain of each
+    rewrite that matched is measured on top of those before it.
     """
     from shiplap.render import facts
     from shiplap.rewrite.survey import survey_rewrites
@@ -86,8 +88,8 @@ def command(
 
 
 def _test_rewrites(targets: list[str], json: bool) -> None:
-    """Prove the rewrites that ``targets`` name, and print each check. Ends with exit status 1 if one is refused. Raises
-    SL501 if there are none.
+    """Prove the rewrites that ``targets`` name, and print each check. Exit with status 1 if a rewrite is refused. Raise
+    ``SL501`` if there are none.
     """
     from shiplap.rewrite.proof_report import proofs_as_json, prove_each
 
@@ -109,8 +111,8 @@ def _test_rewrites(targets: list[str], json: bool) -> None:
 
 
 def _chosen_rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
-    """Return the rewrites (replacements in traced graphs) that ``targets`` name. Without targets, return those that
-    ship and those of the model's module, which replace shipped ones of the same name.
+    """Return the rewrites (replacements in traced graphs) that ``targets`` name. Without targets, return the shipped
+    ones and those of the model's module. The latter replace shipped ones of equal name.
     """
     if not targets:
         from shiplap.rewrite.shipped import everything
@@ -121,8 +123,8 @@ def _chosen_rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
 
 
 def _named_rewrites(targets: list[str]) -> list[Rewrite]:
-    """Return the rewrites (replacements in traced graphs) of the modules that ``targets`` name, or for ``module:name``
-    that one.
+    """Return the rewrites (replacements in traced graphs) of the modules that ``targets`` name. A target
+    ``module:name`` stands for one rewrite.
     """
     rewrites: list[Rewrite] = []
     for target in targets:
@@ -132,8 +134,8 @@ def _named_rewrites(targets: list[str]) -> list[Rewrite]:
 
 
 def _rewrites_in_module(module: ModuleType, name: str = "") -> list[Rewrite]:
-    """Return all rewrites (replacements in traced graphs) of a module, or only the one in its variable ``name``. Raises
-    SL501 if that does not exist.
+    """Return all rewrites (replacements in traced graphs) of a module, or only the one in its variable ``name``. Raise
+    ``SL501`` if that variable does not exist.
     """
     from shiplap.rewrite import Rewrite
 

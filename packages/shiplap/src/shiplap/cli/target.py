@@ -33,8 +33,10 @@ _QUALIFIED = re.compile(r"^\w+::\w+$")
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Return ``(home, name)`` of a target, a text such as ``module:op``: module or file, and name in it, of which
-    either may be empty. Raises SL501 for a text of another form.
+    """Return ``(home, name)`` of a target, a text such as ``module:op``. They are the module or file, and the name in
+    it. One of them may be empty.
+
+    Raise ``SL501`` if the text has another form.
     """
     if _QUALIFIED.match(target):
         return "", target
@@ -52,8 +54,10 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def resolve_targets(targets: Iterable[str]) -> list[Op]:
-    """Return all ops that ``targets``, texts such as ``module``, ``file.py:op`` or ``namespace::name``, name, each
-    once, in order. Raises SL501 with a suggestion for a target without an op.
+    """Return the ops that ``targets`` name, each once, in order. Targets are texts such as ``module``, ``file.py:op``
+    or ``namespace::name``.
+
+    Raise ``SL501``, with a suggestion, for a target without an op.
     """
     ops: dict[str, Op] = {}
     for target in targets:
@@ -63,8 +67,8 @@ def resolve_targets(targets: Iterable[str]) -> list[Op]:
 
 
 def _resolve_target(target: str) -> list[Op]:
-    """Return the ops of one target, a text such as ``module`` or ``file.py:op``: those of a module, or the one named.
-    Raises SL501 if there are none.
+    """Return the ops of one target, a text such as ``module`` or ``file.py:op``. They are all ops of the module, or the
+    one that is named. Raise ``SL501`` if there are none.
     """
     home, name = split_target(target)
     if not home:
@@ -87,8 +91,8 @@ def _resolve_target(target: str) -> list[Op]:
 
 
 def _find_registered_op(name: str) -> Op:
-    """Return the op with the qualified name ``namespace::name``, after importing the installed packages of ops if it is
-    not declared yet. Raises SL501 if there is none.
+    """Return the op with the qualified name ``namespace::name``. If it is not declared yet, the installed families
+    (packages of ops) are imported. Raise ``SL501`` if there is no such op.
     """
     from shiplap.dispatch import registry
 
@@ -103,8 +107,8 @@ def _find_registered_op(name: str) -> Op:
 
 
 def _find_op_in_module(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -> Op:
-    """Return the op ``name`` of a module, found by the name of its variable or by its own among ``declared``. Raises
-    SL501 with the existing names.
+    """Return the op ``name`` of a module. It is found by the name of its variable, or by its own name among
+    ``declared``. Raise ``SL501``, with the existing names, if there is none.
     """
     from shiplap.dispatch import Op
 
@@ -119,7 +123,7 @@ def _find_op_in_module(target: str, module: ModuleType, name: str, declared: Seq
 
 
 def _refuse_drafts(values: Iterable[Any]) -> None:
-    """Raise SL113 if one of ``values`` is an unfinished draft that ``shiplap init`` wrote."""
+    """Raise ``SL113`` if one of ``values`` is an unfinished draft that ``shiplap init`` wrote."""
     from shiplap.scaffold import UnfinishedOp
 
     for value in values:
@@ -130,14 +134,15 @@ def _refuse_drafts(values: Iterable[Any]) -> None:
 def unknown_name(
     kind: str, name: str, names: Sequence[str], *, where: str, value: object = None, got: str = "", fix: str = ""
 ) -> ShiplapError:
-    """Return SL501 for a name that does not exist, with the nearest of ``names``. ``kind`` is what was wanted, with an
-    article, such as ``"an op"``.
+    """Return the error ``SL501`` for a name that does not exist, with a suggestion from ``names``, the existing names.
 
-    ``names`` are those that exist, of which the error suggests one. ``value`` is what has the name in place of one.
+    ``kind`` is what was wanted, with an article, such as ``"an op"``. ``value`` is the object of another kind that has
+    the name, if there is one.
     """
     return error(
         "SL501",
         where=where,
+        # ``kind`` without its article.
         what=f"no {kind.partition(' ')[2]} has this name",
         got=got or (name if value is None else f"{name} is {type(value).__name__}"),
         expected=near_miss(name, names, kind),
@@ -146,7 +151,7 @@ def unknown_name(
 
 
 def near_miss(wanted: str, names: Sequence[str], kind: str = "an op") -> str:
-    """Return a phrase with the name that was probably meant, or else with all names that exist."""
+    """Return a phrase with the name that was probably meant. If no name is similar, it lists all names that exist."""
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
@@ -179,13 +184,13 @@ def _declaration_position(op: Op) -> tuple[str, int]:
 
 
 def _is_in_package(name: str, package: str) -> bool:
-    """Whether the module ``name`` is ``package`` or lies in it."""
+    """Return whether the module ``name`` is ``package`` or lies in it."""
     return name == package or name.startswith(package + ".")
 
 
 def import_home(home: str) -> ModuleType:
-    """Return the module of a dotted name or of a ``.py`` file, after importing it. Raises SL501 if it does not exist,
-    SL601 if importing it raises.
+    """Return the module of a dotted name or of a ``.py`` file, after importing it. Raise ``SL501`` if it does not
+    exist, and ``SL601`` if the import raises.
     """
     if home.endswith(".py"):
         return _import_file(Path(home))
@@ -194,7 +199,7 @@ def import_home(home: str) -> ModuleType:
 
 
 def _find_in_current_folder(name: str) -> None:
-    """Append the current folder to the module search path if the module is only found there. Raises SL501 if other
+    """Append the current folder to the module search path if the module is found only there. Raise ``SL501`` if other
     users can write to that folder.
     """
     package, here = name.split(".")[0], Path.cwd()
@@ -202,6 +207,7 @@ def _find_in_current_folder(name: str) -> None:
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec(package) is not None:
             return
+    # A module is a folder, or a file with a suffix such as .py or .so.
     if not ((here / package).is_dir() or any(here.glob(f"{glob.escape(package)}.*"))):
         return
     if refused := append_module_folder(here, OWNED_FOLDER):
@@ -216,7 +222,9 @@ def _find_in_current_folder(name: str) -> None:
 
 
 def _import_module(name: str) -> ModuleType:
-    """Return the module ``name``, after importing it. Raises SL501 if there is none, SL601 if its import raises."""
+    """Return the module ``name``, after importing it. Raise ``SL501`` if there is none, and ``SL601`` if its import
+    raises.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
@@ -240,8 +248,8 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Return the module of a Python file, after running it. Raises SL501 if it is missing or other users can write it,
-    SL601 if running it raises.
+    """Return the module of a Python file, after running it. Raise ``SL501`` if the file is missing or other users can
+    write it, and ``SL601`` if running it raises.
     """
     if not path.is_file():
         siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
@@ -273,8 +281,8 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _module_of(path: Path) -> tuple[str, Any]:
-    """Return ``(name, spec)`` for the import of the file ``path``: the name under which Python would import it and
-    None, or if Python would not find it another name with an import spec.
+    """Return ``(name, spec)`` for the import of the file ``path``. If Python finds the file, they are its module name
+    and None. Otherwise they are another name and a spec to import the file with.
     """
     parts, root = [path.stem], path.parent
     while (root / "__init__.py").is_file():
@@ -300,14 +308,16 @@ def _module_of(path: Path) -> tuple[str, Any]:
 
 
 def _not_imported(where: str, e: BaseException) -> ShiplapError:
-    """Return SL601 for an import that failed with ``e``, with the innermost line of the user's code."""
+    """Return the error ``SL601`` for an import that failed with ``e``. It names the innermost line of the user's
+    code.
+    """
     frames = _user_frames(e)
     at = f" ({frames[-1]})" if frames else ""
     return error("SL601", where=where, got=f"{type(e).__name__}: {e}{at}", expected="a module that imports")
 
 
 def _user_frames(e: BaseException) -> list[str]:
-    """Return ``file:line`` of the frames of an exception in the user's code, the innermost last."""
+    """Return ``file:line`` of those frames of an exception that are in the user's code, the innermost last."""
     import traceback
 
     # Frames of the import system and of this file say nothing about the user's module.

@@ -72,10 +72,11 @@ def command(
 ) -> None:
     """Verify and time the kernels for given calls, and store the fastest choice.
 
-    Each candidate runs in a process of its own. What the store has is not measured again; see 'shiplap cache'.
+    Each candidate runs in a separate process. Stored choices are not measured again. 'shiplap cache' shows them.
 
-    With --merge nothing is measured: all entries of the tables go into one. Of two for the same op, call, device and
-    versions, the one with the shorter measured time is kept, and the other is named.
+    With --merge nothing is measured, and all entries of the given tables are written to one table. If two entries are
+    for the same op, call, device and versions, the one with the shorter measured time is kept. The other one is named
+    in the output.
     """
     if merge or output is not None:
         others = [n for n, v in (("--profile", profile), ("--sizes", sizes), ("--device", device)) if v]
@@ -104,8 +105,8 @@ def command(
 
 
 def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[str], *, json: bool) -> None:
-    """Write one frozen table, a file of tuned choices, with the entries of several such files, and print its size and
-    the conflicts. Raises SL613 for options that do not fit together.
+    """Write one table of tuned choices with the entries of several such tables, and print its size and the conflicts.
+    Raise ``SL613`` if the options do not fit together.
     """
     if others or not tables or output is None:
         missing = [*others, *([] if tables else ["no tables"]), *([] if output else ["no -o FILE"])]
@@ -123,8 +124,8 @@ def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[
 
 
 def _print_choices(result: TuneResult, budget: str | None, *, json: bool) -> int:
-    """Print the kernels that tuning chose and how many calls were not reached within ``budget``, as JSON with ``json``,
-    and return the exit status.
+    """Print the kernels that tuning chose and the number of calls that were not reached within ``budget``. Return the
+    exit status. If ``json`` is true, print JSON.
     """
     from shiplap.render import exit_status
 
@@ -152,7 +153,10 @@ def _tune_requests(
     quiet: bool,
 ) -> TuneResult:
     """Return the result of tuning the requests (ops with calls) within ``budget``, with a progress bar unless
-    ``quiet``. ``isolate`` runs candidates in processes of their own, ``compiled`` also measures in compiled code.
+    ``quiet``.
+
+    If ``isolate`` is true, candidates run in separate processes. If ``compiled`` is true, they are also measured in
+    compiled code.
     """
     from shiplap.tuning.engine import tune_all
 
@@ -161,8 +165,8 @@ def _tune_requests(
 
 
 def _requests_of_sizes(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[TuningRequest]:
-    """Return a tuning request (an op with a call) for each text in ``sizes``, such as ``n=4096``. Raises SL613 unless
-    ``targets`` name exactly one op.
+    """Return a tuning request (an op with a call) for each text in ``sizes``, such as ``n=4096``. Raise ``SL613``
+    unless ``targets`` name exactly one op.
     """
     from shiplap.tuning.engine import recipe_of_sizes
 
@@ -173,8 +177,8 @@ def _requests_of_sizes(targets: Sequence[str], sizes: Sequence[str], dtype: str,
 
 
 def values_of(text: str) -> dict[str, Any]:
-    """Return names and values of a text such as ``n=4096,kernel=[3,3,3]``, lists as tuples. Raises SL613 for a text of
-    another form.
+    """Return the names and values of a text such as ``n=4096,kernel=[3,3,3]``. Lists become tuples. Raise ``SL613`` if
+    the text has another form.
     """
     import ast
 
@@ -189,8 +193,8 @@ def values_of(text: str) -> dict[str, Any]:
 
 
 def _requests_of_profile(targets: Sequence[str], profile: Path, device: str | None) -> list[TuningRequest]:
-    """Return the calls recorded in ``profile`` as tuning requests, only those of ``targets`` if there are any. Raises
-    SL613 if none are left.
+    """Return the calls recorded in ``profile`` as tuning requests. If there are ``targets``, only their calls are
+    returned. Raise ``SL613`` if none are left.
     """
     from shiplap.tuning.recorded_calls import read_calls
 
@@ -206,8 +210,8 @@ def _requests_of_profile(targets: Sequence[str], profile: Path, device: str | No
 
 
 def _op_of_call(call: RecordedCall) -> Op:
-    """Return the op of a recorded call, after importing the module or file that declared it. Raises SL501 if it is not
-    declared there.
+    """Return the op of a recorded call, after importing the module or file that declared it. Raise ``SL501`` if it is
+    not declared there.
     """
     from shiplap.dispatch import registry
 
@@ -219,6 +223,7 @@ def _op_of_call(call: RecordedCall) -> Op:
         except ShiplapError:
             if not call.file or home == call.file:
                 raise
+            # The module may have another name here, or none.
             import_home(call.file)
     op = registry.find_declared_op(call.op)
     if op is None:

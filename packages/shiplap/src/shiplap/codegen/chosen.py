@@ -12,8 +12,8 @@ from shiplap.declare.spec import OpSpec
 
 
 def config_values(space: Space | None) -> list[int]:
-    """Return the default compile-time values of a kernel (its config) as integers, in the order of their names. Empty
-    for a kernel without such values, or with a default that depends on sizes.
+    """Return the default compile-time values of a kernel (its config) as integers, in the order of their names. Return
+    an empty list if the kernel has no such values, or if its default depends on sizes.
     """
     static = space.static if space is not None else None
     return [int(value) for _, value in static.items] if static is not None else []
@@ -21,7 +21,7 @@ def config_values(space: Space | None) -> list[int]:
 
 @dataclass(frozen=True)
 class NativeChoice:
-    """One of several kernels of an op on a device, all of them C functions of one library."""
+    """One of several kernels of an op on a device. All of them are C functions of one library."""
 
     symbol: str
     dtypes: tuple[str, ...] = ()
@@ -30,8 +30,8 @@ class NativeChoice:
 
 
 def config_rows(kernels: Sequence[NativeChoice]) -> list[list[int]]:
-    """Return one row of integers for each kernel: its number and its default compile-time values, padded with zeros to
-    the length of the longest row.
+    """Return one row of integers for each kernel. A row has the number of the kernel and its default compile-time
+    values, and is padded with zeros to the length of the longest row.
     """
     values = [config_values(kernel.space) for kernel in kernels]
     # A C++ array of rows needs rows of one length.
@@ -40,10 +40,11 @@ def config_rows(kernels: Sequence[NativeChoice]) -> list[list[int]]:
 
 
 def lookup_key(spec: OpSpec, rule: BucketRule | None) -> list[str]:
-    """Return the C++ expressions of the numbers by which a call is looked up in the table of tuned choices: rounded
-    sizes, dtypes, presence of optional tensors. Empty if C++ cannot compute them all.
+    """Return the C++ expressions of the numbers by which a call is looked up in the table of tuned choices. Return an
+    empty list if C++ cannot compute them all.
 
-    The key has no layout: the table holds choices for contiguous tensors, and Python handles other calls.
+    The numbers are the rounded sizes, the dtypes and the presence of optional tensors. They do not include the memory
+    layout, since the table holds choices for contiguous tensors, and Python handles other calls.
     """
     if rule is None:
         return []
@@ -65,9 +66,10 @@ def lookup_key(spec: OpSpec, rule: BucketRule | None) -> list[str]:
 
 
 def _peek_expressions(spec: OpSpec) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Return three dicts of C++ expressions: of sizes by dim name, of scalars by argument name, and of dtypes by dtype
-    class (an annotation's name such as ``Float``). They read the boxed arguments of a call, only those that are never
-    None.
+    """Return three dicts of C++ expressions that read the boxed arguments of a call.
+
+    The first has sizes by dim name, the second scalars by argument name, and the third dtypes by dtype class (an
+    annotation's name such as ``Float``). The expressions read only arguments that are never None.
     """
     sizes: dict[str, str] = {}
     scalars: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""``OpSpec`` → C prototype: the one place that fixes the order and types of a C ABI kernel's parameters."""
+"""The C prototype of an ``OpSpec``. Only this module fixes the order and types of a C ABI kernel's parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RESERVED = frozenset((*_WORDS.split(), *_MACROS.split()))
 
 @dataclass(frozen=True)
 class CParameter:
-    """One C parameter and the argument, output or dim that it stands for."""
+    """One C parameter, with the argument, output or dim whose value it passes."""
 
     ctype: str
     name: str
@@ -47,8 +47,11 @@ class CParameter:
 
 
 def c_prototype(spec: OpSpec) -> tuple[CParameter, ...]:
-    """Return the C parameters of a kernel of ``spec`` after the first one, the context ``ctx``: input tensors, outputs,
-    scalars, then pointers through which it returns data-dependent sizes. Raises SL404 for types that C cannot express.
+    """Return the C parameters of a kernel of ``spec`` after the first one, the context ``ctx``. Raise ``SL404`` if C
+    cannot express a type.
+
+    The parameters are the input tensors, the outputs, the scalars, and pointers through which the kernel returns
+    data-dependent sizes.
     """
     if spec.traced:
         raise error(
@@ -70,8 +73,8 @@ def c_prototype(spec: OpSpec) -> tuple[CParameter, ...]:
 
 
 def _rename_reserved(p: CParameter, taken: set[str]) -> CParameter:
-    """Return ``p`` with underscores appended to its name until ``taken``, the keywords of C and C++ and the names
-    before it, lacks it. Adds the new name to ``taken``.
+    """Return ``p`` with underscores appended to its name until the name is not in ``taken``. ``taken`` holds the
+    keywords of C and C++ and the names of earlier parameters. Add the new name to it.
     """
     name = p.name
     while name in taken:
@@ -81,8 +84,8 @@ def _rename_reserved(p: CParameter, taken: set[str]) -> CParameter:
 
 
 def _tensor_ctype(spec: OpSpec, arg: Arg) -> str:
-    """Return ``DLTensor*`` for a tensor argument that the kernel writes to, else ``const DLTensor*``. Raises SL404 for
-    a list of tensors.
+    """Return ``DLTensor*`` if the kernel writes to the tensor argument, and otherwise ``const DLTensor*``. Raise
+    ``SL404`` for a list of tensors.
     """
     if arg.many:
         raise error("SL404", where=f"{spec.name}, argument {arg.name!r}", got="a list of tensors", expected="a tensor")
@@ -90,8 +93,8 @@ def _tensor_ctype(spec: OpSpec, arg: Arg) -> str:
 
 
 def _scalar_parameters(spec: OpSpec, arg: Arg) -> list[CParameter]:
-    """Return the C parameters of a scalar argument: one, or a pointer and a length for a list. Raises SL404 for an
-    optional scalar or a type without a C form.
+    """Return the C parameters of a scalar argument. A list has two, a pointer and a length, and any other scalar has
+    one. Raise ``SL404`` for an optional scalar or a type without a C form.
     """
     kind = str(arg.scalar)
     # A C scalar has no value for None, other than a number that a caller might also pass.

@@ -1,4 +1,7 @@
-"""``shiplap/dtypes.h``, the table of dtypes for C and C++: ``python -m shiplap.codegen.dtypes [--check]``."""
+"""The printer of ``shiplap/dtypes.h``, the table of dtypes for C and C++.
+
+Usage: ``python -m shiplap.codegen.dtypes [--check]``.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,16 @@ from shiplap_headers import include_dir
 
 def dtypes_header() -> str:
     """Return the text of the C header ``shiplap/dtypes.h``, rendered from the table of dtypes in the order of their
-    ScalarType numbers.
+    ``ScalarType`` numbers.
     """
     return render_source("dtypes.h.jinja", dtypes=sorted(DTYPES.values(), key=lambda row: row.number))
 
 
 def write_or_compare(arguments: list[str]) -> str:
-    """Write ``shiplap/dtypes.h``, or only compare it for ``["--check"]``. Return a message if the file is out of date
-    or the arguments are wrong, else an empty text.
+    """Write ``shiplap/dtypes.h``. With the arguments ``["--check"]``, only compare the file with the text that would be
+    written.
+
+    Return a message if the file is out of date or the arguments are wrong, and otherwise an empty text.
     """
     if arguments not in ([], ["--check"]):
         return "usage: python -m shiplap.codegen.dtypes [--check]"

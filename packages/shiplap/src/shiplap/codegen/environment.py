@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @cache
 def _jinja_environment(package: str) -> Environment:
-    """Return the Jinja2 environment of the package's ``templates`` folder, in which an undefined name is an error and
+    """Return the Jinja2 environment of the package's ``templates`` folder. An undefined name raises an error, and
     nothing is escaped.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -29,7 +29,7 @@ def _jinja_environment(package: str) -> Environment:
 
 
 def render_source(template: str, *, package: str = "shiplap.codegen", **context: Any) -> str:
-    """Return the text of the Jinja2 template ``<package>/templates/<template>``, rendered with ``context``. A name that
-    the context lacks raises an error.
+    """Return the text of the Jinja2 template ``<package>/templates/<template>``, rendered with ``context``. Raise an
+    error if the template uses a name that ``context`` lacks.
     """
     return _jinja_environment(package).get_template(template).render(**context)

@@ -1,8 +1,9 @@
-"""The C++ of a program of launches: a function of the C ABI that computes grids and arguments and calls the driver.
+"""The C++ of a program of launches. It is a function of the C ABI that computes grids and arguments and calls the
+driver.
 
-A kernel is compiled for a *key*: a list of integers that the generated code and ``kernels/triton/specialize.py``
-compute alike. An entry stands for a value of a config or another compile-time parameter, a tensor's dtype and
-alignment, or the value on which Triton specialises an integer.
+A kernel is compiled for a *key*, a list of integers. The generated code and ``kernels/triton/specialize.py`` compute it
+alike. An integer stands for a value of a config or another compile-time parameter, a tensor's dtype and alignment, or
+the value on which Triton specialises an integer.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ class KernelParameter:
 
     Attributes:
         name: the name in the kernel's signature.
-        kind: ``constant``: ``value``, known now. ``config``: the value of that name. ``computed``: ``expr`` at compile
-            time. The others are arguments at run time.
+        kind: the kind of its value. ``constant`` is ``value``, which is known when the code is generated. ``config`` is
+            the compile-time value of that name. ``computed`` is the value of ``expr`` at compile time. The others are
+            arguments at run time.
         source: the tensor argument or output, or the float scalar, that is passed.
         expr: the integer that is passed, or the offset into the workspace in bytes.
         value: the value of a constant.
-        type: Triton's type where the kernel or the declaration fixes it.
+        type: the parameter's type in Triton, if the kernel or the declaration fixes it.
         specialises: whether Triton compiles special forms for some values at all.
         aligns: whether Triton compiles a special form for multiples of 16.
     """
@@ -54,7 +56,9 @@ class KernelParameter:
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One kernel, its parameters in order, the number of programs along up to three axes, and the condition."""
+    """The launch of one kernel, with its parameters in order. ``grid`` has the number of programs along up to three
+    axes. ``when`` is the condition of the launch, or None.
+    """
 
     parameters: tuple[KernelParameter, ...]
     grid: tuple[Expr, ...]
@@ -62,15 +66,15 @@ class KernelLaunch:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """Return the expressions, of sizes and scalars, that are evaluated before the launch: those of the grid, then
-        those of the parameters.
+        """The expressions of sizes and scalars that are evaluated before the launch. Those of the grid come first,
+        followed by those of the parameters.
         """
         return (*self.grid, *(p.expr for p in self.parameters if p.expr is not None))
 
 
 @dataclass(frozen=True)
 class WorkspaceFill:
-    """A step that sets ``size`` bytes of the workspace from ``offset`` on to ``byte``."""
+    """A step that sets ``size`` bytes of the workspace (scratch memory), from ``offset`` on, to the value ``byte``."""
 
     offset: Expr
     size: Expr
@@ -79,17 +83,18 @@ class WorkspaceFill:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """Return the expressions that are evaluated before a part of the workspace (scratch memory) is filled: its
-        offset and its size in bytes.
+        """The two expressions that are evaluated before a part of the workspace (scratch memory) is filled. They are
+        the offset and the size in bytes of that part.
         """
         return self.offset, self.size
 
 
 @dataclass(frozen=True)
 class WorkspaceSort:
-    """A stable ascending sort by torch of ``count`` integers of ``bits``, all in the workspace, at offsets in bytes.
+    """A step in which torch sorts ``count`` integers of ``bits`` bits in ascending order. The sort is stable.
 
-    The sorted ``keys`` are written to ``values``, and their original positions, as int64, to ``rows``.
+    ``keys``, ``values`` and ``rows`` are offsets in bytes in the workspace. The integers are read at ``keys``. They are
+    written in order to ``values``, and their original positions, as int64, to ``rows``.
     """
 
     bits: Expr
@@ -101,8 +106,8 @@ class WorkspaceSort:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """Return the expressions that are evaluated before a part of the workspace (scratch memory) is sorted: bits,
-        count and the three offsets.
+        """The expressions that are evaluated before a part of the workspace (scratch memory) is sorted. They are
+        ``bits``, ``count`` and the three offsets.
         """
         return self.bits, self.count, self.keys, self.values, self.rows
 
@@ -112,12 +117,12 @@ Step: TypeAlias = KernelLaunch | WorkspaceFill | WorkspaceSort
 
 @dataclass(frozen=True)
 class LaunchProgram:
-    """Steps in order on one stream.
+    """A program of steps that run in order on one stream.
 
     Attributes:
-        values: integers by name, each in terms of those before it, and of sizes and scalars.
-        late: whether kernels report errors late, in the word of the device.
-        messages: the errors that they report: code, op, text.
+        values: integers by name. Each is an expression of earlier ones, of sizes and of scalars.
+        late: whether kernels write the code of an error to a word of memory, which a later call reads.
+        messages: the errors that the kernels can report, each as code, op and text.
     """
 
     steps: tuple[Step, ...]
@@ -127,15 +132,15 @@ class LaunchProgram:
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
-        """Return the kernel launches among the steps of the program, which also fills and sorts scratch memory, in
-        order.
-        """
+        """The kernel launches of the program in order, without its fills and sorts of scratch memory."""
         return tuple([step for step in self.steps if isinstance(step, KernelLaunch)])
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled form of a launch, its architecture (90) and key, and the facts that a launch of it needs."""
+    """A compiled form of the kernel of one launch, with its architecture (such as 90) and its key, and the facts that a
+    launch needs.
+    """
 
     launch: int
     architecture: int
@@ -147,8 +152,8 @@ class Cubin:
 
 
 def parse_fact(name: str) -> tuple[str, str, int] | None:
-    """Return the property of a tensor that a variable name stands for, as ``(kind, tensor, axis)``: ``("stride", "x",
-    1)`` for ``stride_x_1``. None for other names.
+    """Return the property of a tensor that a variable name stands for, as ``(kind, tensor, axis)``. For ``stride_x_1``
+    it is ``("stride", "x", 1)``. Return None for other names.
     """
     # Only numel_x has no axis, so it has groups of its own in the pattern.
     match = FACT.fullmatch(name)
@@ -160,9 +165,10 @@ def parse_fact(name: str) -> tuple[str, str, int] | None:
 def launcher_source(
     spec: OpSpec, symbol: str, program: LaunchProgram, configs: Sequence[str] = (), cubins: Iterable[Cubin] = ()
 ) -> str:
-    """Return the C++ source of the function ``symbol``, which runs ``program``, a series of launches, fills and sorts,
-    with the C prototype of ``spec``. ``configs`` names its compile-time values, ``cubins`` are compiled kernels to
-    embed.
+    """Return the C++ source of the function ``symbol``, which runs ``program``, a series of launches, fills and sorts.
+
+    The function has the C prototype of ``spec``. ``configs`` are the names of its compile-time values, and ``cubins``
+    are compiled kernels to embed.
     """
     parameters = c_prototype(spec)
     known = _Facts(spec, parameters, dict(program.values))
@@ -203,7 +209,9 @@ def _print_cubin(cubin: Cubin) -> dict[str, Any]:
 
 
 class _Facts:
-    """The numbers of a call, as C++ statements in the order in which they can be computed."""
+    """The variables of a call that generated C++ declares. ``lines`` has their declarations in the order in which they
+    can be computed.
+    """
 
     def __init__(self, spec: OpSpec, parameters: Sequence[CParameter], values: Mapping[str, Expr]) -> None:
         """Start without any declared variable. ``parameters`` are those of the generated function, ``values`` the named
@@ -215,8 +223,8 @@ class _Facts:
         self._known: set[str] = {WORD}  # which the template declares
 
     def __call__(self, name: str) -> str:
-        """Return the C++ variable ``n_<name>`` for a dim, a scalar or a property of a tensor. Its declaration is
-        appended to ``lines`` at the first use.
+        """Return the C++ variable ``n_<name>`` for a dim, a scalar or a property of a tensor. At the first use, append
+        its declaration to ``lines``.
         """
         if name not in self._known:
             self._known.add(name)
@@ -226,8 +234,10 @@ class _Facts:
         return f"n_{name}"
 
     def _value(self, name: str) -> tuple[str, str]:
-        """Return the C++ type and expression of the variable ``name``: a property of a tensor such as a stride, an
-        integer of the launch program, a computed dim, a list, a scalar or a dim.
+        """Return the C++ type and the C++ expression of the value of ``name``.
+
+        The name may stand for a property of a tensor such as a stride, an integer of the launch program, the address of
+        the workspace, a computed dim, a list, a scalar or a dim.
         """
         if (fact := parse_fact(name)) is not None and fact[1] in self.cpp:
             kind, tensor, axis = fact
@@ -250,8 +260,8 @@ class _Facts:
 
 
 def _dim_axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield ``(dim, (tensor, axis))`` for each named dim of the tensors that are always present, the required arguments
-    and the outputs.
+    """Yield ``(dim, (tensor, axis))`` for each named dim of the tensors that are always present. These are the required
+    arguments and the outputs.
     """
     tensors = [(a.name, a.tensor) for a in spec.tensors if not a.optional]
     for name, kind in [*tensors, *((o.name, o.tensor) for o in spec.outputs)]:
@@ -260,8 +270,10 @@ def _dim_axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def _print_step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iterator[int]) -> dict[str, Any]:
-    """Return the values that the launcher template prints for one step: a launch, a fill or a sort of scratch memory.
-    ``facts`` gives C++ variables by name, ``numbers`` counts the launches of the program.
+    """Return the values that the launcher template prints for one step, which is a launch, a fill or a sort of scratch
+    memory.
+
+    ``facts`` returns the C++ variable of a name. ``numbers`` counts the launches of the program.
     """
     made: dict[str, Any] = {"when": to_cpp(step.when, facts) if step.when is not None else "", "fill": "", "sort": ""}
     match step:
@@ -274,8 +286,10 @@ def _print_step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iter
 
 
 def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -> dict[str, Any]:
-    """Return the values that the launcher template prints for a launch: its constants, the statements that add
-    parameters, and the grid. ``configs`` names the compile-time values, ``facts`` gives C++ variables by name.
+    """Return the values that the launcher template prints for a launch. They are its constants, the statements that add
+    parameters, and the grid.
+
+    ``configs`` are the names of the compile-time values. ``facts`` returns the C++ variable of a name.
     """
     # A config of a choice table reaches the kernel through the call frame, in the order of its names.
     constants: dict[str, str] = {name: f"ctx->config[{i}]" for i, name in enumerate(configs)}
@@ -286,8 +300,8 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
     }
 
     def variable(name: str) -> str:
-        """Return the C++ variable of ``name``: ``c_<name>`` for a constant or compile-time value of this launch, else
-        that of a dim, scalar or tensor property.
+        """Return the C++ variable of ``name``. It is ``c_<name>`` for a constant or compile-time value of this launch,
+        and otherwise the variable of a dim, scalar or tensor property.
         """
         return f"c_{name}" if name in constants else facts(name)
 
@@ -309,7 +323,9 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
 
 def _parameter_statement(p: KernelParameter, tensors: Mapping[str, str], variable: Any) -> str:
     """Return the C++ statement that adds one kernel parameter to the launch and to the key of its compiled form.
-    ``tensors`` and ``variable`` give C++ names. Empty for constants and configs, which are added elsewhere.
+
+    Return an empty text for constants, config values and absent tensors. ``tensors`` maps names of tensors to C++
+    names. ``variable`` returns the C++ variable of any other name.
     """
     aligns = "true" if p.specialises and p.aligns else "false"
     value = to_cpp(p.expr, variable) if p.expr is not None else tensors.get(p.source, "")

@@ -1,8 +1,9 @@
-"""``OpSpec`` → C++ source of its native binding: the checks, allocations and views around one C ABI call.
+"""The C++ source of the native binding of an ``OpSpec``, with checks, allocations and views around one C ABI call.
 
-The checks are those of the call plan, in the same order and words as in Python. What C++ cannot decide (a dtype the
-kernel does not take, a mutated tensor that may require a gradient) it hands to ``<op>__python`` before it has taken any
-argument. Code that is ``alone``, without Python, refuses such a call by SL409.
+The checks are those of the call plan, in the same order and words as in Python. Some calls C++ cannot check, such as
+those with a dtype that the kernel does not accept, or a mutated tensor that may require a gradient. It passes these to
+``<op>__python`` before it has converted any argument. Code that is ``alone``, without Python, refuses such a call by
+``SL409``.
 """
 
 from __future__ import annotations
@@ -48,15 +49,16 @@ _MAX_RANK = 8
 
 @dataclass(frozen=True)
 class NativeOp:
-    """One op to be bound natively: its declaration, and the facts about its kernels on ``device``.
+    """One op that is to be bound natively, with its declaration and the facts about its kernels on ``device``.
 
-    Of several kernels all are in ``kernels``, in the order in which a call tries them, and ``symbol``, ``workspace``,
-    ``dtypes`` and ``space`` are those of the first. ``rows`` are choices for a library without Python.
+    ``kernels`` is empty for an op with one kernel. For an op with several, it has all of them in the order in which a
+    call tries them. ``symbol``, ``workspace``, ``dtypes`` and ``space`` are then those of the first. ``rows`` are tuned
+    choices for a library without Python.
 
-    ``names`` are the torch ops to register: the first writes where the op returns arguments. ``dtypes`` are the
-    dtypes that the kernel accepts, empty for all declared ones. ``out`` requests the out-variant as well. ``align`` is
-    the alignment that the kernel needs, in bytes.
-    A generated kernel comes with its ``source``.
+    ``names`` are the torch ops to register. If the op returns arguments, the first of them only writes to them.
+    ``dtypes`` are the dtypes that the kernel accepts, and empty if it accepts all declared ones. ``out`` requests the
+    out-variant as well. ``align`` is the alignment in bytes that the kernel needs. ``source`` is the code of a
+    generated kernel.
     """
 
     spec: OpSpec
@@ -77,22 +79,23 @@ class NativeOp:
 
     @cached_property
     def unfit(self) -> str:
-        """The reason why C++ code cannot serve the calls of the op (a native binding), so that Python continues to do
-        so, or an empty text.
+        """The reason why C++ code cannot run the calls of the op, so that Python has to. It is an empty text if C++
+        code can run them.
         """
         return _why_unfit(self)
 
     @cached_property
     def described(self) -> Mapping[str, Any]:
-        """The values that the C++ template prints for this op, by template name, without its id in the library."""
+        """The values that the C++ template prints for this op, by template name, without the op's id in the library."""
         return _template_values(self)
 
 
 def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
-    """Return the C++ source of the native bindings of ``ops`` (the code that torch calls for them in place of Python)
-    as one translation unit. ``alone`` makes it usable in processes without Shiplap.
+    """Return the C++ source of the native bindings of ``ops`` as one translation unit. A native binding is the code
+    that torch calls in place of Python.
 
-    Raises SL404 for a declaration that has to stay with the Python binding.
+    ``alone`` makes the code usable in processes without Shiplap. Raise ``SL404`` if generated C++ cannot check the
+    calls of an op.
     """
     return render_source(
         "native.cpp.jinja",
@@ -104,10 +107,10 @@ def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
 
 
 def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
-    """Return, for each namespace, the torch schemas to define, as C++ string literals. Each maps to the C++ namespace
-    that implements an op which returns its arguments, or to an empty text for other ops.
+    """Return, for each namespace, a dict whose keys are the torch schemas to define, as C++ string literals. An op for
+    two devices contributes its schemas once.
 
-    An op for two devices contributes its schemas once.
+    The value is an empty text. For an op that returns its arguments, it is the C++ namespace that implements the op.
     """
     by_namespace: dict[str, dict[str, str]] = {}
     for index, op in enumerate(ops):
@@ -123,14 +126,14 @@ def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
 
 
 def describe_op(op: NativeOp, id: str) -> dict[str, Any]:
-    """Return the values that the C++ template prints for one op, with ``id``, the C++ namespace of the op in the
+    """Return the values that the C++ template prints for one op. ``id`` is the C++ namespace of the op in the
     translation unit.
     """
     return {"id": id, **op.described}
 
 
 def _template_values(op: NativeOp) -> dict[str, Any]:
-    """Return the values that the C++ template prints for an op, by template name. Raises SL404 where generated C++
+    """Return the values that the C++ template prints for an op, by template name. Raise ``SL404`` if generated C++
     cannot check the calls of the op.
     """
     spec = op.spec
@@ -182,8 +185,8 @@ def _template_values(op: NativeOp) -> dict[str, Any]:
 
 
 def _print_plan_steps(op: NativeOp, plan: CallPlan, where: str) -> dict[str, Any]:
-    """Return the C++ statements of ``plan``, the checks, allocations and copies of a call in order, by the name that
-    the template gives each part.
+    """Return the C++ statements of ``plan``, which are the checks, allocations and copies of a call in order. The keys
+    are the names that the template uses for the parts.
     """
     spec, outputs = op.spec, plan.outputs
     return {
@@ -212,8 +215,11 @@ def _helper_op_name(op: NativeOp, role: str) -> str:
 
 
 def _returning_op(op: NativeOp) -> dict[str, Any]:
-    """Return the template's values for an op that returns arguments it writes to: name and overload of the helper op
-    that writes, and for each result the number of the argument that it is, or -1. Empty for other ops.
+    """Return the template's values for an op that returns arguments to which it writes. Return an empty dict for any
+    other op.
+
+    The values are the name and the overload of the helper op that writes, and a number for each result. It is the
+    number of the argument that the result is, or -1.
     """
     if not op.spec.returned:
         return {}
@@ -224,8 +230,8 @@ def _returning_op(op: NativeOp) -> dict[str, Any]:
 
 
 def _why_unfit(op: NativeOp) -> str:
-    """Return the reason why generated C++ cannot serve the op, such as a tensor whose rank is not fixed, or an empty
-    text if it can.
+    """Return the reason why generated C++ cannot run the calls of the op, such as a tensor whose rank is not fixed.
+    Return an empty text if it can.
     """
     spec = op.spec
     # Without a static default config, the kernel has no values to run with before a choice exists.
@@ -261,7 +267,9 @@ def _why_unfit(op: NativeOp) -> str:
 
 @dataclass(frozen=True)
 class Deferral:
-    """A C++ condition on arguments not yet taken under which Python serves the call, and the reason as a C++ text."""
+    """A C++ condition on arguments, tested before they are converted, under which Python runs the call. ``reason`` is
+    the reason as a C++ text.
+    """
 
     condition: str
     reason: str
@@ -307,8 +315,8 @@ def _default_picks(op: NativeOp) -> list[str]:
 
 
 def _takes_dtypes(spec: OpSpec, taken: tuple[str, ...]) -> str:
-    """Return the C++ condition that a kernel which takes only the dtypes ``taken`` accepts the dtypes of a call. Empty
-    if it accepts all.
+    """Return the C++ condition that a kernel which accepts only the dtypes ``taken`` accepts the dtypes of a call.
+    Return an empty text if it accepts all.
     """
     first = {a.tensor.dtype_class: i for i, a in reversed([*enumerate(spec.args)]) if a.tensor and not a.optional}
     peeks = [f"among(peek_dtype(values[{first[c]}]), {dtypes.mask(taken)})" for c in first if c in spec.dtype_classes]
@@ -316,8 +324,8 @@ def _takes_dtypes(spec: OpSpec, taken: tuple[str, ...]) -> str:
 
 
 def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
-    """Return the C++ conditions on the tensors of the caller under which a call of the out-variant is passed on to
-    Python, each with its reason in words.
+    """Return the C++ conditions on the caller's tensors under which a call of the out-variant is passed on to Python.
+    Each has its reason in words.
     """
     written = [*enumerate((o.name for o in op.spec.outputs), len(op.spec.args))]
     found = [
@@ -333,7 +341,7 @@ def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
 
 def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:
     """Return C++ statements that compute ``needed``, the bytes of scratch memory (workspace) of the chosen kernel.
-    Empty if no kernel needs any.
+    Return an empty list if no kernel needs any.
     """
     # Kernels with the same expression share one computation.
     several, each = _workspaces(op), [k.workspace for k in op.kernels] or [op.workspace]
@@ -363,8 +371,11 @@ def _workspaces(op: NativeOp) -> list[Expr]:
 
 
 def _itemsize_dtypes(spec: OpSpec) -> str:
-    """Return a C++ initialiser list of dtypes, whose element size the function ``itemsize`` of an expression gives:
-    those of the dtype classes (annotations such as ``Float``), else of the tensors that are always present.
+    """Return a C++ initialiser list of the dtypes whose element size the function ``itemsize`` of an expression
+    returns.
+
+    These are the dtypes of the dtype classes (annotations such as ``Float``). If the op has none, they are the dtypes
+    of the tensors that are always present.
     """
     always = [f"type_{a.name}" for a in spec.tensors if not a.optional]
     return "{" + ", ".join([f"dtype_{c}" for c in spec.dtype_classes] or always) + "}"
@@ -378,8 +389,8 @@ class _Out:
 
 
 def _describe_output(spec: OpSpec, plan: OutputPlan, out: Output) -> _Out:
-    """Return the values that the C++ template prints for one output: its name, its shape after the kernel has run, and
-    whether a size of it depends on data.
+    """Return the values that the C++ template prints for one output. They are its name, its shape after the kernel has
+    run, and whether a size of it depends on data.
     """
     kind = out.tensor
     # A size that depends on data is only known after the kernel has run, so the shape is written with its extent.

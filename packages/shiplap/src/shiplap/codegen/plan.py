@@ -1,4 +1,4 @@
-"""The steps of a call as C++: the same conditions in the same order, and the same error texts, as in Python."""
+"""The steps of a call as C++. The conditions, their order and the error texts are the same as in Python."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from shiplap.plan.steps import (
 
 
 class NoCppForm(ValueError):
-    """Raised for a step that has no C++ form, which the text names."""
+    """The error for a step that has no C++ form. Its text names the step."""
 
 
 def step_statements(steps: Iterable[Step]) -> list[str]:
-    """Return the C++ statements of the steps of a call plan (checks, allocations and copies) in order. Raises NoCppForm
-    for a step that C++ cannot express.
+    """Return the C++ statements of the steps of a call plan (checks, allocations and copies) in order. Raise
+    ``NoCppForm`` if C++ cannot express a step.
     """
     return [line for step in steps for line in _statements_of_step(step)]
 
 
 def _statements_of_step(step: Step) -> list[str]:
-    """Return the C++ statements of one step of a call plan, such as a check. Raises NoCppForm where the step has no C++
-    form, such as one for each member of a list.
+    """Return the C++ statements of one step of a call plan, such as a check. Raise ``NoCppForm`` if the step has no C++
+    form, as a step for each member of a list has none.
     """
     match step:
         case UnsetStep(variable, type):
@@ -69,8 +69,8 @@ def _indent_lines(text: Iterable[str]) -> list[str]:
 
 
 def _require_cpp(cpp: str) -> str:
-    """Return ``cpp``, a C++ expression. Raises NoCppForm if it is empty, which marks an expression that only Python can
-    compute.
+    """Return ``cpp``, a C++ expression. Raise ``NoCppForm`` if it is empty, since only Python can compute such an
+    expression.
     """
     # A step without a C++ form has an empty text, so that Python can still run it.
     if not cpp:
@@ -80,7 +80,7 @@ def _require_cpp(cpp: str) -> str:
 
 def rule_check(rule: ArgumentRule) -> list[str]:
     """Return the C++ statement, as a list, that raises the error of ``rule``, a check of an argument, if a call
-    violates it. Empty for a rule whose condition is always true in C++.
+    violates it. Return an empty list if the condition of the rule is always true in C++.
     """
     # A condition that is always true would only cost time in each call.
     return (
@@ -91,15 +91,15 @@ def rule_check(rule: ArgumentRule) -> list[str]:
 
 
 def rule_condition(rule: ArgumentRule) -> str:
-    """Return the C++ condition of ``rule``, a check of an argument, which is true for valid calls. Raises NoCppForm for
-    a rule that only Python can check.
+    """Return the C++ condition of ``rule``, a check of an argument. It is true for valid calls. Raise ``NoCppForm`` if
+    only Python can check the rule.
     """
     return _require_cpp(rule.condition.cpp)
 
 
 def refuse_statement(rule: ArgumentRule) -> str:
-    """Return the C++ statement that raises the catalogue error of ``rule``, a check of an argument, with the values of
-    the call put into its texts.
+    """Return the C++ statement that raises the catalogue error of ``rule``, a check of an argument. The texts of the
+    error contain values of the call.
     """
     texts = (rule.where, rule.got, rule.expected)
     messages = ", ".join(quote_cpp(braced_text(text)) for text in texts)
@@ -109,15 +109,15 @@ def refuse_statement(rule: ArgumentRule) -> str:
 
 
 def braced_text(text: Text) -> str:
-    """Return a text of an error as a format, in which ``{}`` stands for each run-time value, such as ``n = {}``, and
-    braces of the constant parts are doubled.
+    """Return a text of an error as a format string, such as ``n = {}``. ``{}`` stands for each run-time value. The
+    braces of the constant parts are escaped.
     """
     return "".join(part.replace("{", "{{") if isinstance(part, str) else "{}" for part in text)
 
 
 def _constant_text(text: Text) -> str:
-    """Return the joined parts of an error's text that has constant parts only. Raises NoCppForm if a part is only known
-    at run time.
+    """Return the joined parts of an error's text that has only constant parts. Raise ``NoCppForm`` if a part is known
+    only at run time.
     """
     if not all(isinstance(p, str) for p in text):
         raise NoCppForm("a label that is only known at run time")

@@ -1,7 +1,7 @@
-"""Triton templates as text: their helpers, and a renderer that turns a template into a plain Triton kernel.
+"""Triton templates as text, with their helpers, and a renderer that turns a template into a plain Triton kernel.
 
 Inductor renders the same sources in compiled graphs, with fused neighbours (``shiplap.inductor``). Here nothing is
-fused, and sizes and strides are arguments of the kernel, so that one kernel serves them all.
+fused. Sizes and strides are arguments of the kernel, so that one kernel is used for all of them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ DESCRIBED = re.compile(r"make_tensor_descriptor\(\s*(\w+)")
 
 
 def triton_source(source: str, arguments: Iterable[str]) -> str:
-    """Return the source of a Triton template for Inductor, in which ``def_kernel()`` names ``arguments``, those present
-    in the call in declared order. Helper functions of Shiplap are put in front.
+    """Return the source of a Triton template for Inductor, with the helper functions of Shiplap before it. In the
+    source, ``def_kernel()`` names ``arguments``, which are those present in the call in declared order.
     """
     named = ", ".join(f'"{name}"' for name in arguments)
     return PRELUDE.strip() + "\n" + source.replace("def_kernel()", f"def_kernel({named})")
@@ -45,9 +45,10 @@ def triton_source(source: str, arguments: Iterable[str]) -> str:
 def template_constants(
     spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] = lambda v: v
 ) -> dict[str, Any]:
-    """Return the constants of one call by the names that a template uses: ``HAS_BIAS`` for an optional tensor,
-    ``STRIDE_0`` for a member of a list, other scalars in capitals. ``values`` are the arguments in schema order.
-    ``plain`` converts symbolic numbers to plain ones.
+    """Return the constants of one call by the names that a template uses.
+
+    The names are ``HAS_BIAS`` for an optional tensor, ``STRIDE_0`` for a member of a list, and the name in capitals for
+    another scalar. ``values`` are the arguments in schema order. ``plain`` converts symbolic numbers to plain ones.
     """
     facts: dict[str, Any] = {}
     for arg, value in zip(spec.args, values, strict=True):
@@ -64,10 +65,11 @@ def template_constants(
 
 @dataclass(frozen=True)
 class RenderedKernel:
-    """A Triton function ``name`` as ``text``.
+    """A rendered Triton kernel. ``text`` is the source of its function ``name``.
 
-    Its parameters are ``tensors``, the output, then ``numbers``: each is ``("size" | "stride", tensor, axis)``, the
-    output being ``None``. The function makes tensor descriptors of ``described``.
+    The parameters of the function are ``tensors``, then the output, then ``numbers``. Each of ``numbers`` is a tuple
+    ``("size" | "stride", tensor, axis)``, with None as the tensor for the output. The function makes tensor descriptors
+    of the tensors in ``described``.
     """
 
     name: str
@@ -80,10 +82,10 @@ class RenderedKernel:
 def render_kernel(
     source: str, name: str, ranks: Mapping[str, int], out_rank: int, known: Mapping[str, Any], wide: bool
 ) -> RenderedKernel:
-    """Return a template rendered as a plain Triton kernel called ``name``. ``ranks`` has the rank of each input.
-    ``known`` are compile-time values, tensor properties and scalars. ``wide`` requests 64-bit offsets.
+    """Return a template rendered as a plain Triton kernel called ``name``.
 
-    Tensors that the source does not mention are no parameters.
+    ``ranks`` has the rank of each input. ``known`` has the compile-time values, tensor properties and scalars. ``wide``
+    requests 64-bit offsets. Tensors that the source does not mention are not parameters.
 
     Raises:
         jinja2.TemplateError, KeyError, ValueError: the template uses an undefined name.
@@ -113,11 +115,13 @@ def _parse_template(source: str) -> Template:
 
 
 class _Writer:
-    """The helpers of one rendering. ``numbers`` collects the sizes and strides that the template uses."""
+    """The helper functions that a template calls while it is rendered. ``numbers`` collects the sizes and strides that
+    the template uses.
+    """
 
     def __init__(self, ranks: dict[str, int], out_rank: int, wide: bool) -> None:
-        """Start a rendering for inputs of these ranks by name and an output of ``out_rank``. ``wide`` requests 64-bit
-        offsets.
+        """Start a rendering for inputs with these ranks by name, and an output of the rank ``out_rank``. ``wide``
+        requests 64-bit offsets.
         """
         self.ranks: dict[str | None, int] = {None: out_rank}
         self.ranks.update(ranks)
@@ -125,20 +129,20 @@ class _Writer:
         self.numbers: dict[tuple[str, str | None, int], None] = {}
 
     def def_kernel(self, *arguments: str) -> str:
-        """Return the placeholder for the line of ``def``. It is replaced after the body is rendered, when the
-        parameters that the body uses are known.
+        """Return the placeholder for the ``def`` line of the kernel. It is replaced after the body is rendered, when
+        the parameters that the body uses are known.
         """
         return HEAD
 
     def size(self, name: str | None, index: int) -> str:
-        """Return the Triton expression of the size of a tensor along axis ``index``, None or ``out`` standing for the
-        output.
+        """Return the Triton expression of the size of a tensor along axis ``index``. The name of the output is None or
+        ``out``.
         """
         return self._wide(self._number("size", self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> str:
-        """Return the Triton expression of a tensor's stride along ``index``, or of all its strides, separated by
-        commas.
+        """Return the Triton expression of a tensor's stride along ``index``. If ``index`` is None, return those of all
+        its strides, separated by commas.
         """
         name = self._named(name)
         if index is None:
@@ -147,7 +151,7 @@ class _Writer:
 
     def _named(self, name: str | None) -> str | None:
         """Return None for the output and ``name`` for an input. The output is called None, as in Inductor, or ``out``
-        where no input has this name.
+        if no input has this name.
         """
         return None if name == "out" and name not in self.ranks else name
 
@@ -182,8 +186,9 @@ class _Writer:
         return f"tl.store(out_ptr + {self._offset(None, indices, val_shape)}, {value}, mask={mask})"
 
     def _offset(self, name: str | None, indices: Sequence[str], shape: Sequence[str] | None) -> str:
-        """Return the Triton expression of the offset of the elements at ``indices`` of a tensor (None: the output),
-        broadcast to ``shape`` if it is given. Raises ValueError for a wrong number of indices.
+        """Return the Triton expression of the offset of the elements at ``indices`` of a tensor, broadcast to ``shape``
+        if it is given. If ``name`` is None, the tensor is the output. Raise ``ValueError`` for a wrong number of
+        indices.
         """
         # With too few indices the offset would be that of another element.
         if len(indices) != self.ranks[name]:
@@ -196,12 +201,12 @@ class _Writer:
         return _broadcast_value(" + ".join(terms) or "0", shape)
 
     def _wide(self, value: str) -> str:
-        """Return the Triton expression ``value``, cast to int64 where offsets are wide."""
+        """Return the Triton expression ``value``, cast to int64 if offsets are wide."""
         return f"tl.cast({value}, tl.int64)" if self.wide else value
 
     def _number(self, kind: str, name: str | None, axis: int) -> str:
-        """Return the parameter name of a tensor's size or stride (``kind``) along ``axis``, None being the output, and
-        add it to the parameters of the kernel.
+        """Return the parameter name of a tensor's size or stride (``kind``) along ``axis``, and add it to the
+        parameters of the kernel. If ``name`` is None, the tensor is the output.
         """
         number = (kind, name, range(self.ranks[name])[axis])
         # A dict keeps the order of first use, which is the order of the parameters.
@@ -210,20 +215,22 @@ class _Writer:
 
 
 def _parameter_name(kind: str, name: str | None, axis: int) -> str:
-    """Return the parameter name of a size or stride, such as ``stride_x_1``. A ``name`` of None stands for the
+    """Return the parameter name of a size or stride, such as ``stride_x_1``. If ``name`` is None, the tensor is the
     output.
     """
     return f"{kind}_{name or 'out'}_{axis}"
 
 
 def _broadcast_value(value: str, shape: Sequence[str] | None) -> str:
-    """Return the Triton expression ``value`` broadcast to ``shape``, or in parentheses where no shape is given."""
+    """Return the Triton expression ``value``, broadcast to ``shape``. If no shape is given, return it in
+    parentheses.
+    """
     return f"tl.broadcast_to({value}, ({', '.join(map(str, shape))},))" if shape else f"({value})"
 
 
 def _literal_text(name: str, value: Any) -> str:
-    """Return a constant as Triton source. Infinities and NaN become ``float("inf")`` and the like, and the name of the
-    index dtype stays unquoted.
+    """Return a constant as Triton source. Infinities and NaN become expressions such as ``float("inf")``. The name of
+    the index dtype is not quoted.
     """
     if name == "INDEX_DTYPE":
         return str(value)

@@ -1,6 +1,6 @@
-"""``OpSpec`` → C++ source of a tvm-ffi function: the native binding's checks around one C ABI call, on DLPack views.
+"""The C++ source of a tvm-ffi function for an ``OpSpec``. It has the native binding's checks around one C ABI call.
 
-There is no Python fallback: a call that the kernel does not support is an error.
+The function works on DLPack views. There is no Python fallback, so a call that the kernel does not support is an error.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shiplap.plan.steps import CheckStep, Step
 
 
 def tvm_ffi_source(op: NativeOp, library: Path) -> str:
-    """Return the C++ source that exports ``op`` and ``set_num_threads`` as tvm-ffi functions, calling the kernel in
-    ``library``. Raises SL404 for checks that C++ cannot express.
+    """Return the C++ source that exports ``op`` and ``set_num_threads`` as tvm-ffi functions. The code calls the kernel
+    in ``library``. Raise ``SL404`` if C++ cannot express the checks.
     """
     signature = schema_text(op.spec)
     return render_source(
@@ -43,8 +43,10 @@ def tvm_ffi_source(op: NativeOp, library: Path) -> str:
 def narrowed_steps(
     spec: OpSpec, symbol: str, *, dtypes: tuple[str, ...], strided: Collection[str], align: int
 ) -> Iterable[Step]:
-    """Yield the steps of a call's checks that the C kernel ``symbol`` requires beyond the declaration: its dtypes,
-    contiguous tensors except ``strided`` ones, addresses aligned to ``align`` bytes, tensors on the CPU.
+    """Yield the steps that check what the C kernel ``symbol`` requires beyond the declaration.
+
+    The dtypes must be among ``dtypes``, and the tensors contiguous unless they are in ``strided``. Addresses must be
+    multiples of ``align`` bytes, and tensors must be on the CPU.
     """
     for arg in spec.tensors:
         assert arg.tensor is not None

@@ -1,4 +1,4 @@
-"""Declare: an annotated function becomes a frozen ``OpSpec``; kernels, templates and gradients attach to it as data."""
+"""An annotated function becomes a frozen ``OpSpec``. Kernels, templates and gradients are attached to it as data."""
 
 from shiplap.declare.kernel import Implementation, Kernel
 from shiplap.declare.spec import Arg, Dim, OpSpec, Output, TensorType

@@ -1,4 +1,4 @@
-"""jaxtyping annotations and plain scalars → ``TensorType`` and ``Arg``."""
+"""The reader of jaxtyping annotations and plain scalars. It returns ``TensorType`` and ``Arg`` objects."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ _NUMBER = ({int, float}, {int, float, complex}, {int, float, bool}, {int, float,
 
 
 def is_tensor(annotation: object) -> TypeGuard[type[AbstractArray]]:
-    """Whether ``annotation`` is a jaxtyping annotation of a torch tensor, such as ``Float[Tensor, "n"]``."""
+    """Return whether ``annotation`` is a jaxtyping annotation of a torch tensor, such as ``Float[Tensor, "n"]``."""
     if not (isinstance(annotation, type) and issubclass(annotation, AbstractArray)):
         return False
     return annotation.array_type is torch.Tensor
 
 
 def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
-    """Return the dtypes and dims of an annotation such as ``Float[Tensor, "n ci"]`` as a ``TensorType``. Raises SL105
-    for dims that cannot be read.
+    """Return the dtypes and dims of an annotation such as ``Float[Tensor, "n ci"]`` as a ``TensorType``. Raise
+    ``SL105`` if the dims cannot be read.
     """
     tokens = annotation.dim_str.split()
     # jaxtyping separates dims by blanks, so that "n + 1" arrives as three tokens.
@@ -69,8 +69,8 @@ def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
 
 
 def _is_expression_part(token: str) -> bool:
-    """Whether ``token`` is part of an expression that contains blanks: it begins or ends in an operator or a bracket,
-    or has unbalanced brackets.
+    """Return whether ``token`` is a part of an expression that contains blanks. Such a part begins or ends in an
+    operator or a bracket, or has unbalanced brackets.
     """
     if token in ("...", "_") or (token[0] in "#?*_" and token[1:].isidentifier()):
         return False
@@ -78,8 +78,8 @@ def _is_expression_part(token: str) -> bool:
 
 
 def tensor_dtypes(annotation: type[AbstractArray]) -> tuple[str, ...]:
-    """Return the names of the torch dtypes that a jaxtyping annotation admits, in its order. Empty if it admits all
-    (``Shaped``).
+    """Return the names of the torch dtypes that a jaxtyping annotation admits, in its order. The tuple is empty if it
+    admits all (``Shaped``).
     """
     names = annotation.dtypes if isinstance(annotation.dtypes, (tuple, list)) else ()
     return tuple(n for n in names if isinstance(n, str) and isinstance(getattr(torch, n, None), torch.dtype))
@@ -87,9 +87,9 @@ def tensor_dtypes(annotation: type[AbstractArray]) -> tuple[str, ...]:
 
 def read_tensors(annotation: object, where: str) -> TensorType | None:
     """Return one type for a tensor annotation or for a union such as ``Float[Tensor, "n"] | Int32[Tensor, "n"]``, with
-    the dtypes of all members.
+    the dtypes of all members. Return None for any other annotation.
 
-    None for annotations that are not tensors.
+    Raise ``SL105`` if the members of a union have different dims.
     """
     if is_tensor(annotation):
         return read_tensor(annotation, where)
@@ -106,13 +106,13 @@ def read_tensors(annotation: object, where: str) -> TensorType | None:
 
 
 def _is_union_annotation(annotation: object) -> bool:
-    """Whether ``annotation`` is a union, written as ``A | B``, ``Union[A, B]`` or ``Optional[A]``."""
+    """Return whether ``annotation`` is a union, written as ``A | B``, ``Union[A, B]`` or ``Optional[A]``."""
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 
 def _read_dim_token(token: str, where: str) -> Dim:
-    """Return one dim of a jaxtyping annotation as a ``Dim``: named, of fixed size, variadic (any number of dims),
-    computed from others, or any. Raises SL105, with ``where`` as the place, for other texts.
+    """Return one dim of a jaxtyping annotation as a ``Dim``. It is named, of fixed size, variadic (any number of dims),
+    computed from others, or arbitrary. Raise ``SL105``, with ``where`` as the place, for any other text.
     """
     if token == "...":
         return Dim("variadic", token)
@@ -140,8 +140,8 @@ def _read_dim_token(token: str, where: str) -> Dim:
 
 
 def read_argument(name: str, annotation: object, where: str) -> Arg:
-    """Return a parameter of a declared function as an ``Arg``, from its annotation. Raises SL103, with ``where`` as the
-    place, for an annotation that no torch schema can carry.
+    """Return a parameter of a declared function as an ``Arg``, from its annotation. Raise ``SL103``, with ``where`` as
+    the place, if no torch schema has such an argument.
     """
     inner, optional = _strip_optional(annotation)
     if (single := read_tensors(inner, where)) is not None:
@@ -167,8 +167,8 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
 
 
 def _with_own_broadcast_dims(name: str, kind: TensorType) -> TensorType:
-    """Return ``kind``, the type of the argument ``name``, with a dim of its own for each dim ``#n`` (1 or the size
-    ``n``): ``x_n`` for an argument ``x``, and ``x_n_2`` for a second one.
+    """Return ``kind``, the type of the argument ``name``, with a separate dim for each dim ``#n`` (1 or the size
+    ``n``). For an argument ``x`` it is ``x_n``, and ``x_n_2`` for a second dim ``#n``.
     """
     met: list[str] = []
     dims = []
@@ -180,8 +180,8 @@ def _with_own_broadcast_dims(name: str, kind: TensorType) -> TensorType:
 
 
 def _read_scalar_kind(inner: object, element: object) -> ScalarKind | None:
-    """Return the kind of a scalar argument, such as ``int`` or ``list[float]``, from its annotation and the ``element``
-    type if that is a list. None for other annotations.
+    """Return the kind of a scalar argument, such as ``int`` or ``list[float]``, from its annotation ``inner``.
+    ``element`` is the element type if that is a list. Return None for any other annotation.
     """
     if isinstance(inner, type):
         return SCALAR_ANNOTATIONS.get(inner)
@@ -193,15 +193,15 @@ def _read_scalar_kind(inner: object, element: object) -> ScalarKind | None:
 
 
 def _is_number_annotation(annotation: object) -> bool:
-    """Whether ``annotation`` is a union of number types, which torch's schemas call a Scalar."""
+    """Return whether ``annotation`` is a union of number types. torch's schemas call such an argument a Scalar."""
     return _is_union_annotation(annotation) and set(typing.get_args(annotation)) in _NUMBER
 
 
 def _sequence_element(annotation: object) -> tuple[object, int]:
     """Return ``(element type, length)`` of a list, sequence or tuple annotation.
 
-    The element type is None for other annotations. The length is 0 unless an annotation such as ``tuple[T, T]`` fixes
-    it.
+    For any other annotation, the element type is None. The length is 0 unless an annotation such as ``tuple[T, T]``
+    fixes it.
     """
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if (origin in (list, Sequence) and len(args) == 1) or (origin is tuple and len(args) == 2 and args[1] is ...):
@@ -236,8 +236,8 @@ def _annotation_text(annotation: object) -> str:
 
 
 def _split_advice(annotation: object) -> str:
-    """Return a fix for an annotation that cannot be read, that is advice on what to write in its place. Empty if there
-    is none.
+    """Return advice on what to write in place of an annotation that cannot be read. Return an empty text if there is
+    none.
     """
     # The order matters, since most cases would also fit the general one at the end.
     if annotation is torch.Tensor:
@@ -268,7 +268,7 @@ def _split_advice(annotation: object) -> str:
 
 
 def _class_field_names(annotation: object) -> list[str]:
-    """Return the field names of a dataclass or a named tuple, empty for other annotations."""
+    """Return the field names of a dataclass or a named tuple. The list is empty for any other annotation."""
     if dataclasses.is_dataclass(annotation):
         return [field.name for field in dataclasses.fields(annotation)]
     if isinstance(annotation, type) and issubclass(annotation, tuple):

@@ -10,11 +10,13 @@ from shiplap.errors import error
 
 @dataclass(frozen=True)
 class Batching:
-    """The rule that calls which agree in every argument but ``joined`` are one call of those, concatenated.
+    """A rule by which calls that are equal in all arguments but ``joined`` can be merged into one call of concatenated
+    arguments.
 
     Attributes:
-        dim: its name. ``joined``: name of each argument that has it → its position there.
-        outputs: its position in each output, along which the results of the calls lie.
+        dim: the name of the dim along which they are concatenated.
+        joined: pairs of an argument with that dim and the dim's position in it.
+        outputs: the position of the dim in each output.
     """
 
     dim: str
@@ -23,15 +25,15 @@ class Batching:
 
 
 def read_batching(spec: OpSpec, dim: str) -> Batching:
-    """Return the axis of ``dim`` in each argument that is concatenated and in each output, when calls of the op are
-    merged along ``dim``.
+    """Return the axis of ``dim`` in each argument and in each output, for calls of the op that are merged along
+    ``dim``.
 
-    Raise SL117 unless the dim is a plain size of an argument and of every output, and no other size.
+    Raise ``SL117`` unless the dim is a plain size of an argument and of every output, and no other size depends on it.
     """
 
     def place(name: str, tensor: TensorType) -> int | None:
-        """Return the axis of ``dim``, along which calls are merged, in the tensor ``name``, or None if the tensor lacks
-        it. Raises SL117 where it occurs twice or is not a plain size.
+        """Return the axis of ``dim`` in the tensor ``name``, or None if the tensor lacks it. Raise ``SL117`` if it
+        occurs twice or is no plain size.
         """
         at = [i for i, d in enumerate(tensor.dims) if dim in _dim_names(d)]
         if not at:
@@ -54,15 +56,15 @@ def read_batching(spec: OpSpec, dim: str) -> Batching:
 
 
 def _dim_names(dim: Dim) -> frozenset[str]:
-    """Return the names that a dim mentions: those in its expression, else its own, or that of the size to which it
-    broadcasts.
+    """Return the names that a dim mentions. They are those in its expression. If it has none, the name is its own, or
+    that of the size to which it broadcasts.
     """
     return (dim.expr.names if dim.expr is not None else frozenset()) or frozenset({dim.of or dim.text})
 
 
 def _require_single_size(spec: OpSpec, dim: str, arg: Arg) -> bool:
-    """Return True for a single tensor. Raises SL117 for a list of tensors, whose members may differ in the size ``dim``
-    along which calls are merged.
+    """Return True if ``arg`` is a single tensor. Raise ``SL117`` if it is a list of tensors, whose members may differ
+    in the size ``dim``.
     """
     if arg.many:
         raise _batching_error(spec, dim, f"the list {arg.name!r}", "single tensors")
@@ -70,5 +72,5 @@ def _require_single_size(spec: OpSpec, dim: str, arg: Arg) -> bool:
 
 
 def _batching_error(spec: OpSpec, dim: str, got: str, expected: str) -> Exception:
-    """Return SL117 for a dim along which calls of the op cannot be merged."""
+    """Return the error ``SL117`` for a dim along which calls of the op cannot be merged."""
     return error("SL117", where=f"{spec.name}, batches({dim!r})", got=got, expected=expected)

@@ -1,4 +1,4 @@
-"""``Binding``: one call of an op, its arguments checked and the names of the declaration bound to them."""
+"""``Binding``, one call of an op with checked arguments and the values of the declaration's names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ UNPLACED = torch.device("meta")  # of a call of which no tensor has been looked 
 class Binding:
     """The arguments of one call, in schema order, with the dims, scalars and dtypes that they determine.
 
-    ``env`` maps dim names and scalar arguments to their values; ``dtypes`` maps dtype classes to dtypes.
+    Attributes:
+        args: the arguments.
+        env: the values of dims and scalar arguments by name.
+        dtypes: the dtype of each dtype class, which is an annotation that admits several dtypes.
+        device: the device of the call.
     """
 
     args: Args
@@ -28,16 +32,16 @@ class Binding:
     device: torch.device = UNPLACED
 
     def size(self, name: str) -> int:
-        """Return the value of the dim or int argument ``name`` in this call, which must be a plain int: a call of real
-        tensors, not a trace with symbolic sizes.
+        """Return the value of the dim or int argument ``name`` in this call. It must be a plain int, so the call must
+        not be part of a trace with symbolic sizes.
         """
         value = self.env[name]
         assert isinstance(value, int), f"{name} = {value!r}"
         return value
 
     def dtype_of(self, out: TensorType) -> torch.dtype:
-        """Return the dtype of an output in this call: the declared one if there is only one, else that which the
-        arguments annotated with the same name, such as ``Float``, have in the call.
+        """Return the dtype of an output in this call. If the output is declared with several dtypes, such as ``Float``,
+        it is the dtype of the arguments with the same annotation.
         """
         if not out.concrete:
             return self.dtypes[out.dtype_class]
@@ -46,8 +50,8 @@ class Binding:
 
 
 def declared_output_shape(out: Output, env: Mapping[str, EnvValue]) -> list[Size]:
-    """Return the shape of an output as a list, computed from ``env``, the values of dims and scalars by name, which
-    must hold every dim that the output names. Raises SL208 for a negative size.
+    """Return the shape of an output as a list. ``env`` holds the values of dims and scalars by name, and must hold
+    every dim that the output names. Raise ``SL208`` for a negative size.
     """
     shape: list[Size] = []
     for dim in out.tensor.dims:

@@ -1,4 +1,7 @@
-"""The sizes that broadcast, ``#n`` in a declaration: the size to which they broadcast, and which of them are named."""
+"""The sizes that broadcast, ``#n`` in a declaration.
+
+The module finds the size to which they broadcast, and which of them have names.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from shiplap.errors import error
 
 
 def broadcast_dims(args: Iterable[Arg], dims: Iterable[str] = ()) -> dict[str, str]:
-    """Return, for each ``#n`` in the annotations (a dim that is 1 or ``n``), how the common size ``n`` is computed:
-    ``{"n": "broadcast(x_n, y_n)"}`` for ``x`` and ``y``. A size declared in ``dims`` is left out.
+    """Return an expression for each common size ``n`` of dims annotated ``#n``, which are 1 or ``n``. For arguments
+    ``x`` and ``y`` with ``#n``, it is ``{"n": "broadcast(x_n, y_n)"}``. A size declared in ``dims`` is left out.
     """
     sure = [a for a in args if not a.optional]
     given = {d.text for a in sure if a.tensor for d in a.tensor.dims} | {a.name for a in sure} | {*dims}
@@ -21,8 +24,9 @@ def broadcast_dims(args: Iterable[Arg], dims: Iterable[str] = ()) -> dict[str, s
 
 
 def check_broadcasts(spec: OpSpec, known: set[str]) -> None:
-    """Raise SL105 unless each common size ``n`` of a dim annotated ``#n`` (1 or ``n``) is among ``known``, the names
-    with a value in every call, and the name ``x_n`` is free. Raise SL104 for ``#n`` in an output.
+    """Raise ``SL105`` unless each common size ``n`` of a dim annotated ``#n`` (1 or ``n``) is in ``known``, the names
+    with a value in every call. Raise ``SL105`` also if the name ``x_n`` of such a dim is taken. Raise ``SL104`` for
+    ``#n`` in an output.
     """
     names = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if not d.of]
     taken = {*names, *(a.name for a in spec.args), *(k for k, _ in spec.dims)}

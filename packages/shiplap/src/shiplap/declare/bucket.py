@@ -1,4 +1,4 @@
-"""Buckets: classes of calls that share one choice, by size, dtype and memory layout.
+"""Buckets, which are classes of calls that share one tuned choice, by size, dtype and memory layout.
 
 A rule treats each free dim and scalar in one of three ways. ``"pow2"`` rounds it up to a power of two (the default for
 dims), ``"exact"`` keeps it (the default for integer scalars) and ``"none"`` ignores it (the default for floats).
@@ -27,7 +27,9 @@ Key: TypeAlias = tuple[Hashable, ...]  # values of a bucket, then dtypes and lay
 
 @dataclass(frozen=True)
 class Bucket:
-    """Names with their upper bounds (``n<=4096``) or values (``k==27``). The printed text can be parsed again."""
+    """A class of calls that share one choice, as names with their upper bounds (``n<=4096``) or values (``k==27``). The
+    printed text can be parsed again.
+    """
 
     limits: tuple[tuple[str, str, Hashable], ...] = ()
 
@@ -37,8 +39,8 @@ class Bucket:
 
     @classmethod
     def parse(cls, text: str) -> Bucket:
-        """Return the bucket (the calls that share a tuned choice) that prints as ``text``, such as ``n<=64, k==3``.
-        Raises ValueError for any other text, as it may come from a file.
+        """Return the bucket, a class of calls that share a tuned choice, that prints as ``text``, such as ``n<=64,
+        k==3``. Raise ``ValueError`` for any other text, since it may come from a file.
         """
         # The text may come from a file, so the parser is not called on one of any length.
         if len(text) > LONGEST_BUCKET_VALUE:
@@ -54,7 +56,7 @@ class Bucket:
 
 
 def _read_size_limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
-    """Return a parsed ``name<=value`` or ``name==value`` as ``(name, sign, value)``, or None for any other
+    """Return a parsed ``name<=value`` or ``name==value`` as ``(name, sign, value)``. Return None for any other
     expression.
     """
     match node:
@@ -68,8 +70,8 @@ def _read_size_limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
 
 
 def _is_bounded_value(value: object) -> bool:
-    """Whether a call can have this value of a size or scalar: None, an integer of 64 bits, a finite float, a text, or a
-    tuple of these.
+    """Return whether a call can have this value of a size or scalar. Such a value is None, an integer of 64 bits, a
+    finite float, a text, or a tuple of these.
     """
     if isinstance(value, tuple):
         return all(map(_is_bounded_value, value))
@@ -84,9 +86,12 @@ def _is_bounded_value(value: object) -> bool:
 class BucketRule:
     """The rule that sorts the calls of one op into buckets.
 
-    ``kinds`` pairs each free dim or scalar with its kind of bucket ("pow2", "exact", ...), in declared order.
-    ``classes`` are the dtype classes of the op. ``plain`` describes the tensor arguments that are not lists of tensors:
-    each entry is the position of the argument and whether the argument is optional.
+    Attributes:
+        kinds: pairs of a free dim or scalar and its kind of bucket (``"pow2"``, ``"exact"`` or ``"none"``), in declared
+            order.
+        classes: the dtype classes of the op, which are annotations that admit several dtypes.
+        plain: for each tensor argument that is no list of tensors, its position and whether it is optional.
+        lists: whether the op has other arguments that may be tensors or None.
     """
 
     kinds: tuple[tuple[str, str], ...]
@@ -96,8 +101,8 @@ class BucketRule:
 
     @cached_property
     def quick(self) -> Callable[[Binding], Key]:
-        """The function that returns ``(device type, sizes, dtypes, layout)`` of a call, which identifies its bucket
-        (the calls that share a tuned choice). It is generated, and faster than :meth:`key`.
+        """The function that returns ``(device type, sizes, dtypes, layout)`` of a call. These values identify the
+        bucket, that is the calls that share a tuned choice. The function is generated, and faster than :meth:`key`.
         """
         sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
         # The source has no loops, since it runs in each eager call for which choices are looked up.
@@ -116,8 +121,8 @@ class BucketRule:
         return quick
 
     def bucket(self, env: Env) -> Bucket:
-        """Return the bucket of a call (the calls that share a tuned choice), as limits on sizes and scalars such as
-        ``n<=64``, from their values ``env``.
+        """Return the bucket of a call with the sizes and scalars ``env``, as limits such as ``n<=64``. Calls in one
+        bucket share a tuned choice.
         """
         values = self.values(env)
         named = [(n, k) for n, k in self.kinds if k != "none"]
@@ -125,22 +130,22 @@ class BucketRule:
 
     @cached_property
     def _get(self) -> list[tuple[str, bool]]:
-        """Return the names of sizes and scalars by which calls get different tuned choices, each with whether its value
-        is rounded up to a power of two.
+        """Return the names of the sizes and scalars by which calls get different tuned choices. Each comes with whether
+        its value is rounded up to a power of two.
         """
         return [(name, kind == "pow2") for name, kind in self.kinds if kind != "none"]
 
     def values(self, env: Env) -> Key:
-        """Return the values of sizes and scalars ``env`` that tuned choices distinguish, without their names, some
-        rounded up to a power of two.
+        """Return the values of the sizes and scalars in ``env`` that tuned choices distinguish, without their names.
+        Some are rounded up to a power of two.
         """
         return tuple(
             [_round_up_pow2(env.get(name)) if pow2 else _plain_key_value(env.get(name)) for name, pow2 in self._get]
         )
 
     def key(self, call: Binding) -> Key:
-        """Return the rounded sizes, the dtypes and the layout of a call as one tuple, which is equal for calls that
-        share a tuned choice.
+        """Return the rounded sizes, the dtypes and the layout of a call as one tuple. It is equal for calls that share
+        a tuned choice.
         """
         return (*self.values(call.env), bucket_dtypes(self, call), bucket_layout(call.args))
 
@@ -157,8 +162,8 @@ class BucketRule:
 
 
 def _round_up_pow2(size: EnvValue) -> Hashable:
-    """Return a size, or each of a list of sizes, rounded up to a power of two. 0 for sizes below 1, other values as
-    they are.
+    """Return a size, or each of a list of sizes, rounded up to a power of two. A size below 1 becomes 0. Any other
+    value is returned unchanged.
     """
     if type(size) is int:
         return 1 << (size - 1).bit_length() if size > 0 else 0
@@ -166,29 +171,29 @@ def _round_up_pow2(size: EnvValue) -> Hashable:
 
 
 def _plain_key_value(value: EnvValue) -> Hashable:
-    """Return ``value``, a list as a tuple, so that it can be part of a key."""
+    """Return ``value`` as a part of a key. A list becomes a tuple, which can be hashed."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def bucket_dtypes(rule: BucketRule, call: Binding) -> str:
-    """Return the dtype of each dtype class of the call (an annotation's name that admits several dtypes) as text, such
-    as ``Float=float16``.
+    """Return the dtype of each dtype class of the call as text, such as ``Float=float16``. A dtype class is an
+    annotation that admits several dtypes.
     """
     dtypes = call.dtypes
     return ", ".join([f"{c}={str(dtypes[c])[6:]}" for c in rule.classes if c in dtypes])
 
 
 def bucket_layout(args: Sequence[Value]) -> str:
-    """Return a code for the layout of each tensor, separated by commas: ``c`` contiguous, ``-`` absent, else the order
-    of its dims, with ``+`` for gaps.
+    """Return a code for the layout of each tensor, separated by commas. The code is ``c`` for a contiguous tensor and
+    ``-`` for an absent one. For others it is the order of the dims, with ``+`` if there are gaps.
     """
     tensors = [v for v in args if v is None or isinstance(v, Tensor) or _has_tensors(v)]
     return ",".join(map(_layout_code, tensors))
 
 
 def _layout_code(value: Value) -> str:
-    """Return the code of a tensor's layout: ``c`` for contiguous, else the order of its dims. A list of them in
-    brackets for a list, ``-`` for other values.
+    """Return the code of a tensor's layout. It is ``c`` if the tensor is contiguous, and otherwise the order of its
+    dims. For a list, return the codes of its members in brackets. Return ``-`` for any other value.
     """
     if isinstance(value, Tensor):
         return "c" if value.is_contiguous() else _dim_order_code(value)
@@ -196,13 +201,13 @@ def _layout_code(value: Value) -> str:
 
 
 def _has_tensors(value: Value) -> bool:
-    """Whether the value is a list or tuple that contains a tensor."""
+    """Return whether the value is a list or tuple that contains a tensor."""
     return isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
 
 
 def _dim_order_code(t: Tensor) -> str:
-    """Return the order of a tensor's dims in memory: ``10`` for a transposed matrix, ``0231`` for channels last. A
-    ``+`` follows if there are gaps.
+    """Return the order of a tensor's dims in memory, such as ``10`` for a transposed matrix or ``0231`` for channels
+    last. If there are gaps, ``+`` follows.
     """
     strides = t.stride()
     order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
@@ -212,7 +217,8 @@ def _dim_order_code(t: Tensor) -> str:
 
 def read_bucket_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> BucketRule:
     """Return the rule by which calls of ``spec`` share tuned choices. ``kinds`` maps names of sizes and scalars to
-    ``"pow2"``, ``"exact"`` or ``"none"``, ``default`` is for other dims. Raises SL115 for an unknown name or kind.
+    ``"pow2"``, ``"exact"`` or ``"none"``. ``default`` is the kind of other dims. Raise ``SL115`` for an unknown name or
+    kind.
     """
     # A computed dim follows from the others, so it cannot tell two calls apart.
     computed = {name for name, _ in spec.dims}

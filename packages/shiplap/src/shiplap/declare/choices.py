@@ -1,8 +1,8 @@
-"""Arguments that take one of a few values, and results that are a tuple of one: signatures that no schema has.
+"""Arguments that have one of a few values, and results that are a tuple of one. Torch's schemas have neither.
 
 ``Literal["sum", "mean"]`` and classes derived from ``Enum`` are a ``str`` or an ``int`` in the schema of the op. A
-caller passes members, torch, graphs and C kernels pass their values, and the author's functions get members again.
-Torch has no tuple of one result either: the op returns the tensor, and the call in Python makes a tuple of it.
+caller passes members. Torch, graphs and C kernels pass their values, and the author's functions get members again.
+Torch has no tuple of one result either. The op returns the tensor, and the call in Python makes a tuple of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from shiplap.errors import error
 
 @dataclass(frozen=True)
 class Choices:
-    """The values of an annotation, in order; ``members`` is the class if it is an ``Enum``."""
+    """The values to which an annotation restricts an argument.
+
+    Attributes:
+        scalar: the type of the values.
+        values: the values in order.
+        members: the class if it is an ``Enum``, or None.
+        optional: whether None is a value, too.
+    """
 
     scalar: Literal["int", "str"]
     values: tuple[int | str, ...]
@@ -32,8 +39,8 @@ class Choices:
 
 
 def read_choices(annotation: object) -> Choices | None:
-    """Return the values to which an ``Enum`` or ``Literal`` annotation restricts an argument. None for other
-    annotations, and for values that are neither all texts nor all ints.
+    """Return the values to which an ``Enum`` or ``Literal`` annotation restricts an argument. Return None for any other
+    annotation, and if the values are neither all texts nor all ints.
     """
     members, listed = None, _literals(annotation)
     # Members of a Flag can be combined, so that their values are no complete list.
@@ -48,7 +55,7 @@ def read_choices(annotation: object) -> Choices | None:
 
 
 def _literals(annotation: object) -> list[Any]:
-    """Return the values of ``Literal[...]`` or of a union of several, empty for other annotations."""
+    """Return the values of ``Literal[...]``, or of a union of several. The list is empty for any other annotation."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return list(parts)
@@ -58,15 +65,15 @@ def _literals(annotation: object) -> list[Any]:
 
 
 def to_value(arg: Arg, given: Any) -> Any:
-    """Return the value that the torch schema carries for ``given``: that of an Enum member if the argument is declared
-    with this Enum, else ``given`` itself.
+    """Return the value that the torch schema carries for ``given``. If the argument is declared with an ``Enum`` and
+    ``given`` is a member of it, that is the member's value. Any other value is returned unchanged.
     """
     return given.value if arg.members is not None and isinstance(given, arg.members) else given
 
 
 def to_member(arg: Arg, value: Any) -> Any:
-    """Return the Enum member that the author's functions receive for a schema value. Other values, and those of
-    arguments without an Enum, are returned as they are.
+    """Return the ``Enum`` member that the author's functions receive for a schema value. If the argument is not
+    declared with an ``Enum``, return the value unchanged.
     """
     if arg.members is None or value is None or isinstance(value, arg.members):
         return value
@@ -74,28 +81,28 @@ def to_member(arg: Arg, value: Any) -> Any:
 
 
 def to_values(spec: OpSpec, args: Sequence[Any]) -> Args:
-    """Return arguments in declared order with each Enum member replaced by its value, which the schema carries."""
+    """Return arguments in declared order with each ``Enum`` member replaced by its value, which the schema carries."""
     return tuple([to_value(arg, given) for arg, given in zip(spec.args, args, strict=False)])
 
 
 def to_members(spec: OpSpec, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values``, sizes and scalars by name, with each schema value of an Enum argument replaced by its member,
-    as the author's functions receive them.
+    """Return ``values``, sizes and scalars by name, as the author's functions receive them. Each schema value of an
+    ``Enum`` argument is replaced by the member.
     """
     named = spec.enumerated
     return {name: to_member(named[name], v) if name in named else v for name, v in values.items()}
 
 
 def convert_call(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Value], dict[str, Value]]:
-    """Return the positional arguments and the keywords of a call with each Enum member replaced by its value."""
+    """Return the positional arguments and the keywords of a call with each ``Enum`` member replaced by its value."""
     named = spec.enumerated
     keywords = {name: to_value(named[name], v) if name in named else v for name, v in kwargs.items()}
     return [*to_values(spec, args), *args[len(spec.args) :]], keywords
 
 
 def takes_members(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an author's ``function`` as one that may also be called with the schema values of Enum arguments, and
-    receives the members.
+    """Return a function that calls the author's ``function`` with ``Enum`` members in place of their schema values. It
+    may also be called with members.
     """
     if not spec.enumerated or not callable(function):
         return function
@@ -104,7 +111,7 @@ def takes_members(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., A
 
     @wraps(function)  # digests and audits read the code of the author
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Return the result of the author's function, called with Enum members in place of their schema values."""
+        """Return the result of the author's function, called with ``Enum`` members in place of their schema values."""
         values = list(args)
         for i, arg in places:
             if i < len(values):
@@ -117,10 +124,11 @@ def takes_members(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., A
 
 
 def gives_result(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an author's ``function`` as one that receives Enum members and, for an op declared with a tuple of one,
-    returns the only element.
+    """Return a function that calls the author's ``function`` with ``Enum`` members. If the op is declared with a tuple
+    of one, it returns the only element.
 
-    SL301 is raised where ``function`` returns anything else but None, which stands for outputs that it has filled.
+    It returns None if ``function`` does, which means that ``function`` has filled its outputs. It raises ``SL301`` if
+    ``function`` returns anything but a tuple of one or None.
     """
     function = takes_members(spec, function)
     if not spec.single_tuple:
@@ -128,8 +136,8 @@ def gives_result(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., An
 
     @wraps(function)
     def returned(*args: Any, **kwargs: Any) -> Any:
-        """Return the only element of the tuple that the author's function returns, or None. Raises SL301 for any other
-        result.
+        """Return the only element of the tuple that the author's function returns, or None if it returns None. Raise
+        ``SL301`` for any other result.
         """
         result = function(*args, **kwargs)
         # An out-style function returns nothing, as it has filled its outputs.

@@ -1,4 +1,4 @@
-"""The digest of code: of all that a walk from it finds, the same in every process that loaded the same code."""
+"""The digest of code and of all that it uses. It is equal in every process that loaded the same code."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ HEAD = sys.implementation.cache_tag or ""  # another Python compiles to other in
 
 
 def code_digest(*roots: AnyValue) -> str:
-    """Return a digest of functions and objects together with all code that they use, as 16 hex digits.
+    """Return a digest of functions and objects together with all code that they use, as 16 hexadecimal digits.
 
-    It differs where the code behaves differently.
+    It changes if the code behaves differently.
     """
     return digest_of_parts(walk_code(*roots))
 
 
 def digest_of_parts(parts: Iterable[CodePart]) -> str:
-    """Return a digest, 16 hex digits, of the parts that :func:`walk_code` found, in their order. Constants are left
-    out, as the code that holds them has their text.
+    """Return a digest of the parts that :func:`walk_code` found, in their order, as 16 hexadecimal digits. Constants
+    are left out, because the code that holds them contains their text.
     """
     digest = hashlib.sha256(HEAD.encode())
     for part in parts:
@@ -32,7 +32,7 @@ def digest_of_parts(parts: Iterable[CodePart]) -> str:
 
 
 def first_unfollowed(*roots: AnyValue) -> str:
-    """Return the name of the first object used by the code of ``roots`` that :func:`walk_code` cannot follow. Empty if
-    there is none.
+    """Return the name of the first object used by the code of ``roots`` that :func:`walk_code` cannot follow. Return an
+    empty text if there is none.
     """
     return next((str(part.value) for part in walk_code(*roots) if part.kind == "unfollowed"), "")

@@ -34,14 +34,14 @@ SITES = ("site-packages", "dist-packages")
 
 
 def top_package(module: str | None) -> str:
-    """Return the top-level package of a dotted module name, empty for None."""
+    """Return the top-level package of a dotted module name, or an empty text for None."""
     return (module or "").partition(".")[0]
 
 
 @cache
 def version_covers_code(top: str) -> bool:
-    """Whether the version of the package ``top`` identifies its code, so that its files need no digest: Python, torch
-    and a list of well-known libraries.
+    """Return whether the version of the package ``top`` identifies its code, so that its files need no digest. This
+    holds for Python, torch and a list of well-known libraries.
     """
     if top in STABLE or top in VERSIONED:
         return True
@@ -53,8 +53,8 @@ def version_covers_code(top: str) -> bool:
 
 @cache
 def version_text(top: str) -> str:
-    """Return ``name version`` of a well-known library, and the name alone for other packages or without an installed
-    version.
+    """Return ``name version`` of a well-known library. For any other package, and if no version is installed, return
+    only the name.
 
     The versions of Python and torch are in other parts of the keys.
     """
@@ -69,8 +69,8 @@ def version_text(top: str) -> str:
 
 
 def file_digest(path: str | Path) -> str:
-    """Return the digest of a file's current content, or ``no such file`` if it cannot be read. An unchanged file is
-    read once.
+    """Return a digest of a file's current content, or ``no such file`` if it cannot be read. As long as a file does not
+    change, it is read once.
     """
     try:
         # Size, time and inode key the cache, so that an unchanged file is read once.
@@ -82,8 +82,8 @@ def file_digest(path: str | Path) -> str:
 
 @cache
 def _file_content_digest(path: str, _size: int, _written: int, _inode: int) -> str:
-    """Return the digest of a file's bytes, 32 hex digits. The other arguments only key the cache: size, time of change
-    and inode.
+    """Return a digest of a file's bytes as 32 hexadecimal digits. The other arguments (size, time of change and inode)
+    are only keys of the cache.
     """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -94,16 +94,18 @@ def _file_content_digest(path: str, _size: int, _written: int, _inode: int) -> s
 
 
 def extension_file(module: str | None) -> str | None:
-    """Return the file of a loaded module that is not written in Python, such as a compiled extension. None for other
-    modules.
+    """Return the file of a loaded module that is not written in Python, such as a compiled extension. Return None for
+    any other module.
     """
     file = _module_file(sys.modules.get(module or ""))
     return file if file is not None and not file.endswith(".py") else None
 
 
 def module_files(module: str) -> list[tuple[str, str]]:
-    """Return ``(name, digest)`` of all source files on which a function of ``module`` may depend: those of its package,
-    or for a module outside of packages its own and those beside it that it imports.
+    """Return ``(name, digest)`` of all source files on which a function of ``module`` may depend.
+
+    They are those of its package. If the module is outside of packages, they are its own file and the files in its
+    folder that it imports.
     """
     loaded = sys.modules.get(module)
     package = _regular_package(loaded)
@@ -118,8 +120,8 @@ def module_files(module: str) -> list[tuple[str, str]]:
 
 
 def spec_files(name: str) -> list[tuple[str, str]]:
-    """Return ``(name, digest)`` of the files of the module ``name`` that a function imports when it runs. The module is
-    found without importing it.
+    """Return ``(name, digest)`` of the files of the module ``name``, which a function imports when it runs. The module
+    is found without importing it.
     """
     if name in sys.modules and (files := module_files(name)):
         return files
@@ -137,14 +139,14 @@ def spec_files(name: str) -> list[tuple[str, str]]:
 
 
 def _module_file(module: ModuleType | None) -> str | None:
-    """Return the file from which a module was loaded, None for no module or one without a file."""
+    """Return the file from which a module was loaded. Return None if ``module`` is None or has no file."""
     file = vars(module).get("__file__") if module is not None else None
     return file if isinstance(file, str) else None
 
 
 def _regular_package(module: ModuleType | None) -> Path | None:
-    """Return the folder of the outermost package around ``module`` that has an ``__init__`` file, or None if there is
-    none.
+    """Return the folder of the outermost package around ``module`` that has an ``__init__`` file. Return None if there
+    is no such package.
     """
     name = vars(module).get("__package__") if module is not None else None
     outermost = None
@@ -159,8 +161,8 @@ def _regular_package(module: ModuleType | None) -> Path | None:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Return the source files in ``folder`` and below, sorted, without caches such as ``__pycache__``, at most
-    ``MOST_FILES``.
+    """Return the source files in ``folder`` and below, sorted, without caches such as ``__pycache__``. At most
+    ``MOST_FILES`` are returned.
     """
     listed = (p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and "__pycache__" not in p.parts)
     # The order in which a folder lists its files differs between machines.
@@ -168,7 +170,9 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _file_has_function_code(file: str, module: ModuleType | None) -> bool:
-    """Whether the file, as it is now, contains the code of every function that the loaded module has from it."""
+    """Return whether the current content of the file contains the code of every function that the loaded module has
+    from it.
+    """
     try:
         held = set(_code_objects_within(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)))
     except (OSError, SyntaxError, ValueError):
@@ -178,7 +182,7 @@ def _file_has_function_code(file: str, module: ModuleType | None) -> bool:
 
 
 def _code_objects_within(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code object and those of all functions and classes defined within it."""
+    """Yield a code object and the code objects of all functions and classes defined within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -186,8 +190,8 @@ def _code_objects_within(code: CodeType) -> Iterator[CodeType]:
 
 
 def _imported_beside(first: Path) -> list[Path]:
-    """Return a file and the files in its folder that it imports, directly or through each other, at most some
-    ``MOST_FILES``.
+    """Return a file and the files in its folder that it imports, directly or through each other. The search ends when
+    it has found ``MOST_FILES`` files.
     """
     known: dict[Path, None] = {}
     left = [first]
@@ -205,7 +209,9 @@ def _imported_beside(first: Path) -> list[Path]:
 
 
 def _imports_in_file(path: Path) -> Iterable[str]:
-    """Return the top-level names that a Python file imports, in order. Empty for a file that cannot be parsed."""
+    """Return the top-level names that a Python file imports, in order. The result is empty if the file cannot be
+    parsed.
+    """
     if path.suffix != ".py":
         return ()
     try:
@@ -223,8 +229,8 @@ def _imports_in_file(path: Path) -> Iterable[str]:
 
 @cache
 def shiplap_digest() -> str:
-    """Return the digest of all of Shiplap's own source files, 32 hex digits. It stands for the code of a Shiplap
-    function whose digest is requested.
+    """Return a digest of all of Shiplap's own source files as 32 hexadecimal digits. It stands for the code of a
+    Shiplap function whose digest is requested.
     """
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
@@ -239,8 +245,8 @@ _MOST_TENSORS = 64
 
 
 def tensor_text(value: Tensor) -> tuple[str, bool]:
-    """Return ``(text, read)``: class, dtype, device type, shape and a digest of the values of a tensor, and whether its
-    values could be read.
+    """Return a text and a flag for a tensor. The text holds its class, dtype, device type, shape and a digest of its
+    values. The flag is true if the values could be read.
     """
     form = f"{type(value).__name__} {value.dtype} {value.device.type} {tuple(value.shape)}"
     if value.layout.__repr__() != "torch.strided" or type(value) not in (Tensor, Parameter):

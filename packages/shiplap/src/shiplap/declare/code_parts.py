@@ -12,9 +12,10 @@ AnyValue: TypeAlias = Any  # an author's code may hold a value of any type
 
 
 class _ListsPublicNames(ABCMeta):
-    """The type of classes whose ``dir()``, and so completion in a shell, shows ``_public_names`` and no internal name.
+    """A metaclass of classes whose ``dir()`` shows ``_public_names`` and no internal name. Completion in a shell
+    therefore does the same.
 
-    Python's shell looks at the bases of a class one by one, so that the list has to hold for each of them.
+    Python's shell looks at the bases of a class one by one, so each of them needs this metaclass.
     """
 
     _public_names: frozenset[str]
@@ -25,20 +26,20 @@ class _ListsPublicNames(ABCMeta):
 
 
 class HasCode(metaclass=_ListsPublicNames):
-    """An object of Shiplap that holds an author's code: an op, a kernel, a template, a gradient."""
+    """An object of Shiplap that holds an author's code, such as an op, a kernel, a template or a gradient."""
 
     _public_names: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts of the object that decide its behaviour, each as a text and a value whose code also enters
-        the digest (None where the text says everything).
+        """Yield the parts of the object on which its behaviour depends. Each is a text and a value whose code is also
+        part of the digest. The value is None if the text alone is enough.
         """
 
 
 def defining_module(value: AnyValue) -> str:
-    """Return the name of the module in which a function or class was written, which a decorator may have changed in
-    ``__module__``. Empty if there is none.
+    """Return the name of the module in which a function or class was written. A decorator may have changed
+    ``__module__``, which is not used for functions. Return an empty text if there is no name.
     """
     if isinstance(value, FunctionType):
         name = value.__globals__.get("__name__")
@@ -48,7 +49,7 @@ def defining_module(value: AnyValue) -> str:
 
 
 def closure_cell_value(cell: AnyValue) -> AnyValue:
-    """Return the value of a closure's cell, None if it is not assigned yet."""
+    """Return the value of a closure's cell, or None if it is not assigned yet."""
     try:
         return cell.cell_contents
     except ValueError:  # not assigned yet
@@ -56,10 +57,10 @@ def closure_cell_value(cell: AnyValue) -> AnyValue:
 
 
 def has_instance_dict(value: AnyValue) -> bool:
-    """Whether the object has a ``__dict__``."""
+    """Return whether the object has a ``__dict__``."""
     return hasattr(value, "__dict__")
 
 
 def shortened_text(text: str) -> str:
-    """Return a text as it is below 400 characters, else its digest."""
+    """Return a text of fewer than 400 characters unchanged. Return the digest of a longer text."""
     return text if len(text) < 400 else hashlib.sha256(text.encode()).hexdigest()

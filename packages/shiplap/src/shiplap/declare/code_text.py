@@ -41,17 +41,18 @@ FLAGS = 0x3AC  # how arguments are passed, and whether the function is a generat
 
 @dataclass
 class CodeUse:
-    """The meaning of one code object, with those inside of it, and the names that it uses.
+    """The meaning of one code object, including the code objects inside it, and the names that it uses.
 
     Attributes:
         text: the digest of the instructions, with their constants and names.
         constants: plain constants, without docstrings.
-        globals: names looked up in the module of the function.
-        names: names of globals, attributes and methods, and texts that may be names where an attribute is looked up.
+        globals: names that are looked up in the module of the function.
+        names: names of globals, attributes and methods. If the code looks up attributes by text, also texts that may be
+            names.
         stored: globals, attributes and captured variables that the code assigns to or changes in place.
         imports: ``(level, module, names)`` of import statements.
-        operators: ``(module, namespace::name)`` of operators reached through ``module.ops``, as ``torch.ops``.
-        hiding: what hides which code runs. Empty where nothing does.
+        operators: ``(module, namespace::name)`` of operators reached through ``module.ops``, such as ``torch.ops``.
+        hiding: a name that hides which code runs, such as ``eval``, or an empty text.
     """
 
     text: str = ""
@@ -82,12 +83,12 @@ def code_use(code: CodeType) -> CodeUse:
 
 
 def plain_text(value: PlainValue | EllipsisType) -> str:
-    """Return a plain value as text with its type, so that ``1``, ``True`` and ``1.0`` differ."""
+    """Return a plain value as text with its type. ``1``, ``True`` and ``1.0`` have different texts."""
     return f"{type(value).__name__} {value!r}"
 
 
 def constant_text(value: object) -> str:
-    """Return a constant of a code object as text with its type, a nested code object as its digest.
+    """Return a constant of a code object as text with its type. A nested code object is represented by its digest.
 
     The members of a set are sorted, since their order depends on the seed of hashes.
     """
@@ -100,7 +101,7 @@ def constant_text(value: object) -> str:
 
 def _read_code(code: CodeType) -> CodeUse:
     """Return the digest of a code object's instructions without line numbers and annotations, and the names and
-    constants that it uses.
+    constants that the code uses.
     """
     use = CodeUse()
     instructions = _without_annotations(_without_class_places(list(dis.get_instructions(code))))
@@ -120,7 +121,7 @@ def _read_code(code: CodeType) -> CodeUse:
 
 def _instruction_text(each: dis.Instruction, offsets: Sequence[int]) -> str:
     """Return the bytecode instruction ``each`` as text. The target of a jump is written as its index in ``offsets``,
-    the offsets of the instructions that count, so that left-out ones do not matter.
+    the offsets of the instructions that count. Instructions that were left out therefore do not change the text.
     """
     if each.opcode in dis.hasconst:
         return f"{each.opname} {constant_text(each.argval)}"
@@ -132,8 +133,8 @@ def _instruction_text(each: dis.Instruction, offsets: Sequence[int]) -> str:
 
 
 def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: int, each: dis.Instruction) -> None:
-    """Add to ``use`` the names, constants and imports of the bytecode instruction ``each``, the one at position ``at``
-    of ``listed``.
+    """Add the names, constants and imports of the bytecode instruction ``each`` to ``use``. ``at`` is its position in
+    ``listed``.
     """
     name, value = each.opname, each.argval
     if each.opcode in dis.hasconst:
@@ -164,9 +165,10 @@ def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: in
 
 
 def _read_attribute(use: CodeUse, listed: Instructions, at: int, name: str) -> None:
-    """Add to ``use`` the consequence of reading the attribute ``name``, instruction ``at``: a method such as ``append``
-    changes its owner, ``torch.ops`` gives an operator, and some attributes hide which code runs.
+    """Add the consequence of reading the attribute ``name`` by instruction ``at`` to ``use``. A method such as
+    ``append`` changes its owner, ``torch.ops`` gives an operator, and some attributes hide which code runs.
     """
+    # A method of torch whose name ends with an underscore writes to its tensor.
     if name in MUTATORS or (name.endswith("_") and not name.endswith("__")):
         use.stored.update(_loaded_holder_name(listed, at - 1))
     if name in HIDING_ATTRIBUTES:
@@ -188,7 +190,7 @@ def _join_code_use(use: CodeUse, inner: CodeUse) -> None:
 
 
 def _flat_constants(value: object) -> Iterator[object]:
-    """Yield the constants in nested tuples and frozen sets, or the value itself if it is neither."""
+    """Yield the constants in nested tuples and frozen sets. Yield the value itself if it is neither."""
     if isinstance(value, (tuple, frozenset)):
         for each in value:
             yield from _flat_constants(each)
@@ -198,7 +200,7 @@ def _flat_constants(value: object) -> Iterator[object]:
 
 def _loaded_holder_name(listed: Instructions, at: int) -> list[str]:
     """Return, in a list, the name of the global, captured variable or attribute that instruction ``at`` loads. A local
-    variable is traced back to the names assigned to it. Empty for other instructions.
+    variable is traced back to the names assigned to it. The list is empty for any other instruction.
     """
     if at < 0:
         return []
@@ -214,9 +216,10 @@ def _loaded_holder_name(listed: Instructions, at: int) -> list[str]:
 
 
 def _is_lookup_of_constant(listed: Instructions, at: int) -> bool:
-    """Whether ``getattr`` or a similar function, loaded by instruction ``at``, is called with a constant text as the
-    attribute's name.
+    """Return whether ``getattr`` or a similar function, loaded by instruction ``at``, is called with a constant text as
+    the attribute's name.
     """
+    # These instructions load no value, and their places differ between versions of Python.
     following: Instructions = [e for e in listed[at + 1 :] if e.opname not in ("PUSH_NULL", "RESUME", "NOP")]
     if listed[at].argval not in ("attrgetter", "methodcaller"):
         following = _instructions_after_value(following)
@@ -227,8 +230,8 @@ def _is_lookup_of_constant(listed: Instructions, at: int) -> bool:
 
 
 def _instructions_after_value(following: Instructions) -> Instructions:
-    """Return the instructions after those that load a single value: a name or constant and its attributes. Empty if
-    ``following`` begins with another expression.
+    """Return the instructions after those that load a single value, which is a name or constant and its attributes. The
+    list is empty if ``following`` begins with another expression.
     """
     if not following or following[0].opname not in SIMPLE:
         return []
@@ -239,19 +242,18 @@ def _instructions_after_value(following: Instructions) -> Instructions:
 
 
 def _is_call_instruction(following: Instructions) -> bool:
-    """Whether the first instruction is a call."""
+    """Return whether the first instruction is a call."""
     return bool(following) and following[0].opname in ("CALL", "PRECALL")
 
 
 def expression_start(listed: Instructions, end: int) -> int | None:
     """Return the position of the first instruction of the expression whose value instruction ``end`` leaves on the
-    stack.
-
-    None across a jump.
+    stack. Return None if the expression contains a jump.
     """
     left = 1
     for at in range(end, -1, -1):
         each = listed[at]
+        # Behind a jump, the instructions before it need not have run.
         if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
             return None
         left -= dis.stack_effect(each.opcode, each.arg, jump=False)
@@ -261,7 +263,7 @@ def expression_start(listed: Instructions, end: int) -> int | None:
 
 
 def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
-    """Return the instructions of a class body without those that store its docstring, its name and its line, which do
+    """Return the instructions of a class body without those that store its docstring, its name and its line. These do
     not change behaviour.
     """
     kept: list[dis.Instruction] = []
@@ -275,8 +277,8 @@ def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
 
 
 def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]:
-    """Return the instructions without those that compute annotations of inner functions (Python 3.11 and 3.12), which
-    do not change behaviour.
+    """Return the instructions without those that compute annotations of inner functions, as Python 3.11 and 3.12 have
+    them. These do not change behaviour.
     """
     kept = list(listed)
     # From the end, so that a deletion does not move the positions that are still to come.
@@ -297,8 +299,8 @@ def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]
 
 @cache
 def syntax_digest(source: str) -> str:
-    """Return the digest of a function's syntax tree, with annotations and without docstrings, which is what Triton
-    reads of a kernel.
+    """Return a digest of a function's syntax tree, with annotations and without docstrings. This is the part of a
+    kernel that Triton reads.
     """
     tree = ast.parse(textwrap.dedent(source))
     for node in ast.walk(tree):

@@ -1,13 +1,12 @@
-"""The one walk over what code uses: it identifies compiled code, choices and proofs, and finds constants of code.
+"""The one walk over what code uses. It identifies compiled code, choices and proofs, and finds constants of code.
 
 From its roots the walk follows functions, methods, properties, classes with their bases, instances, closures, defaults,
 decorators, partial functions, containers, Triton kernels, declared ops, and the globals and modules that code names, in
-whatever file they are. It does not enter Python, torch and well-known libraries, whose versions stand for them. Where
-code hides what it uses (``getattr`` of a computed name, ``eval``, an import inside a function, C extensions, operators
-of other libraries), all files of its package stand for that.
+any file. It does not enter Python, torch and well-known libraries, whose versions identify them. Some code hides what
+it uses by ``getattr`` of a computed name, ``eval``, late imports or C code. All files of its package are then included.
 
-What the code itself assigns to or changes in place, such as a table that it fills at the first call, is state: it is
-left out, or an identity would change while the program runs. The files of its module stand for how it began.
+What the code itself assigns to or changes in place, such as a table that it fills at the first call, is state. It is
+left out, since an identity would otherwise change while the program runs. The files of its module are included instead.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ MOST_CONSTANTS = 64  # of one container, for those who mine them
 
 
 class CodePart(NamedTuple):
-    """A part of the code that was walked: its text for a digest, and the value for other readers.
+    """A part of the code that was walked, with its text for a digest.
 
     ``value`` is the constant, the function, the object of Shiplap (such as an op), the name of the library, or the
     reason why code could not be followed.
@@ -113,12 +112,12 @@ _CONTAINERS: tuple[AnyValue, ...] = (list, tuple, set, frozenset)
 
 
 def walk_code(*roots: AnyValue, most: int = 1 << 16) -> list[CodePart]:
-    """Return all parts of code and data that ``roots`` use, directly or not, in an order that is the same in every
-    process that loaded the same code.
+    """Return all parts of code and data that ``roots`` use, directly or not. The order is the same in every process
+    that loaded the same code.
 
     Args:
         roots: functions, objects or containers of them.
-        most: the number of functions, classes and other objects that are looked at.
+        most: the largest number of functions, classes and other objects that are visited.
     """
     scout = _CodeWalk(most, frozenset(), reads_data=False)
     scout.run(roots)
@@ -128,8 +127,8 @@ def walk_code(*roots: AnyValue, most: int = 1 << 16) -> list[CodePart]:
 
 
 def constants_used(*roots: AnyValue, most: int) -> list[AnyValue]:
-    """Return the plain constants in ``roots`` and in the code that they use, the nearest first, without docstrings.
-    ``most`` limits the objects that are visited.
+    """Return the plain constants in ``roots`` and in the code that they use, the nearest first, without docstrings. At
+    most ``most`` objects are visited.
     """
     scout = _CodeWalk(most, frozenset(), reads_data=False)
     scout.run(roots)
@@ -145,12 +144,12 @@ def libraries_used(*roots: AnyValue) -> set[str]:
 
 
 def is_followed(value: AnyValue) -> bool:
-    """Whether the walk reads the code of a function or class: it is not of Python, torch or a well-known library."""
+    """Return whether the walk reads the code of a function or class, which it does for an author's code."""
     return not version_covers_code(top_package(defining_module(value)))
 
 
 def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
-    """Yield ``(name, value)`` of captured variables and of the globals and module attributes that ``fn`` names."""
+    """Yield ``(name, value)`` of the captured variables, globals and module attributes that ``fn`` names."""
     use = code_use(fn.__code__)
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
@@ -165,17 +164,17 @@ def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
 
 
 class _HomeModule(NamedTuple):
-    """The module of the code that is being described, by name and by its globals."""
+    """The module of the code that is being described, as its name and its globals."""
 
     module: str
     names: dict[str, AnyValue]
 
 
 class _CodeWalk:
-    """One walk. Objects get numbers in the order in which they are met, and are described in this order."""
+    """One walk over code. Objects get numbers in the order in which they are found, and are described in this order."""
 
     def __init__(self, most: int, state: frozenset[str], *, reads_data: bool) -> None:
-        """Start a walk over ``most`` objects at most. ``state``: names that code changes, whose values are not read."""
+        """Start a walk over at most ``most`` objects. Values of the names in ``state``, which change, are not read."""
         self.parts: list[CodePart] = []
         self.most, self.names_of_state, self.reads_data = most, state, reads_data
         self.used: set[str] = set()  # names that code uses
@@ -188,7 +187,7 @@ class _CodeWalk:
         self._filed: set[str] = set()  # modules whose files are parts already
 
     def run(self, roots: Sequence[AnyValue]) -> None:
-        """Add the parts of all code that ``roots`` use. Beyond the limit of objects, files stand for the rest."""
+        """Add the parts of all code that ``roots`` use. Beyond the limit of objects, add the files of modules."""
         for root in roots:
             if isinstance(root, (FunctionType, MethodType)) and top_package(defining_module(root)) == "shiplap":
                 self.add("library", f"shiplap {root.__qualname__} {shiplap_digest()}", "shiplap")
@@ -213,13 +212,13 @@ class _CodeWalk:
         return frozenset(state)
 
     def add(self, kind: Kind, text: str, value: AnyValue = None) -> None:
-        """Append a part to the found code: its kind, such as ``"file"``, its text for digests and its value."""
+        """Append a part to the found code, with its kind, such as ``"file"``, its text for digests and its value."""
         self.parts.append(CodePart(kind, text, value))
 
     # --- a value where it is used -------------------------------------------------------------------------------------
 
     def text(self, value: AnyValue) -> str:
-        """Return a value as text without addresses. An object joins the queue of the walk, its text is ``#3``."""
+        """Return a value as text without addresses. An object is queued, and its text is a number such as ``#3``."""
         kind = type(value)
         if kind in PLAIN:
             self.add("constant", "", value)
@@ -237,12 +236,13 @@ class _CodeWalk:
         number = self._numbers.get(id(value))
         if number is None:
             number = self._numbers[id(value)] = len(self._held)
+            # While the list holds the object, no other object can have its id.
             self._held.append(value)
             self._left.append((value, self._home))
         return f"#{number}"
 
     def _set(self, members: set[AnyValue] | frozenset[AnyValue]) -> str:
-        """Return a set as text, sorted by digests of its members, so that no hash seed decides the order."""
+        """Return a set as text, sorted by digests of its members, so that the hash seed does not matter."""
         if all(type(m) in PLAIN for m in members):
             return f"{{{', '.join(sorted(map(self.text, members)))}}}"
         digests = []
@@ -258,25 +258,25 @@ class _CodeWalk:
         return f"{{{', '.join(sorted(d for d, _ in digests))}}}"
 
     def _path(self, path: str) -> str:
-        """Return a path as text by its last part, as folders differ. The content of an existing file is added."""
+        """Return a path as text by its last part, since folders differ. Add the content of an existing file."""
         if os.path.isfile(path):
             self._file(path)
             return f"path {os.path.basename(path)}"
         return f"path {os.path.basename(path)}" if os.path.isdir(path) else plain_text(path)
 
     def _file(self, path: str) -> None:
-        """Add a file with its name and the digest of its content. The text is empty if no digest is needed."""
+        """Add a file with its name and the digest of its content. Without digests, the text of the part is empty."""
         self.add("file", f"{os.path.basename(path)} {file_digest(path)}" if self.reads_data else "")
 
     # --- what cannot be followed --------------------------------------------------------------------------------------
 
     def _unfollowed(self, why: str) -> None:
-        """Add ``why``, the reason why code cannot be read, such as ``eval``, and in its place its module's files."""
+        """Add ``why``, the reason why code cannot be read, such as ``eval``, and add the files of its module."""
         self.add("unfollowed", why, why)
         self._files_of(self._home)
 
     def _files_of(self, home: _HomeModule) -> None:
-        """Add a part for each file of a module, once, or for its members where no file has the loaded code."""
+        """Add the files of a module, once. If no file has the loaded code, add the members of the module."""
         if home.module in self._filed or not home.module:
             return
         self._filed.add(home.module)
@@ -292,14 +292,14 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(value)}")
 
     def _state(self, name: str) -> None:
-        """Add a part that says that calls change ``name``, in place of its value, and the files of its module."""
+        """Add a part which states that calls change ``name``, in place of its value, and the files of its module."""
         self.add("data", f"{name} changes")
         self._files_of(self._home)
 
     # --- descriptions -------------------------------------------------------------------------------------------------
 
     def _describe(self, value: AnyValue) -> None:
-        """Add the parts of a value from the queue, by its type: function, method, class, container, or object."""
+        """Add the parts of a value from the queue, which depend on its type, such as function, class or object."""
         if isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, MethodType):
@@ -312,6 +312,7 @@ class _CodeWalk:
                 self.add("code", f"{text} {self.text(part)}" if part is not None else text)
         elif isinstance(value, type):
             self._class(value)
+        # An instance of a subclass may have attributes besides its members, so it is described as an object.
         elif type(value) in (list, dict, MappingProxyType, deque):
             self._container(value)
         elif isinstance(value, (staticmethod, classmethod)):
@@ -330,7 +331,7 @@ class _CodeWalk:
             self._object(value)
 
     def _container(self, value: AnyValue) -> None:
-        """Add the members of a list, dict or deque, and ``MOST_CONSTANTS`` of its constants one by one."""
+        """Add the members of a list, dict or deque. At most ``MOST_CONSTANTS`` of its constants stay parts."""
         pairs = isinstance(value, Mapping)
         before = len(self.parts)
         texts = [f"{self.text(k)}: {self.text(v)}" for k, v in value.items()] if pairs else list(map(self.text, value))
@@ -340,7 +341,7 @@ class _CodeWalk:
         self.add("data", f"{type(value).__name__} {shortened_text(', '.join(texts))}")
 
     def _function(self, fn: FunctionType) -> None:
-        """Add a function: its code, constants, defaults, captured variables, and the globals that it names."""
+        """Add a function with its code, constants, defaults, captured variables and the globals that it names."""
         module = defining_module(fn)
         if version_covers_code(top_package(module)):
             self._foreign_function(fn)
@@ -369,7 +370,7 @@ class _CodeWalk:
         self._hidden(fn, use)
 
     def _named(self, name: str, value: AnyValue) -> None:
-        """Add ``name=value`` to the digested parts, or only that the value changes, if code assigns it in calls."""
+        """Add ``name=value`` to the digested parts. If code assigns the name in calls, add that its value changes."""
         if name in self.names_of_state and not isinstance(value, (FunctionType, type)):
             self._state(name)
         else:
@@ -393,7 +394,7 @@ class _CodeWalk:
             self._attribute(f"{name}.{other}", held[other], use)
 
     def _attribute(self, name: str, value: AnyValue, use: CodeUse) -> None:
-        """Add an attribute of a module with those of ``use`` in it. A module that is being visited is not entered."""
+        """Add an attribute of a module, with the names of ``use`` in it. A module being visited is not entered."""
         if not isinstance(value, ModuleType):
             self._named(name, value)
         elif id(value) not in self._numbers:
@@ -402,7 +403,7 @@ class _CodeWalk:
             del self._numbers[id(value)]
 
     def _hidden(self, fn: FunctionType, use: CodeUse) -> None:
-        """Add the operators, late imports and environment variables that ``use``, a function's code, mentions."""
+        """Add the operators, late imports and environment variables that ``use``, the code of ``fn``, mentions."""
         if use.hiding:
             self._unfollowed(use.hiding)
         for base, operator in sorted(use.operators):
@@ -415,7 +416,7 @@ class _CodeWalk:
                 self.add("data", f"${name}={os.environ.get(name)!r}")
 
     def _import(self, fn: FunctionType, level: int, name: str, names: tuple[str, ...]) -> None:
-        """Add the module ``name``, imported when ``fn`` runs, by its files' digests: it may not be loaded yet."""
+        """Add the module ``name``, which ``fn`` imports when it runs, by digests of its files, without loading it."""
         package = str(fn.__globals__.get("__package__") or "")
         full = resolve_name("." * level + name, package) if level and package else name
         top = top_package(full)
@@ -427,7 +428,7 @@ class _CodeWalk:
                 self.add("file", f"{file} {digest}")
 
     def _operator(self, name: str) -> None:
-        """Add an operator of ``torch.ops``: Shiplap's op, else a part for unknown code. Torch's own add nothing."""
+        """Add an operator of ``torch.ops``, as Shiplap's op or as unknown code. torch's own add nothing."""
         if top_package(name.replace("::", ".")) in TORCHS_OWN:
             return
         op = find_op(name)
@@ -449,7 +450,7 @@ class _CodeWalk:
                 self.add("data", self.text(value))
 
     def _class(self, cls: type) -> None:
-        """Add a class: version and name of one of a well-known library, else its bases and its members by name."""
+        """Add a class by its bases and members. Of a well-known library, add its version and the class's name."""
         module = defining_module(cls)
         if version_covers_code(top_package(module)):
             self.add("library", f"{version_text(top_package(module))} {module}.{cls.__qualname__}", top_package(module))
@@ -465,12 +466,13 @@ class _CodeWalk:
             self._named(name, member)
 
     def _object(self, value: AnyValue) -> None:
-        """Add an instance of an author's class: its class, its value if it is a number or container, attributes."""
+        """Add an instance of an author's class by its class and attributes, and by its value if it has one."""
         cls = type(value)
         self.add("data", f"object of {self.text(cls)}")
         self._home = _HomeModule(
             defining_module(cls), vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
         )
+        # The author's class may override the methods that show its value, so those of the builtin bases are called.
         for base in (bool, int, float, complex, str, bytes):
             if isinstance(value, base):
                 self.add("data", base.__repr__(value))
@@ -498,7 +500,7 @@ class _CodeWalk:
                 self._named(name, held[name])
 
     def _native(self, value: AnyValue) -> None:
-        """Add a compiled function by name and library version, or by the file of an author's extension."""
+        """Add a compiled function by its name and library version, or by the file of an author's extension."""
         owner = getattr(value, "__self__", None)
         module = defining_module(owner) if isinstance(owner, type) else defining_module(value)
         name = f"{module}.{getattr(value, '__qualname__', '')}"
@@ -513,7 +515,7 @@ class _CodeWalk:
             self._unfollowed(f"{name}, which is not written in Python")
 
     def _tensor(self, value: Tensor) -> None:
-        """Add a tensor by its form and values, or that its values cannot be read."""
+        """Add a tensor by its form and values. If its values cannot be read, add that."""
         text, read = tensor_text(value) if self.reads_data else ("", True)
         self.add("data", text)
         if not read:
@@ -538,14 +540,14 @@ class _CodeWalk:
             self._reduced(value)
 
     def _library(self, path: AnyValue) -> None:
-        """Add a library that ``ctypes`` has opened by its file, or that it cannot be followed."""
+        """Add a library that ``ctypes`` has opened by its file. If there is no file, add that."""
         if isinstance(path, str) and os.path.isfile(path):
             self._file(path)
         else:
             self._unfollowed(f"the library {path}")
 
     def _wrapped(self, value: AnyValue) -> bool:
-        """Add the functions that a callable object of a library wraps, and return whether there are any."""
+        """Add the functions that a callable object of a library wraps. Return whether there are any."""
         inner = [getattr(value, name, None) for name in WRAPPED_ATTRIBUTES] if callable(value) else []
         functions = [f for f in inner if isinstance(f, (FunctionType, MethodType, partial))]
         for function in functions:
@@ -553,7 +555,7 @@ class _CodeWalk:
         return bool(functions)
 
     def _of_torch(self, value: AnyValue) -> None:
-        """Add an object of torch: a module's attributes, a dtype's name, an operator, or a wrapped function."""
+        """Add an object of torch, which is a module, a dtype or the like, an operator, or a wrapped function."""
         if isinstance(value, torch.nn.Module):
             self._attributes(value)
         elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
@@ -566,7 +568,7 @@ class _CodeWalk:
             self._wrapped(value)
 
     def _triton(self, value: AnyValue) -> None:
-        """Add a Triton function by the syntax that Triton reads and its settings, or another Triton object."""
+        """Add a Triton function by its settings and the syntax that Triton reads, or another object of Triton."""
         held = vars(value) if has_instance_dict(value) else {}
         function = held.get("fn")
         if function is None:

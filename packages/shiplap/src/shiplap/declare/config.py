@@ -1,4 +1,4 @@
-"""``Config``: values of a kernel's compile-time parameters; ``Space``: the configs that a kernel declares."""
+"""``Config``, the values of a kernel's compile-time parameters, and ``Space``, the configs that a kernel declares."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ Prior: TypeAlias = Callable[..., float]
 
 @dataclass(frozen=True)
 class Config:
-    """Named values, sorted by name, so that equal configs compare equal.
-
-    A kernel without parameters has the empty config.
+    """Values of compile-time parameters by name, sorted so that equal configs compare equal. A kernel without
+    parameters has the empty config.
     """
 
     items: tuple[tuple[str, Scalar], ...] = ()
@@ -37,8 +36,8 @@ class Config:
         return dict(self.items)
 
     def label(self, kernel: str) -> str:
-        """Return the name of ``kernel`` with the compile-time values of this config, such as ``tiled(BLOCK=64)``, or
-        the name alone for no values.
+        """Return the name of ``kernel`` with the compile-time values of this config, such as ``tiled(BLOCK=64)``. If
+        there are no values, return only the name.
         """
         return f"{kernel}({self})" if self.items else kernel
 
@@ -52,7 +51,10 @@ NO_CONFIG = Config()
 
 @dataclass(frozen=True)
 class Space(HasCode):
-    """The configs that ``configs=`` declares. ``prior(env, config)`` estimates a time, by which tuning ranks them."""
+    """The configs that ``configs=`` declares.
+
+    ``prior(env, config)`` estimates a time, by which tuning ranks the configs.
+    """
 
     fixed: tuple[Config, ...] = ()
     derived: Derived | None = None
@@ -63,7 +65,7 @@ class Space(HasCode):
     native: bool = False  # a C ABI kernel: integers only, and the same names in every config
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts that decide which configs (compile-time values of a kernel) run: the listed ones with the
+        """Yield the parts of the declaration that determine which configs run. They are the listed configs with the
         default as text, and the functions that return, choose or rank configs.
         """
         yield (
@@ -74,14 +76,14 @@ class Space(HasCode):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sorted names of the compile-time parameters, which give the order of a C kernel's config. Empty where the
-        configs depend on sizes.
+        """The sorted names of the compile-time parameters. They give the order of a C kernel's config. The tuple is
+        empty if the configs depend on sizes.
         """
         return tuple(name for name, _ in self.fixed[0].items) if self.fixed else ()
 
     @property
     def static(self) -> Config | None:
-        """The config (compile-time values) of a call without a tuned choice, or None where it depends on the sizes of
+        """The config (compile-time values) of a call without a tuned choice. It is None if it depends on the sizes of
         the call.
         """
         if callable(self.chosen) or not self.fixed:
@@ -90,7 +92,7 @@ class Space(HasCode):
 
     def configs(self, env: Env) -> tuple[Config, ...]:
         """Return all configs (compile-time values) that tuning may choose from for a call with the sizes and scalars
-        ``env``, the default first, without duplicates. Raises SL116 if there is none.
+        ``env``. The default comes first, and there are no duplicates. Raise ``SL116`` if there is none.
         """
         configs = self.fixed or tuple(
             _read_config(self.where, c, self.keywords) for c in (self.derived or _no_prior)(env)
@@ -101,8 +103,8 @@ class Space(HasCode):
         return (default, *(c for c in dict.fromkeys(configs) if c != default))
 
     def declared(self, config: Config) -> Config | None:
-        """Return the declared config that equals ``config``, if it is listed or a constant default, else None. Its
-        values have the declared types, unlike those read from a file (``true`` for 1).
+        """Return the declared config that equals ``config``, if it is listed or a constant default. Return None
+        otherwise. Its values have the declared types, unlike those read from a file (``true`` for 1).
         """
         chosen = (self.chosen,) if isinstance(self.chosen, Config) else ()
         return next((c for c in (*self.fixed, *chosen) if c == config), None)
@@ -113,8 +115,8 @@ class Space(HasCode):
         return self.derived is not None or callable(self.chosen)
 
     def default(self, env: Env) -> Config:
-        """Return the config of a call without a tuned choice, for the sizes ``env``: ``default=``, else the first
-        config.
+        """Return the config of a call without a tuned choice, for the sizes ``env``. It is the declared default, or
+        else the first config.
         """
         if isinstance(self.chosen, Config):
             return self.chosen
@@ -124,7 +126,9 @@ class Space(HasCode):
 
 
 def _no_prior(env: Env) -> Sequence[Values]:
-    """Return no configs, for a kernel that declares a function neither of configs nor of a default."""
+    """Return no configs. This function is used for a kernel that declares neither a function of configs nor one of a
+    default.
+    """
     return ()
 
 
@@ -139,8 +143,10 @@ def read_space(
     native: bool = False,
 ) -> Space | None:
     """Return the declared ``configs=`` (sets of compile-time values), ``default=`` and ``prior=`` of the kernel
-    ``name`` as a ``Space``, None without configs. Raises SL116 for an invalid one. ``keywords`` are the names that a
-    config may have, None for any. ``native`` says that C code reads its values.
+    ``name`` as a ``Space``. Return None if there are no configs. Raise ``SL116`` if one of these keywords is invalid.
+
+    ``keywords`` are the names that a config may have, or None for any. If ``native`` is true, C code reads the values
+    of a config.
     """
     where = f"{spec.name}, kernel {name}"
     if configs is None:
@@ -159,7 +165,7 @@ def read_space(
 
 
 def _require_c_configs(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[Env], Values] | None) -> None:
-    """Raise SL116 unless all configs of a C kernel are integers with the same names, as the C code reads them by
+    """Raise ``SL116`` unless all configs of a C kernel are integers with the same names. The C code reads them by
     position.
     """
     if not fixed:
@@ -171,7 +177,7 @@ def _require_c_configs(where: str, fixed: tuple[Config, ...], chosen: Config | C
 
 
 def _read_config(where: str, values: Values, keywords: frozenset[str] | None) -> Config:
-    """Return a config from a dict of names and values. Raises SL116 for other types and for a name that is not in
+    """Return a config from a dict of names and values. Raise ``SL116`` for other types, and for a name that is not in
     ``keywords``.
     """
     if not isinstance(values, Mapping) or not values or not all(isinstance(k, str) for k in values):

@@ -1,4 +1,4 @@
-"""Dim expressions as C++: the same small language that ``shiplap.declare.dim_expression`` evaluates."""
+"""Dim expressions as C++. They are in the same small language that ``shiplap.declare.dim_expression`` evaluates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COMPARISON: dict[type[ast.cmpop], str] = {
 
 
 def quote_cpp(text: str) -> str:
-    """Return ``text`` as a C++ string literal with its quotes. Raises ValueError if it is not printable ASCII."""
+    """Return ``text`` as a C++ string literal with its quotes. Raise ``ValueError`` if it is not printable ASCII."""
     if not (text.isascii() and text.isprintable()):
         raise ValueError(f"{text!r} is not printable ASCII")
     return json.dumps(text)
@@ -37,14 +37,15 @@ def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
     """Return the dim expression ``expr`` as C++ for ``shiplap/native.h``. ``variable`` returns the C++ name of a dim or
     argument.
 
-    Numbers are int64_t, and an expression whose intermediate results need more bits has no value. ``//`` and ``%``
-    floor as Python's do.
+    Numbers are of type ``int64_t``. An expression whose intermediate results need more bits has no value. ``//`` and
+    ``%`` round down, as in Python.
     """
 
     def text(node: ast.expr) -> str:
-        """Return the C++ text of one node of the expression. Raises ValueError for a node without a C++ form."""
+        """Return the C++ text of one node of the expression. Raise ``ValueError`` for a node that has no C++ text."""
         match node:
             case ast.Constant(value=str() as value):
+                # C++ would compare two literals by their addresses.
                 return f"std::string({quote_cpp(value)})"
             case ast.Constant(value=int() as value):
                 return f"int64_t{{{int(value)}}}"
@@ -60,6 +61,7 @@ def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
             case ast.Subscript(value=value, slice=index):
                 return f"shiplap::item({text(value)}, {text(index)})"
             case ast.Compare(left=left, ops=operators, comparators=rights):
+                # C++ has no chained comparisons, so that each pair is compared.
                 pairs = zip([left, *rights], operators, rights, strict=False)
                 return f"({' && '.join(f'{text(a)} {_COMPARISON[type(o)]} {text(b)}' for a, o, b in pairs)})"
             case ast.BoolOp(values=values):

@@ -1,7 +1,8 @@
-"""Dim expressions: the small language of ``dims=``, ``bounds=``, ``requires=`` and ``workspace=``.
+"""Dim expressions, the small language of ``dims=``, ``bounds=``, ``requires=`` and ``workspace=``.
 
-Integers, names of dims and int (list) arguments, ``+ - * // %``, comparisons, ``and``, subscripts, and the functions
-below. Evaluated on plain and on symbolic sizes; kept as a syntax tree so that it can be printed as C++ too.
+It has integers, names of dims and int (list) arguments, ``+ - * // %``, comparisons, ``and``, subscripts, and the
+functions below. Expressions are evaluated on plain and on symbolic sizes. They are stored as a syntax tree, so that
+they can be printed as C++ too.
 """
 
 from __future__ import annotations
@@ -24,38 +25,36 @@ _Sizes: TypeAlias = list[Size] | tuple[Size, ...]
 
 
 def _prod_of_sizes(*values: Size | _Sizes) -> Size:
-    """Return the product of sizes, given as arguments or as one list. It is the function ``prod`` of the expressions in
-    declarations.
-    """
+    """Return the product of sizes, given as arguments or as one list. Expressions in declarations call it ``prod``."""
     return math.prod(_size_items(values))
 
 
 def _min_of_sizes(*values: Size | _Sizes) -> Size:
-    """Return the least of sizes, given as arguments or as one list, real or symbolic. It is the function ``min`` of the
-    expressions in declarations.
+    """Return the least of sizes, real or symbolic, given as arguments or as one list. Expressions in declarations call
+    it ``min``.
     """
     items = _size_items(values)
     return min(items) if _are_plain_ints(items) else reduce(torch.sym_min, items)
 
 
 def _max_of_sizes(*values: Size | _Sizes) -> Size:
-    """Return the greatest of sizes, given as arguments or as one list, real or symbolic. It is the function ``max`` of
-    the expressions in declarations.
+    """Return the greatest of sizes, real or symbolic, given as arguments or as one list. Expressions in declarations
+    call it ``max``.
     """
     items = _size_items(values)
     return max(items) if _are_plain_ints(items) else reduce(torch.sym_max, items)
 
 
 def _are_plain_ints(items: Sequence[Size]) -> bool:
-    """Whether all items are plain ints, as in every real call. The built-in functions then serve, which are faster than
-    torch's for symbolic sizes.
+    """Return whether all items are plain ints, as in every real call. For these, the built-in functions are faster than
+    torch's functions for symbolic sizes.
     """
     return set(map(type, items)) <= {int}
 
 
 def _size_items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
     """Return the sizes in the arguments of ``prod``, ``min`` or ``max`` in an expression, written as ``f(a, b)`` or
-    ``f(list)``. Raises TypeError for a list among sizes.
+    ``f(list)``. Raise ``TypeError`` if a list is among several arguments.
     """
     if len(values) == 1 and isinstance(values[0], (list, tuple)):
         return values[0]
@@ -66,20 +65,20 @@ def _size_items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
 
 
 def _broadcast_sizes(*values: Size | _Sizes) -> Size:
-    """Return the size to which sizes broadcast: the first that is not 1, or 1. It is the function ``broadcast`` of the
-    expressions in declarations.
+    """Return the size to which sizes broadcast, which is the first that is not 1, or 1. Expressions in declarations
+    call it ``broadcast``.
     """
     return next((v for v in _size_items(values) if (v != 1 if type(v) is int else not_one(v))), 1)
 
 
 def _ceil_divide(a: Size, b: Size) -> Size:
-    """Return ``a / b`` rounded up, for positive sizes: the function ``cdiv`` of expressions in declarations."""
+    """Return ``a / b`` rounded up, for positive sizes. Expressions in declarations call it ``cdiv``."""
     return (a + b - 1) // b
 
 
 def _next_power_of_2(a: Size) -> int:
-    """Return the least power of two that is at least ``a``. A symbolic size is compared with powers, each of which adds
-    a guard to the trace.
+    """Return the least power of two that is at least ``a``. A symbolic size is compared with powers of two, and each
+    comparison adds a guard to the trace.
     """
     if isinstance(a, int):
         return 1 << max(0, a - 1).bit_length()
@@ -90,14 +89,14 @@ def _next_power_of_2(a: Size) -> int:
 
 
 def _power_of_2(a: int) -> int:
-    """Return two to the power ``a``. Raises ValueError unless the result is a positive number of 64 bits."""
+    """Return two to the power ``a``. Raise ``ValueError`` unless the result is a positive number of 64 bits."""
     if not 0 <= a <= 62:
         raise ValueError(f"2^{a} is no positive number of 64 bits")
     return 1 << a
 
 
 def _choose_size(condition: Size | bool, yes: Size, no: Size) -> Size:
-    """Return ``yes`` if the condition holds, else ``no``. It is the conditional function of the expressions in
+    """Return ``yes`` if the condition holds, else ``no``. It is the conditional function of expressions in
     declarations, which have no ``if``.
     """
     return yes if condition else no
@@ -146,14 +145,14 @@ _GRAMMAR = (
 
 @dataclass(frozen=True)
 class Expr:
-    """A checked expression. It is identified by ``source``; ``names`` are its free names."""
+    """A checked expression, which is identified by its text ``source``. ``names`` are its free names."""
 
     source: str
 
     @classmethod
     def parse(cls, source: str, where: str) -> Expr:
         """Return the expression of the text ``source``, such as ``cdiv(n, 2)``, after checking it against the grammar.
-        Raises SL105, with ``where`` as the place, which names the part that the grammar lacks.
+        Raise ``SL105``, with ``where`` as the place and the part that the grammar lacks.
         """
         expr = cls(source.strip())
         try:
@@ -181,8 +180,8 @@ class Expr:
         return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
 
     def __call__(self, env: Env) -> Size:
-        """Return the value of the expression for the values ``env`` of its names: an int, a SymInt for symbolic sizes,
-        or a bool for a comparison.
+        """Return the value of the expression for the values ``env`` of its names. It is an int, a SymInt for symbolic
+        sizes, or a bool for a comparison.
         """
         return _compile_expression(self.source)(env)
 
@@ -192,12 +191,10 @@ class Expr:
 
 
 class _FromEnv(ast.NodeTransformer):
-    """The replacement of names by entries of ``env``, so that an argument called min hides no function."""
+    """The replacement of names by lookups in ``env``, so that an argument called ``min`` hides no function."""
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Return the call with its arguments converted to lookups in ``env``, and the function's own name left as it
-        is.
-        """
+        """Return the call with its arguments converted to lookups in ``env``. The name of the function stays."""
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.Subscript:
@@ -207,8 +204,8 @@ class _FromEnv(ast.NodeTransformer):
 
 @cache
 def _compile_expression(source: str) -> Callable[[Env], Size]:
-    """Return a function that evaluates the expression ``source`` from the values ``env``. It is compiled once for each
-    text.
+    """Return a function that evaluates the expression ``source``. Its argument ``env`` holds the values by name. Each
+    text is compiled once.
     """
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg("env")], kwonlyargs=[], kw_defaults=[], defaults=[])
     body = _FromEnv().visit(ast.parse(source, mode="eval")).body

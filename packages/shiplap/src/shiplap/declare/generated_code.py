@@ -1,4 +1,4 @@
-"""The printer of generated Python functions, which every fast path uses: text is compiled once, and run by name.
+"""The printer of generated Python functions, which every fast path uses. A text is compiled once, and run by name.
 
 Generated text names its values in a scope, so that no value has to be written as text. Each text gets an origin, such
 as ``<bind ns::op>``, which tracebacks and profiles show.
@@ -11,8 +11,8 @@ from typing import Any
 
 
 def define_function(name: str, lines: Iterable[str], origin: str, scope: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function ``name`` that the Python source ``lines`` define. ``scope`` has their globals, ``origin`` is
-    the file name in tracebacks.
+    """Return the function ``name`` that the Python source ``lines`` define. ``scope`` holds their globals, and
+    ``origin`` is the file name in tracebacks.
     """
     exec(compile("\n".join(lines), f"<{origin}>", "exec"), scope)
     made: Callable[..., Any] = scope[name]
@@ -20,10 +20,12 @@ def define_function(name: str, lines: Iterable[str], origin: str, scope: dict[st
 
 
 def tuple_source(parts: Iterable[str]) -> str:
-    """Return the Python source of a tuple of the expressions ``parts``, which may be empty."""
+    """Return the Python source of a tuple of the expressions ``parts``. ``parts`` may be empty."""
     return f"({''.join(f'{part}, ' for part in parts)})"
 
 
 def either_source(conditions: Iterable[str]) -> str:
-    """Return the Python source of the condition that at least one of ``conditions`` holds, ``False`` for none."""
+    """Return the Python source of the condition that at least one of ``conditions`` holds. If there are none, it is
+    ``False``.
+    """
     return " or ".join(conditions) or "False"

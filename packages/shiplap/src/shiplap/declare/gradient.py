@@ -28,7 +28,7 @@ Surrogate: TypeAlias = Callable[..., Returned]  # a function in plain PyTorch
 
 
 class _DeclaredOp(Protocol):
-    """The part of a declared op that this module uses. ``Op`` itself is in a room above."""
+    """The part of a declared op that this module uses. ``Op`` itself is in a package that this one must not import."""
 
     spec: OpSpec
 
@@ -41,7 +41,8 @@ class GradientOp:
     """An op that computes gradients of another op.
 
     Attributes:
-        gives: the arguments of the other op whose gradients its results are, in order.
+        op: the op.
+        gives: the arguments of the other op whose gradients are its results, in order.
     """
 
     op: _DeclaredOp
@@ -49,8 +50,8 @@ class GradientOp:
 
     @classmethod
     def read(cls, spec: OpSpec, op: _DeclaredOp) -> GradientOp:
-        """Return ``op``, another declared op, as a part of the gradient of ``spec``, its arguments and results matched
-        by name. Raises SL110 for a name or kind that does not fit.
+        """Return ``op``, another declared op, as a part of the gradient of ``spec``. Its arguments and results are
+        matched by name. Raise ``SL110`` for a name or kind that does not fit.
         """
         own, where = op.spec, f"{spec.name}, gradient {op.spec.name}"
         known = {a.name: a for a in spec.args}
@@ -76,29 +77,30 @@ class GradientOp:
         return cls(op, tuple(names[name] for name in own.results))
 
     def takes(self, spec: OpSpec) -> list[tuple[str, int]]:
-        """Return for each argument of this gradient op, in order, the value it is called with, as ``(name, number)``:
-        the output's number for the gradient of an output, else -1 for the saved argument or result ``name``.
+        """Return for each argument of this gradient op, in order, the value that it is called with, as ``(name,
+        number)``. For the gradient of an output, the number is that of the output. For the saved argument or result
+        ``name``, it is -1.
         """
         grads = _gradient_argument_names(spec)
         return [(a.name, grads.get(a.name, -1)) for a in self.op.spec.args]
 
 
 def _gradient_argument_names(spec: OpSpec) -> dict[str, int]:
-    """Return the argument names that stand for gradients of outputs, each with the output's number: ``grad_<output>``,
-    and ``grad`` if there is one output.
+    """Return the argument names that stand for gradients of outputs, each with the output's number. They are
+    ``grad_<output>``, and ``grad`` if there is one output.
     """
     names = {f"grad_{name}": i for i, name in enumerate(spec.results)}
     return {**names, "grad": 0} if len(spec.results) == 1 else names
 
 
 def _call_gradient_ops(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
-    """Return a gradient function ``(grad, saved, needs)`` that calls the declared ops in ``ops``, each only if a
-    gradient that it computes is needed.
+    """Return a gradient function ``(grad, saved, needs)`` that calls the declared ops in ``ops``. Each is called only
+    if a gradient that it computes is needed.
     """
 
     def gradients(grad: Tensor | tuple[Tensor, ...], saved: object, needs: object) -> Gradients:
-        """Return the gradients by argument, computed by those declared ops that give a gradient marked in ``needs``.
-        ``grad`` has the gradients of the outputs, ``saved`` the arguments and results as attributes.
+        """Return the gradients by argument, computed by the ops that return a gradient marked in ``needs``. ``grad``
+        holds the gradients of the outputs. ``saved`` has the arguments and results as attributes.
         """
         grads = grad if isinstance(grad, tuple) else (grad,)
         result: dict[str, Gradient] = {}
@@ -115,16 +117,17 @@ def _call_gradient_ops(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
 
 @dataclass(frozen=True)
 class Backward(HasCode):
-    """A declared gradient: ``fn(grad, saved, needs) -> {argument: gradient}`` and the tensors that it reads.
+    """A declared gradient, ``fn(grad, saved, needs) -> {argument: gradient}``, and the tensors that it reads.
 
     Attributes:
+        fn: a function that calls ``function`` with its inputs by name, or ``ops``.
         saves: the names of the arguments and results that are kept from the call until the backward.
-        function: the function as its author wrote it; ``fn`` calls it with its inputs by name.
+        function: the function as its author wrote it.
         strided: whether the function takes tensors with any strides.
-        surrogate: the function whose derivative the gradient is, where that is not the reference's.
-        ops: the ops that the gradient is declared as, if it is not a function. ``fn`` calls them.
-        once_differentiable: whether a gradient of the gradient is refused (True), is right by the author's word
-            (False), or is looked into where it is asked for (None, see dispatch/second_derivative.py).
+        surrogate: the function whose derivative the gradient is, if that is not the reference.
+        ops: the ops that compute the gradient, if it is not a function.
+        once_differentiable: True if a gradient of the gradient is refused, or False if the author has stated that it is
+            right. If None, it is checked when it is requested (see dispatch/second_derivative.py).
     """
 
     fn: GradientFn
@@ -143,10 +146,10 @@ class Backward(HasCode):
         surrogate: Surrogate | None = None,
         once_differentiable: bool | None = None,
     ) -> Backward:
-        """Return the gradient of ``spec`` that is computed by other declared ops, each called where one of its results
-        is needed.
+        """Return the gradient of ``spec`` that is computed by other declared ops. Each is called only if one of its
+        results is needed.
 
-        Raise SL110 where an op does not fit ``spec``, or where two ops give the same gradient.
+        Raise ``SL110`` if an op does not fit ``spec``, or if two ops compute the same gradient.
         """
         parts = tuple(GradientOp.read(spec, op) for op in ops)
         given = [name for part in parts for name in part.gives]
@@ -169,12 +172,12 @@ class Backward(HasCode):
         strided: bool = False,
         once_differentiable: bool | None = None,
     ) -> Backward:
-        """Return the gradient of ``spec`` that the function ``fn`` computes, after checking its parameters and the
-        names that it saves.
+        """Return the gradient of ``spec`` that the function ``fn`` computes. Check its parameters and the names that it
+        saves.
 
-        ``saves`` names arguments and results; by default those that ``fn`` reads. ``strided``: whether ``fn`` takes
-        tensors with any strides. SL110 for an unknown name, and for a surrogate that takes other arguments than the op;
-        SL134 where the reads of ``fn`` cannot be found.
+        ``saves`` names arguments and results. By default they are those that ``fn`` reads. ``strided`` states whether
+        ``fn`` takes tensors with any strides. Raise ``SL110`` for an unknown name, and for a surrogate that takes other
+        arguments than the op. Raise ``SL134`` if the reads of ``fn`` cannot be found.
         """
         if spec.mutated:
             raise error(
@@ -202,8 +205,8 @@ class Backward(HasCode):
         return made
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts that decide the gradient, for digests: the function or the ops, the names of the saved
-        values, and the surrogate, a function whose derivative the gradient is.
+        """Yield the parts on which the gradient depends, for digests. They are the function or the ops, the names of
+        the saved values, and the surrogate, a function whose derivative the gradient is.
         """
         stated = f"{self.saves} {self.strided} {self.once_differentiable} {[part.gives for part in self.ops]}"
         yield f"gradient {stated}", None
@@ -213,10 +216,10 @@ class Backward(HasCode):
     def check(
         self, spec: OpSpec, shapes: Mapping[str, Shape], result: Gradients, needs: Mapping[str, bool]
     ) -> Gradients:
-        """Return ``result``, the gradients by argument, if they fit the arguments' ``shapes``. Raises SL110 for a wrong
-        or missing entry, SL303 for a wrong shape.
+        """Return ``result``, the gradients by argument, if they fit the arguments' ``shapes``. ``needs`` maps each
+        argument to whether its gradient is used.
 
-        ``needs`` maps each argument to whether its gradient is used.
+        Raise ``SL110`` for an argument that is unknown or missing, and ``SL303`` for a gradient of another shape.
         """
         if not isinstance(result, dict):
             raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
@@ -251,7 +254,7 @@ class Backward(HasCode):
 
 
 def _read_saves(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in ``saves=`` as a tuple. Raises SL110 for a name that is no argument or result of the op."""
+    """Return the names in ``saves=`` as a tuple. Raise ``SL110`` for a name that is no argument or result of the op."""
     names, known = tuple(saves), _op_value_names(spec)
     for name in names:
         if name not in known:
@@ -264,9 +267,9 @@ def _read_saves(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
 
 def _find_saved_reads(spec: OpSpec, fn: GradientFn) -> tuple[str, ...]:
     """Return the names of the tensor arguments and results that the gradient function ``fn`` reads from its parameter
-    ``saved``, found in its bytecode.
+    ``saved``. They are found in its bytecode.
 
-    Raise SL110 for a name that the op does not have, and SL134 where the reads cannot be found.
+    Raise ``SL110`` for a name that the op does not have. Raise ``SL134`` if the reads cannot be found.
     """
     try:
         read = attributes_read(fn, "saved")
@@ -290,18 +293,18 @@ def _op_value_names(spec: OpSpec) -> set[str]:
 
 
 def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[..., Any]:
-    """Return a constructor of the object that a gradient function receives as ``saved`` or ``needs``, whose keyword
-    arguments are its attributes ``fields``.
+    """Return a constructor of the object that a gradient function receives as ``saved`` or ``needs``. The keyword
+    arguments of the constructor are the object's attributes ``fields``.
 
-    Compiled autograd traces the making of such an object, which it cannot do for ``SimpleNamespace``. A read of another
-    value of the op is SL135, which also is an AttributeError.
+    Compiled autograd can trace the construction of such an object, but not that of a ``SimpleNamespace``. Reading
+    another value of the op raises ``SL135``, which is also an ``AttributeError``.
     """
     # Scalars are known as well, though they are kept without being saved.
     known = _op_value_names(spec)
 
     def missing(wanted: str) -> ShiplapError | AttributeError:
-        """Return the error for reading the attribute ``wanted``, which was not saved: SL135 if the op has an argument
-        or result of this name, else an AttributeError.
+        """Return the error for reading the attribute ``wanted``, which was not saved. It is ``SL135`` if the op has an
+        argument or result of this name, and otherwise an ``AttributeError``.
         """
         if wanted in known:
             got, expected = f"{name}.{wanted}", ", ".join(fields) or "no value"
@@ -325,7 +328,7 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
 
 
 def shape_of_value(value: Value | Gradient) -> Shape:
-    """Return the shape of a tensor, a list with the shapes of a list's members, or None for anything else."""
+    """Return the shape of a tensor, or a list of the shapes of a list's members. Return None for any other value."""
     if isinstance(value, Tensor):
         return value.shape
     if isinstance(value, (list, tuple)):

@@ -1,6 +1,6 @@
-"""The inputs of a declared gradient: passed by name, and contiguous.
+"""The inputs of a declared gradient, which are passed by name and contiguous.
 
-A gradient that comes from ``torch.cat`` or ``sum`` is a view with strides of its own, and so may be what was saved. A
+A gradient that comes from ``torch.cat`` or ``sum`` is a view with other strides, and a saved tensor may be one, too. A
 function that launches a kernel on its memory would misread it, as a kernel of the op itself would.
 """
 
@@ -20,22 +20,25 @@ Gradients = TypeVar("Gradients")
 
 
 def read_gradient_function(spec: OpSpec, fn: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Return the author's gradient function ``fn`` as a function of ``(gradient, saved, needs)`` by position, whatever
-    the order of its parameters. Raises SL110 for other parameters. The gradient is the parameter called neither
-    ``saved`` nor ``needs``. No argument or result may have its name.
+    """Return a function that calls the author's gradient function ``fn`` by name and takes ``(gradient, saved, needs)``
+    by position.
+
+    The gradient is the parameter that is called neither ``saved`` nor ``needs``. It must not have the name of an
+    argument or result. Raise ``SL110`` for any other parameters.
     """
     first = "grad" if len(spec.results) == 1 else "grads"
     expected, three = f"def _({first}, saved, needs)", "take the three arguments that 'expected' lists"
 
     def refuse(got: str, fix: str = "") -> ShiplapError:
-        """Return SL110, the error of a gradient function with other parameters than ``grad``, ``saved`` and ``needs``.
-        ``got`` describes them.
+        """Return the error ``SL110`` for a gradient function with other parameters than ``grad``, ``saved`` and
+        ``needs``. ``got`` describes them.
         """
         return error("SL110", where=spec.name, got=got, expected=expected, fix=fix or three)
 
     takes = read_parameters(fn, refuse)
     shown = f"def _{takes.shown[takes.shown.index('(') :]}"
     others = [n for n in takes.named if n not in takes.optional and n not in ("saved", "needs")]
+    # An argument of the op that is called grad does not forbid the usual name of the gradient.
     taken = ({a.name for a in spec.args} | {*spec.results, "ctx"}) - {"grad", "grads"}
     if unknown := [n for n in others if n in taken] or others[1:]:
         raise refuse(f"{shown}: nothing is called {unknown[0]!r}")
@@ -45,15 +48,15 @@ def read_gradient_function(spec: OpSpec, fn: Callable[..., Gradients]) -> Callab
 
 
 def with_contiguous_inputs(fn: Callable[..., Gradients], saves: Iterable[str]) -> Callable[..., Gradients]:
-    """Return ``fn(grad, saved, needs)`` as a function that first makes the gradients and the saved tensors named in
-    ``saves`` contiguous.
+    """Return a function that makes the gradients and the saved tensors named in ``saves`` contiguous, then calls
+    ``fn(grad, saved, needs)``.
     """
     names = tuple(dict.fromkeys(saves))
 
     @wraps(fn)  # digests and audits read the code of the author
     def gradients(grad: Any, saved: Any, needs: Any) -> Gradients:
         """Return the result of the author's gradient function for contiguous gradients and saved tensors. The
-        attributes of ``saved`` are replaced by contiguous ones.
+        attributes of ``saved`` are replaced by contiguous tensors.
         """
         values = saved.__dict__
         for name in names:
@@ -68,7 +71,7 @@ def with_contiguous_inputs(fn: Callable[..., Gradients], saves: Iterable[str]) -
 
 
 def _contiguous_input(value: Any) -> Any:
-    """Return a tensor, or each of a list of tensors, as a contiguous one. Other values are returned as they are."""
+    """Return a tensor, or each of a list of tensors, as a contiguous one. Any other value is returned unchanged."""
     if isinstance(value, (list, tuple)):
         return type(value)([_contiguous_input(v) for v in value])
     return value.contiguous() if isinstance(value, Tensor) else value

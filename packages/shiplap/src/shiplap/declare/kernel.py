@@ -1,8 +1,8 @@
-"""``Kernel``: the interface of one implementation of an op for one device type.
+"""``Kernel``, the interface of one implementation of an op for one device type.
 
 A Python function (``dispatch/python_kernel.py``), a C function (``kernels/c/declaration.py``) and a template that
-Triton compiles (``kernels/triton/template_kernel.py``) are kernels. Callers use only the methods declared here, each of
-which has a default for kernels that do not support it. ``Implementation`` is code that can become a kernel: the
+Triton compiles (``kernels/triton/template_kernel.py``) are kernels. Callers use only the methods declared here. Each
+has a default for kernels that do not support it. ``Implementation`` is code that can become a kernel. It is the
 argument of ``Op.kernel(device, ...)``.
 """
 
@@ -55,9 +55,15 @@ class KernelKeywords(TypedDict, total=False):
 class KernelTerms:
     """The keywords with which a kernel was bound, as data.
 
-    ``dtypes`` are those that the dtype classes of a call may have, empty for all declared ones. ``supports`` gets the
-    arguments and returns True or the reason why not. ``code`` is what the kernel was made of. ``strided``: the tensor
-    arguments that a Python kernel takes with any strides.
+    Attributes:
+        name: the name of the kernel.
+        device: its device type.
+        code: the implementation from which the kernel was made.
+        dtypes: the dtypes that the kernel accepts for dtype classes, or an empty tuple for all declared ones.
+        supports: a function of the arguments. It returns True, or the reason why the kernel does not accept the call.
+        workspace: the size of the scratch memory in bytes, or None.
+        space: the configs, or None.
+        strided: the tensor arguments that a Python kernel takes with any strides.
     """
 
     name: str
@@ -74,16 +80,16 @@ class Kernel(HasCode):
     """One implementation of ``spec`` for one device type.
 
     Attributes:
-        name, device, code, dtypes, supports, workspace, space: what was declared, see :class:`KernelTerms`.
+        name, device, code, dtypes, supports, workspace, space: the declared terms, see :class:`KernelTerms`.
         condition: ``supports`` as a function of all arguments in declared order.
-        config: the values that this variant runs with.
-        by_python: whether Python launches it at each call, so that a compiled package cannot hold it.
-        stays_in_python: whether native code could take over from Python, and never will in this process.
-        can_repeat: whether :meth:`run_first_call` may say how a call is run again.
+        config: the compile-time values of this variant.
+        by_python: whether Python launches the kernel at each call. A compiled package cannot hold such a kernel.
+        stays_in_python: whether native code could take over from Python, but never will in this process.
+        can_repeat: whether :meth:`run_first_call` may return a function that repeats the call.
         compiles: whether :meth:`compile` can be called.
-        template: what it was rendered from, or None.
-        native: the C function behind it, which native code can call, or None.
-        function: a Python function by which its module is found, or None.
+        template: the template from which it was rendered, or None.
+        native: the C function of the kernel, which native code can call, or None.
+        function: a Python function whose module is that of the kernel, or None.
     """
 
     by_python: ClassVar[bool] = True
@@ -94,9 +100,7 @@ class Kernel(HasCode):
     function: Callable[..., object] | None = None
 
     def __init__(self, spec: OpSpec, terms: KernelTerms) -> None:
-        """Store the op and the terms under which the kernel was attached, such as its name, device type and
-        workspace.
-        """
+        """Set the op and the terms under which the kernel was attached, such as its name, device type and workspace."""
         self.spec, self.name, self.device, self.code = spec, terms.name, terms.device, terms.code
         self.dtypes, self.supports, self.strided = terms.dtypes, terms.supports, terms.strided
         self.condition = None if terms.supports is None else _bind_supports(spec, terms.name, terms.supports)
@@ -106,55 +110,57 @@ class Kernel(HasCode):
 
     @property
     def identity(self) -> str:
-        """The digest of the kernel's code and of the keywords with which it was attached."""
+        """A digest of the kernel's code and of the keywords with which it was attached."""
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts that decide the kernel's behaviour: its code, and the keywords with which it was attached."""
+        """Yield the parts on which the kernel's behaviour depends. They are its code and the keywords with which it was
+        attached.
+        """
         yield f"kernel {self.workspace} {self.dtypes} {sorted(self.strided)}", self.code
         yield "terms", (self.supports, self.space)
 
     @abstractmethod
     def run_call(self, call: Binding) -> Outputs:
-        """Run the kernel on a call with checked arguments and return its newly allocated outputs, in declared order."""
+        """Run the kernel on a call with checked arguments. Return its newly allocated outputs in declared order."""
 
     @property
     def stays_in_python(self) -> bool:
-        """Whether native code could take over the kernel's calls from Python, but never will in this process. False
-        unless a subclass overrides it.
+        """Whether native code could take over the kernel's calls from Python, but never will in this process. It is
+        false unless a subclass overrides it.
         """
         return False
 
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Run the kernel on a call with checked arguments into ``outs``, which are contiguous and have the declared
-        shapes. ``scratch`` is the workspace (scratch memory); None lets the kernel allocate one.
+        shapes. ``scratch`` is the workspace (scratch memory). If it is None, the kernel allocates one.
         """
         for out, value in zip(outs, self.run_call(call), strict=True):
             out.copy_(value)
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         """Run the kernel on a call with checked arguments. Return its outputs, and a function that repeats the call on
-        tensors that differ only in addresses. None stands for that function where the kernel cannot repeat calls
-        without checks.
+        tensors that differ only in their addresses. The function is None if the kernel cannot repeat calls without
+        checks.
         """
         return self.run_call(call), None
 
     def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
         """Run the kernel on a call with checked arguments into ``outs``. Return a function that repeats this on tensors
-        that differ only in addresses, or None.
+        that differ only in their addresses, or None if that is not possible.
         """
         self.run_into(call, outs, None)
         return None
 
     def compile(self, call: Binding) -> None:
-        """Compile the code that ``call`` would launch, without launching anything. Several threads may call it at the
-        same time. Raises NotImplementedError for a kernel that compiles nothing.
+        """Compile the code that ``call`` would launch, without launching it. Several threads may call this method at
+        the same time. Raise ``NotImplementedError`` for a kernel that compiles nothing.
         """
         raise NotImplementedError(f"{type(self).__name__} {self.name} compiles nothing")
 
     def why_refused(self, call: Binding) -> str:
-        """Return the reason why the kernel does not accept this call: its dtypes, or the answer of the author's
-        function ``supports``. Empty if it does.
+        """Return the reason why the kernel does not accept this call, or an empty text if it does. The reason is the
+        call's dtypes, or the result of the author's function ``supports``.
         """
         for dtype in call.dtypes.values() if self.dtypes else ():
             if str(dtype).removeprefix("torch.") not in self.dtypes:
@@ -164,22 +170,22 @@ class Kernel(HasCode):
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def why_not_packaged(self, call: Binding) -> str:
-        """Return the reason why a compiled package (a ``.pt2`` file) cannot contain the kernel for ``call``. Empty if
-        it can.
+        """Return the reason why a compiled package (a ``.pt2`` file) cannot contain the kernel for ``call``, or an
+        empty text if it can.
         """
         return f"{self.name}, launched by Python on {self.device}"
 
     def variant_for_call(self, call: Binding) -> Self | str:
-        """Return the kernel with its default compile-time values for ``call``, or the reason in words why it does not
-        accept the call.
+        """Return the kernel with its default compile-time values for ``call``. If the kernel does not accept the call,
+        return the reason.
         """
         if reason := self.why_refused(call):
             return reason
         return self if self.space is None else self.with_config(self.space.default(call.env))
 
     def with_config(self, config: Config) -> Self:
-        """Return a copy of this kernel with the compile-time values of ``config``. The same object is returned for
-        equal configs.
+        """Return a copy of this kernel with the compile-time values of ``config``. For equal configs, it is the same
+        object.
         """
         variant = self._variants.get(config)
         if variant is None:
@@ -192,15 +198,15 @@ class Kernel(HasCode):
         return variant
 
     def configure(self, values: Values) -> None:
-        """Set the compile-time values of this kernel. :meth:`with_config` calls this once, on a fresh copy of the
+        """Set the compile-time values of this kernel. :meth:`with_config` calls this method once, on a new copy of the
         kernel.
         """
         raise NotImplementedError(f"{type(self).__name__} {self.name} takes no configs")
 
 
 def _bind_supports(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
-    """Return ``supports``, the author's function that says whether a kernel accepts a call, as a function of all
-    arguments in declared order. Raises SL122 for a parameter with an unknown name.
+    """Return ``supports``, the author's function which tests whether a kernel accepts a call, as a function of all
+    arguments in declared order. Raise ``SL122`` for a parameter with an unknown name.
     """
     where = f"{spec.name}, supports= of kernel {kernel}"
     return bind_names(takes_members(spec, supports), [a.name for a in spec.args], id="SL122", where=where)
@@ -209,8 +215,8 @@ def _bind_supports(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
 class Implementation(HasCode):
     """Code that can become a kernel of any op whose arguments it takes.
 
-    A Python function is wrapped in one (``dispatch/python_kernel.py``); ``sl.cabi(...)`` returns one; so may a library
-    of yours.
+    Python functions are wrapped in an implementation (``dispatch/python_kernel.py``). ``sl.cabi(...)`` returns one. A
+    library may define further ones.
     """
 
     native_configs: ClassVar[bool] = False  # C code reads the values of a config: integers, by position
@@ -220,21 +226,23 @@ class Implementation(HasCode):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name of the kernel where its author gives none."""
+        """The name of the kernel if its author has not chosen one."""
 
     @abstractmethod
     def bind(self, spec: OpSpec, terms: KernelTerms) -> Kernel:
         """Return the implementation as a kernel of the op ``spec``. ``terms`` are the checked keywords of
-        ``Op.kernel``. Slow work, such as opening a library, is left to the first call.
+        ``Op.kernel``. Slow work, such as opening a library, is done at the first call.
         """
 
     def devices(self, device: str) -> tuple[str, ...]:
-        """Return the device types on which ``Op.kernel(device, ...)`` attaches a kernel: by default ``device``."""
+        """Return the device types on which ``Op.kernel(device, ...)`` attaches a kernel. By default it is ``device``
+        alone.
+        """
         return (device,)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
         """Return the names of the compile-time values that this implementation takes from a config, or None if it
-        accepts any.
+        accepts any name.
         """
         return None
 
@@ -253,8 +261,8 @@ def read_terms(
     prior: Prior | None = None,
     strided: bool | Iterable[str] = (),
 ) -> KernelTerms:
-    """Return the keywords of ``Op.kernel`` as checked data. Raises SL105, SL116 or SL122 for keywords that are not
-    valid.
+    """Return the keywords of ``Op.kernel`` as checked data. Raise ``SL105``, ``SL116`` or ``SL122`` for invalid
+    keywords.
     """
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
@@ -269,8 +277,9 @@ def read_terms(
 
 
 def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> frozenset[str]:
-    """Return the names of the tensor arguments that ``strided=`` allows to have any strides: those given, all for True,
-    none for False. Raises SL122 for other names. ``role`` names the function in the error.
+    """Return the names of the tensor arguments that ``strided=`` allows to have any strides. ``strided`` holds names,
+    or is True for all tensors or False for none. Raise ``SL122`` for any other name. ``role`` names the function in the
+    error.
     """
     tensors = [a.name for a in spec.tensors]
     if isinstance(strided, bool):
@@ -284,10 +293,10 @@ def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> froz
 
 
 def require_device_type(spec: OpSpec, device: object) -> None:
-    """Raise SL122, with a fix, unless ``device`` is the name of a device type of torch.
+    """Raise ``SL122``, with a fix, unless ``device`` is the name of a device type of torch.
 
-    A kernel for a device that no tensor has would never run, and no call would report that. ``@op.kernel`` written
-    without parentheses passes the decorated function as the device.
+    A kernel for a device type that does not exist would never run, and no call would report that. If ``@op.kernel`` is
+    written without parentheses, the decorated function is passed as the device.
     """
     where = f"{spec.name}, kernel"
     if isinstance(device, torch.device):
@@ -299,6 +308,7 @@ def require_device_type(spec: OpSpec, device: object) -> None:
     try:
         torch.device(device)
     except RuntimeError:
+        # PyTorch calls the devices of AMD cuda as well.
         near = "cuda" if device.lower() in ("gpu", "nvidia", "hip", "rocm") else ""
         near = near or next(iter(get_close_matches(device.lower(), DEVICE_TYPES, 1)), "")
         fix = f'write @op.kernel("{near}")' if near else "import the package of the device before the kernel is bound"
@@ -312,8 +322,8 @@ template_kernel_makers: dict[str, Callable[[OpSpec, KernelTerms, Template], Kern
 
 
 def template_kernel(spec: OpSpec, template: Template) -> Kernel | None:
-    """Return a kernel that runs ``template`` in calls outside of compiled graphs, with its name and configs. None if
-    templates of its language run in compiled code only.
+    """Return a kernel that runs ``template`` in calls outside of compiled graphs, with its name and configs. Return
+    None if templates of its language run only in compiled code.
     """
     make = template_kernel_makers.get(template.language)
     if make is None:

@@ -1,7 +1,7 @@
 """Functions of an author, called by the names of their parameters.
 
-An order is a convention, a name is a statement: a function whose parameters are listed in another order than the
-declaration's would be called with the wrong values, and nothing would say so.
+A function may list its parameters in another order than the declaration. If it were called by position, it would get
+the wrong values, and no error would be raised.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class NamedParameters:
     """The parameters of a function, and their text in an error.
 
     Attributes:
+        shown: the signature as text.
         named: the parameters that have a name of their own.
         open: whether the function takes any keyword (``**rest``).
     """
@@ -36,12 +37,13 @@ class NamedParameters:
         return frozenset(name for name, p in self.named.items() if p.default is not p.empty)
 
     def split(self, names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return ``(by position, by keyword)``: those of ``names`` that a call passes by position, in the order of the
-        function, and the others.
+        """Return ``(by position, by keyword)``. The first are the ``names`` that a call passes by position, in the
+        order of the function. The second are the others.
         """
         wanted = dict.fromkeys(names)
         positional: list[str] = []
         for name, p in self.named.items():
+            # Behind a parameter that is left out, no other can be passed by position.
             if p.kind is p.KEYWORD_ONLY or name not in wanted:
                 break
             positional.append(name)
@@ -50,9 +52,7 @@ class NamedParameters:
 
 def read_parameters(function: Callable[..., object], refuse: Callable[[str, str], ShiplapError]) -> NamedParameters:
     """Return the parameters of ``function`` by name, with its signature as text. Raise the error that ``refuse(got,
-    fix)`` returns for a function with ``*args`` or with a signature that cannot be read.
-
-    Raise ``refuse(got, fix)`` for a function whose parameters cannot be named.
+    fix)`` returns if the function has ``*args``, or if its signature cannot be read.
     """
     name = function.__name__ if inspect.isroutine(function) else type(function).__name__
     try:
@@ -75,8 +75,8 @@ def bind_names(
     """Return ``function`` as a function that takes values for ``names`` by position in this order. ``function`` itself
     receives each value at the parameter of that name.
 
-    It is ``function`` itself where that takes all of them in this order. The catalogue error ``id`` is raised for a
-    parameter of another name, and for one of ``required`` that is missing.
+    If ``function`` takes all names in this order, return ``function`` itself. Raise the catalogue error ``id`` for a
+    parameter of another name, and if one of ``required`` is missing.
     """
 
     def refuse(got: str, fix: str = "") -> ShiplapError:
@@ -101,7 +101,7 @@ def bind_names(
 
     @wraps(function)  # digests and audits read the code of the author
     def called(*values: Any) -> Any:
-        """Return the result of the author's function, called with those of ``values`` whose names it takes."""
+        """Return the result of the author's function, called with the ``values`` whose names it takes."""
         return function(*[values[i] for i in places], **{n: values[i] for n, i in named})
 
     return called

@@ -1,6 +1,6 @@
 """The interface between an op and the native binding of its C ABI kernels.
 
-The binding itself is ``shiplap.kernels.native.binding``: it builds, caches and attaches what is described here.
+The binding itself is ``shiplap.kernels.native.binding``. It builds, caches and attaches what is described here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from shiplap.errors import ShiplapError
 
 
 class NativeEntrance(ABC):
-    """The functions that torch calls for an op that has had native code. They lead to that code or to Python."""
+    """The functions that torch calls for an op that has had native code. They call that code or Python."""
 
     @abstractmethod
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """Return the catalogue error that native code meant by the exception ``cause``: the error that it recorded last
-        on this thread. None if native code did not raise it.
+        """Return the catalogue error behind the exception ``cause``. It is the error that native code recorded last on
+        this thread. Return None if native code did not raise it.
         """
 
 
@@ -35,7 +35,7 @@ class NativeBinding(ABC):
 
     @property
     def records(self) -> bool:
-        """Whether native code also records calls for autograd, in place of Python. False by default."""
+        """Whether native code also records calls for autograd, in place of Python. It is false by default."""
         return False
 
     @property
@@ -45,12 +45,12 @@ class NativeBinding(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Let torch call Python instead of the native code, until native code is attached again."""
+        """Make torch call Python instead of the native code, until native code is attached again."""
 
     @abstractmethod
     def update_choices(self) -> None:
-        """Copy the tuned choices (kernel and compile-time values by size) that now apply into the table of the native
-        code, after they have changed.
+        """Copy the tuned choices that apply now into the table of the native code, after they have changed. A choice is
+        a kernel and compile-time values for given sizes.
         """
 
 
@@ -59,12 +59,15 @@ class NativeForm:
     """The C function behind a kernel, and the state of its native binding. All configs share it.
 
     Attributes:
-        library: path of its library, to be located. ``symbol``: the function's name there.
-        strided: arguments that it takes with any strides. ``align``: bytes. What it asks of addresses.
-        signature: the stamp of the prototype that the library must have been built with.
-        without_signature: whether the author has said that the library has no stamp.
-        calls: how many Python has served, less than 0 once nobody counts: attached, refused or held.
-        why: why there is no native binding, if so. ``place``: the folder of the library that is built.
+        library: the path of its library, which may be found elsewhere.
+        symbol: the name of the function in the library.
+        strided: the arguments that it takes with any strides.
+        align: the alignment in bytes that it needs of tensor addresses.
+        signature: the stamp of the prototype with which the library must have been built.
+        without_signature: whether the author has declared that the library has no stamp.
+        calls: the number of calls that Python has run. It is negative if calls are no longer counted.
+        why: the reason why there is no native binding, or an empty text.
+        place: the folder of the library that is built.
     """
 
     library: Path
@@ -80,44 +83,44 @@ class NativeForm:
     generated: ClassVar[bool] = False  # the function is part of the binding, which :meth:`source` has; no library
 
     def source(self, packed: bool = False) -> str:
-        """Return the C++ source of a kernel function that is generated into the native binding, or an empty text if an
-        opened library has it.
+        """Return the C++ source of a kernel function that is generated into the native binding. Return an empty text if
+        an opened library has the function.
 
-        With ``packed`` it contains all that this process has compiled.
+        If ``packed`` is true, the source contains all compiled kernels of this process.
         """
         return ""
 
     @property
     def wanted(self) -> bool:
-        """Whether the function is included when this machine builds native code (a binding) for other ops as well. True
-        by default.
+        """Whether the function is included when this machine builds native code (a binding) for other ops as well. It
+        is true by default.
         """
         return True
 
     def missing(self) -> str:
-        """Return, in words, the parts that a library of this function lacks for a program without Python. Empty if
-        none.
+        """Return, in words, the parts that a library of this function lacks for a program without Python. Return an
+        empty text if there are none.
         """
         return ""
 
     def holds(self, config: tuple[int, ...]) -> bool:
-        """Whether a library of this function can run the compile-time values ``config`` in a program without Python.
-        True by default.
+        """Return whether a library of this function can run the compile-time values ``config`` in a program without
+        Python. The default is True.
         """
         return True
 
     def connect(self, binding: ctypes.CDLL) -> None:
-        """Take from ``binding``, an opened library that contains the function, the pointers that this kernel needs. The
+        """Take the pointers that this kernel needs from ``binding``, an opened library that contains the function. The
         default does nothing.
         """
 
     @property
     def counting(self) -> bool:
-        """Whether calls are still counted, so that native code is attached once they are many."""
+        """Whether calls are still counted. After many calls, native code is attached."""
         return self.calls >= 0
 
     def settle(self, why: str = "") -> None:
-        """Stop counting calls, because native code is attached, or cannot be for the reason ``why``."""
+        """Stop counting calls because native code is attached. If it cannot be attached, ``why`` is the reason."""
         self.calls, self.why = -1, why
 
     def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""Objects as arguments: the view that a schema, a trace and an audit have of an ``sl.Opaque``."""
+"""Objects of an ``sl.Opaque`` class as arguments, for schemas, traces and audits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from shiplap.torch_private import graph_objects
 
 
 def opaque_schema_name(cls: type[Opaque], where: str) -> str:
-    """Return the name under which torch's schemas carry objects of ``cls``, after registering the class. Raises SL103
-    where torch does not support such a class.
+    """Return the name under which torch's schemas carry objects of ``cls``, after registering the class. Raise
+    ``SL103`` if torch does not support such a class.
     """
     if graph_objects.REASON:
         fix = "pass a number by which your library finds the object, or use a newer torch"
@@ -33,21 +33,21 @@ def opaque_schema_name(cls: type[Opaque], where: str) -> str:
 
 
 class _TracedObject:
-    """The view of an object in a trace: its fields can be read."""
+    """A view of an object in a trace. Only its declared fields can be read."""
 
     def __init__(self, op: str, value: Opaque) -> None:
-        """Wrap the object ``value`` as the reference of ``op`` receives it during a trace."""
+        """Wrap the object ``value`` for the reference of ``op`` during a trace."""
         self._op, self._value = op, value
 
     def __getattr__(self, name: str) -> Any:
-        """Return a declared field of the object. Raises SL132 for any other attribute."""
+        """Return a declared field of the object. Raise ``SL132`` for any other attribute."""
         if name in self._value.fields:
             return graph_objects.read_attribute(self._value, name)
         self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:
-        """Raise SL132 for an attribute that the class does not declare in ``fields=``, and that a trace thus cannot
-        read.
+        """Raise ``SL132`` for an attribute that the class does not declare in ``fields=``. A trace cannot read such an
+        attribute.
         """
         kind = type(self._value).__name__
         raise error(
@@ -60,12 +60,12 @@ class _TracedObject:
 
 
 def traced_arguments(spec: OpSpec, args: Args) -> Args:
-    """Return ``args`` as the reference receives them during a trace: each ``sl.Opaque`` object (an argument of the
-    author's own class) wrapped such that only its declared fields can be read.
+    """Return ``args`` as the reference receives them during a trace. Each ``sl.Opaque`` object (an argument of the
+    author's own class) is wrapped so that only its declared fields can be read.
     """
 
     def seen(value: Value) -> Any:
-        """Return ``value``, or a wrapper that shows only its declared fields if it is an ``sl.Opaque`` object."""
+        """Return ``value``. An ``sl.Opaque`` object is wrapped so that only its declared fields can be read."""
         plain = graph_objects.real_object(value)
         return _TracedObject(spec.name, plain) if isinstance(plain, Opaque) else value
 
@@ -73,13 +73,13 @@ def traced_arguments(spec: OpSpec, args: Args) -> Args:
 
 
 def guarded_fields(value: Opaque) -> list[Any]:
-    """Return the values of the declared fields of an object. Compiled code is only reused while they are the same."""
+    """Return the values of the declared fields of an object. Compiled code is reused only while they are the same."""
     return [graph_objects.read_attribute(value, name) for name in value.fields]
 
 
 def make_sample_object(cls: type[Opaque], op: str, argument: str, rng: Any, sizes: Any) -> Opaque:
-    """Return an object of ``cls`` for a sample of ``op``, made by ``cls.sample(rng, sizes)``. Raises SL502 if the class
-    has no such method.
+    """Return an object of ``cls`` for a sample of ``op``, made by ``cls.sample(rng, sizes)``. Raise ``SL502`` if the
+    class has no such method.
     """
     make = inspect.getattr_static(cls, "sample", None)
     if make is None:

@@ -1,7 +1,8 @@
-"""The return annotation of a declaration → its outputs and results.
+"""The reader of the return annotation of a declaration. It returns the outputs and results of the op.
 
-Most ops return fresh tensors whose sizes the declaration gives: their ``outputs``. Results of any other kind are
-``Return`` values: arguments that were written to, views, lists of tensors, tensors that may be absent, and scalars.
+Most ops return new tensors whose sizes the declaration determines. These are their ``outputs``. Results of any other
+kind are ``Return`` values. They are arguments that were written to, views, lists of tensors, tensors that may be
+absent, and scalars.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from shiplap.errors import ShiplapError, error
 
 
 def is_schema_name(name: str) -> bool:
-    """Whether ``name`` can be used in a torch schema and in generated code: an ASCII identifier that is no keyword of
-    Python.
+    """Return whether ``name`` can be used in a torch schema and in generated code. It must be an ASCII identifier that
+    is no keyword of Python.
     """
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
@@ -31,14 +32,16 @@ def read_results(
     aliases: str | Iterable[str | None],
     fake: str,
 ) -> tuple[tuple[Output, ...], tuple[Return, ...], bool]:
-    """Return ``(outputs, returns, traced)`` of an op's declaration from its return annotation: the new tensors, all
-    results where the new tensors are not all, and whether only a run of the reference determines the results.
+    """Return ``(outputs, returns, traced)`` of an op's declaration from its return annotation.
 
-    Raise SL109 or SL130 for results that cannot be returned.
+    ``outputs`` are the new tensors. ``returns`` are all results if some are no new tensors, and otherwise empty.
+    ``traced`` is true if only a run of the reference determines the results. Raise ``SL109`` or ``SL130`` for results
+    that cannot be returned.
     """
     where = f"{name}, return"
     if fake not in ("declared", "reference"):
-        raise error("SL109", where=name, got=f"fake={fake!r}", expected="'declared' or 'reference'", fix="choose one")
+        fix = "write fake='declared' or fake='reference'"
+        raise error("SL109", where=name, got=f"fake={fake!r}", expected="'declared' or 'reference'", fix=fix)
     parts = _result_annotations(where, annotation, any(a.mutated for a in args))
     shared = _read_aliases(where, args, aliases, len(parts))
     returns = _read_returns(where, parts, shared, _result_names(where, args, names, shared))
@@ -52,27 +55,28 @@ def read_results(
 
 
 def is_single_tuple(annotation: object) -> bool:
-    """Whether a return annotation is a tuple of one, such as ``tuple[A]``."""
+    """Return whether a return annotation is a tuple of one, such as ``tuple[A]``."""
     args = typing.get_args(annotation)
     return typing.get_origin(annotation) is tuple and len(args) == 1
 
 
 def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[object, ...]:
-    """Return the annotation of each result: A and B of ``tuple[A, B]``, none for None. Raises SL109 for None unless
-    ``writes`` says that the op writes to an argument.
+    """Return the annotation of each result, such as A and B for ``tuple[A, B]``. For None there are none. Raise
+    ``SL109`` for None unless ``writes`` is true, which means that the op writes to an argument.
     """
     if annotation is None or annotation is type(None):
         if not writes:
             raise error("SL109", where=where, got="None", expected="a result, or mutates=(...)")
         return ()
     args = typing.get_args(annotation)
+    # ``tuple[A, ...]`` does not determine the number of results.
     parts = args if typing.get_origin(annotation) is tuple and args and args[-1] is not ... else (annotation,)
     return tuple(parts)
 
 
 def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | None], count: int) -> tuple[str, ...]:
-    """Return for each result the name of the argument that it is or of which it is a view, from ``aliases=`` as
-    ``given``. Empty for a new tensor. Raises SL130 if ``given`` does not fit the arguments or the number of results.
+    """Return for each result the name of the argument that it is or views, or an empty text for a new tensor. ``given``
+    is the value of ``aliases=``. Raise ``SL130`` if it does not fit the arguments or the number of results.
     """
     aliases = (given,) if isinstance(given, str) else tuple(given)
     if not aliases:
@@ -89,13 +93,14 @@ def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | N
 
 
 def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared: Sequence[str]) -> list[str]:
-    """Return a name for each result: that of the argument that it is (``shared``), else the next one of ``outputs=`` as
-    ``given`` or a default. Raises SL109 for a name that is taken.
+    """Return a name for each result. If the result is an argument, it is the name in ``shared``. Otherwise it is the
+    next name in ``given``, the value of ``outputs=``, or a default. Raise ``SL109`` if a name is taken.
     """
     fresh = sum(not s for s in shared)
     names = list(given) or (["out"] if fresh == 1 else [f"out{i}" for i in range(fresh)])
     if len(names) != fresh:
-        raise error("SL109", where=where, got=f"{len(names)} names in outputs=", expected=f"{fresh} names")
+        fix = "give outputs= one name for each new tensor that the op returns"
+        raise error("SL109", where=where, got=f"{len(names)} names in outputs=", expected=f"{fresh} names", fix=fix)
     used = {a.name for a in args} | {"workspace"}  # keywords of kernels
     taken = [n for i, n in enumerate(names) if n in names[:i] or n in used or not is_schema_name(n)]
     if taken:
@@ -111,9 +116,7 @@ def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared:
 
 
 def _read_result(name: str, annotation: object, where: str) -> Arg:
-    """Return a result as an argument with the same annotation. Raises SL109 for an annotation that no schema can
-    return.
-    """
+    """Return a result as an argument with the same annotation. Raise ``SL109`` if no schema can return it."""
     try:
         return read_argument(name, annotation, where)
     except ShiplapError as e:
@@ -131,8 +134,8 @@ _EXPECTED = (
 def _read_returns(
     where: str, parts: Sequence[object], shared: Sequence[str], names: Sequence[str]
 ) -> tuple[Return, ...]:
-    """Return the declared results in order. Raises SL109 for an annotation that cannot be returned, SL130 for an alias
-    that is no tensor.
+    """Return the declared results in order. Raise ``SL109`` for an annotation that cannot be returned, and ``SL130``
+    for an alias that is no tensor.
     """
     returns = []
     for name, part, alias in zip(names, parts, shared, strict=True):

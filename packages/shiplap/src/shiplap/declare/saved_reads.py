@@ -1,8 +1,8 @@
 """The attributes of a parameter that a function reads, found in its loaded code and in that of helpers.
 
-The code is walked once with a stack of what is known of each value: that it is the parameter, that it is a function or
-constant that can be named now, or nothing. A read of an attribute is noted. Whatever else happens to the parameter, but
-for a call of a function whose code can be walked in the same way, makes its reads unknown (:class:`UnknownReads`).
+The code is walked once with a stack of what is known of each value. A value may be the parameter, a function or
+constant whose name is known, or unknown. A read of an attribute is recorded. The parameter may be passed to a function
+whose code can be walked in the same way. Any other use of it makes its reads unknown (:class:`UnknownReads`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 
 class UnknownReads(Exception):
-    """Raised where the reads of a parameter cannot be found. The text has the place and the reason."""
+    """An error which says that the reads of a parameter cannot be found. Its text has the place and the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class _KnownValue:
-    """A value that exists when the function is walked. ``owner``: of a method, its first argument, else empty."""
+    """A value that exists when the function is walked. For a method, ``owner`` holds its first argument."""
 
     value: object
     owner: tuple[object, ...] = ()
@@ -35,13 +35,15 @@ class _KnownValue:
 
     @property
     def parts(self) -> tuple[object, ...]:
-        """The objects whose identity decides whether two values are one; comparing tensors gives tensors."""
+        """The objects whose identity determines whether two values are the same. They are not compared by value, since
+        comparing tensors gives tensors.
+        """
         return self.value, *self.owner
 
 
 @dataclass(frozen=True)
 class _AnyOf:
-    """An iterator over a tuple that is written out, or one of its members."""
+    """An iterator over a tuple that is written in the code, or one of the tuple's members."""
 
     members: tuple[object, ...]
 
@@ -104,12 +106,12 @@ _USES = {
 
 
 def attributes_read(fn: Callable[..., object], parameter: int | str) -> frozenset[str]:
-    """Return the names of the attributes that ``fn`` and the functions it calls read of ``parameter``, given as a
-    position or a name, found in their bytecode.
+    """Return the names of the attributes that ``fn`` and the functions that it calls read of ``parameter``. The
+    parameter is given as a position or a name. The attributes are found in the bytecode.
 
     Raises:
-        UnknownReads: the argument is used otherwise, as in ``getattr(saved, name)``, or reaches code that has no
-            Python source of its own.
+        UnknownReads: the argument is used in another way, as in ``getattr(saved, name)``, or is passed to code that is
+            not written in Python.
     """
     walk = _SavedReadsWalk()
     walk.function(fn, parameter)
@@ -118,7 +120,13 @@ def attributes_read(fn: Callable[..., object], parameter: int | str) -> frozense
 
 @dataclass
 class _SavedReadsWalk:
-    """One search: the attributes found so far, and the functions walked with their parameters."""
+    """One search for the attributes that are read of a parameter.
+
+    Attributes:
+        reads: the attributes found so far.
+        seen: the functions that were walked, with their parameters.
+        iterated: the iterator that each comprehension is given.
+    """
 
     reads: set[str] = field(default_factory=set)
     seen: set[tuple[CodeType, frozenset[str], frozenset[tuple[str, int]]]] = field(default_factory=set)
@@ -126,7 +134,7 @@ class _SavedReadsWalk:
 
     def function(self, fn: object, position: int | str, owner: tuple[object, ...] = ()) -> None:
         """Collect the attributes that the callable ``fn`` reads of its argument at ``position`` (a number or a name),
-        by a walk over its bytecode. ``owner`` has the object of a method, if any.
+        by a walk over its bytecode. For a method, ``owner`` holds its object.
         """
         while True:
             # Wrappers are taken off until the Python function is reached that receives the value.
@@ -155,8 +163,9 @@ class _SavedReadsWalk:
         self.code(fn.__code__, {name}, fn.__globals__, closure)
 
     def code(self, code: CodeType, names: set[str], world: Mapping[str, object], closure: dict[str, _Value]) -> None:
-        """Walk the bytecode ``code`` and the functions defined in it, and collect the attributes read of ``names``, the
-        variables that hold the followed parameter. ``world`` has the globals, ``closure`` the captured variables.
+        """Walk the bytecode ``code`` and the functions defined in it, and collect the attributes read of ``names``.
+        These are the variables that hold the followed parameter. ``world`` holds the globals, and ``closure`` the
+        captured variables.
         """
         known = frozenset((n, id(part)) for n, v in closure.items() if isinstance(v, _KnownValue) for part in v.parts)
         while (key := (code, frozenset(names), known)) not in self.seen:
@@ -173,7 +182,9 @@ class _SavedReadsWalk:
 
 @dataclass
 class _CodeBodyWalk:
-    """The walk through one code object. ``names`` grows where the parameter gets another name."""
+    """A walk through one code object. ``names`` are the variables that hold the followed parameter. The walk adds
+    further ones.
+    """
 
     walk_of: _SavedReadsWalk
     source: CodeType
@@ -186,8 +197,8 @@ class _CodeBodyWalk:
     line: int = 0
 
     def walk(self) -> None:
-        """Follow the instructions of one code object with a symbolic stack, and collect the attributes that are read of
-        the followed parameter, such as ``saved`` of a gradient.
+        """Follow the instructions of one code object with a symbolic stack. Collect the attributes that are read of the
+        followed parameter, such as ``saved`` of a gradient.
         """
         arrivals: dict[int, _Stack] = {
             e.target: [_OTHER] * (e.depth + e.lasti + 1) for e in vars(dis.Bytecode(self.source))["exception_entries"]
@@ -222,8 +233,8 @@ class _CodeBodyWalk:
     # --- the instructions ---------------------------------------------------------------------------------------------
 
     def step(self, ins: dis.Instruction, name: str, value: Any) -> None:
-        """Change the symbolic stack as the instruction ``ins`` does, and record what it does to the followed parameter,
-        such as ``saved`` of a gradient.
+        """Change the symbolic stack as the instruction ``ins`` does. Record the effect on the followed parameter, such
+        as ``saved`` of a gradient.
         """
         if name in _FAST:
             self.push(_PARAMETER if value in self.names else self.variables.get(value))
@@ -234,9 +245,12 @@ class _CodeBodyWalk:
         elif name in ("LOAD_ATTR", "LOAD_METHOD"):
             self.load_attribute(ins, name, value)
         elif name == "STORE_ATTR":
+            # The object lies above the value that is stored in it.
             self.pop()
             self.keep_out(self.pop(), "it is stored in an object")
         elif name == "KW_NAMES":
+            # Python 3.11 and 3.12 name the keywords of a call in this instruction, later versions by a tuple on the
+            # stack.
             self.keywords = self.source.co_consts[ins.arg or 0]
         elif name in ("CALL", "CALL_KW"):
             self.call(ins.arg or 0, by_name=name == "CALL_KW")
@@ -249,9 +263,11 @@ class _CodeBodyWalk:
         elif name in ("GET_ITER", "FOR_ITER"):
             self.iterate(name)
         elif name == "LOAD_FAST_AND_CLEAR":
+            # Python 3.12 runs comprehensions inline, and sets their variables aside by this instruction.
             self.variables.pop(value, None)
             self.push(_HIDDEN)
         elif name == "COPY":
+            # The operand counts from 1, which is the top of the stack.
             self.push(self.stack[-(ins.arg or 1)])
         elif name == "SWAP":
             self.stack[-1], self.stack[-(ins.arg or 1)] = self.stack[-(ins.arg or 1)], self.stack[-1]
@@ -260,6 +276,7 @@ class _CodeBodyWalk:
         elif name == "END_FOR":
             self.other(ins, name, -dis.stack_effect(ins.opcode))
         elif name == "FORMAT_VALUE":
+            # The flag 4 means that a format specification lies on the stack, too.
             self.other(ins, name, 1 + bool((ins.arg or 0) & 4))
         elif name.startswith("BUILD_") or name in ("CALL_INTRINSIC_1", "CALL_FUNCTION_EX"):
             self.other(ins, name, len(self.stack) if name == "CALL_FUNCTION_EX" else None)
@@ -267,9 +284,9 @@ class _CodeBodyWalk:
             self.other(ins, name, _TAKES.get(name))
 
     def other(self, ins: dis.Instruction, name: str, takes: int | None) -> None:
-        """Change the symbolic stack for an instruction that makes an untracked value of ``takes`` operands (None: as
-        many as possible). Raises UnknownReads if the followed parameter is among them, unless the instruction is
-        harmless.
+        """Change the symbolic stack for an instruction that makes an untracked value from ``takes`` operands. If
+        ``takes`` is None, assume as many as possible. Raise ``UnknownReads`` if the followed parameter is among them,
+        unless the instruction is harmless.
         """
         effect = dis.stack_effect(ins.opcode, ins.arg if ins.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
         if takes is None:  # at least what it makes less; any other depth is possible
@@ -282,7 +299,9 @@ class _CodeBodyWalk:
         self.stack = [*kept, *[_OTHER] * (depth - len(kept))][:depth] if depth >= len(kept) else kept[:depth]
 
     def iterate(self, name: str) -> None:
-        """Make an iterator of the value on the stack, or push what it yields."""
+        """Replace the value on the symbolic stack by an iterator over it. For ``FOR_ITER``, push what the iterator
+        yields.
+        """
         value = self.pop()
         self.keep_out(value, _USES["GET_ITER"])
         if name == "FOR_ITER":
@@ -292,7 +311,9 @@ class _CodeBodyWalk:
         self.push(value if isinstance(value, _AnyOf) else _OTHER)
 
     def load_global(self, ins: dis.Instruction, name: str) -> None:
-        """Push a global or built-in name on the symbolic stack, with its value if a scope has it, else unknown."""
+        """Push a global or built-in name on the symbolic stack, with its value if a scope has it. Otherwise push an
+        unknown value.
+        """
         known = _OTHER
         for scope in (self.world, vars(builtins)):
             if name in scope:
@@ -310,17 +331,19 @@ class _CodeBodyWalk:
         known: _Value = _OTHER
         if owner is _PARAMETER:
             if attribute.startswith("__"):
+                # Such an attribute, ``__dict__`` for example, may give access to all others.
                 self.fail(f".{attribute} of it is read")
             self.walk_of.reads.add(attribute)
         elif isinstance(owner, _KnownValue):
             known = _static_attribute(owner.value, attribute)
         self.push(known)
+        # The instruction pushes two values if the attribute is called next.
         if name == "LOAD_METHOD" or dis.stack_effect(ins.opcode, ins.arg, jump=False) == 1:
             self.push(_OTHER)
 
     def make_function(self, flags: int) -> None:
-        """Handle the creation of a function with the ``flags`` of its instruction: its code stays on the symbolic
-        stack. Raises UnknownReads if the followed parameter is among its defaults.
+        """Handle the instruction that creates a function with ``flags``. The code of the function stays on the symbolic
+        stack. Raise ``UnknownReads`` if the followed parameter is among its defaults.
         """
         code = self.pop()
         for _ in range(flags.bit_count() if "SET_FUNCTION_ATTRIBUTE" not in dis.opmap else 0):  # since Python 3.13
@@ -328,8 +351,8 @@ class _CodeBodyWalk:
         self.push(code)
 
     def call(self, count: int, *, by_name: bool) -> None:
-        """Handle a call with ``count`` arguments, and continue the walk in the called function if the followed
-        parameter is among them. ``by_name``: whether a tuple of keyword names lies on the stack.
+        """Handle a call with ``count`` arguments. If the followed parameter is among them, continue the walk in the
+        called function. ``by_name`` is true if a tuple of keyword names is on the stack.
         """
         keywords, self.keywords = self.keywords, ()
         if by_name:
@@ -351,7 +374,7 @@ class _CodeBodyWalk:
 
     def passed(self, called: _Value, position: int | str, args: list[_Value]) -> None:
         """Continue the walk in ``called``, which receives the followed parameter as the argument ``position`` of
-        ``args``. Raises UnknownReads if that code cannot be followed.
+        ``args``. Raise ``UnknownReads`` if that code cannot be followed.
         """
         if isinstance(called, _InnerFunction):
             parameters = called.code.co_varnames[: called.code.co_argcount + called.code.co_kwonlyargcount]
@@ -381,6 +404,7 @@ class _CodeBodyWalk:
         if value is _PARAMETER:
             self.names.add(name)
         elif value is _HIDDEN:
+            # The end of an inline comprehension restores the variable that was set aside.
             return
         elif name in self.variables and self.variables[name] != value:
             self.variables[name] = _OTHER
@@ -389,13 +413,13 @@ class _CodeBodyWalk:
             self.variables[name] = value
 
     def keep_out(self, value: _Value, what: str) -> None:
-        """Raise UnknownReads, with the reason ``what``, if ``value`` is the parameter whose reads are collected."""
+        """Raise ``UnknownReads``, with the reason ``what``, if ``value`` is the parameter whose reads are collected."""
         if value is _PARAMETER:
             self.fail(what)
 
     def fail(self, what: str) -> None:
-        """Raise UnknownReads with the reason ``what``, to which the line of the current instruction is added unless
-        ``what`` names one.
+        """Raise ``UnknownReads`` with the reason ``what``. Unless ``what`` names a line, the line of the current
+        instruction is added.
         """
         raise UnknownReads(f"{what} (line {self.line} of {self.source.co_qualname})" if "(line " not in what else what)
 
@@ -409,8 +433,8 @@ class _CodeBodyWalk:
 
 
 def _merged_stack(first: _Stack, second: _Stack) -> _Stack:
-    """Return the symbolic stack where two paths of the code meet: an entry that may be the followed parameter on one of
-    them is taken for the parameter.
+    """Return the symbolic stack where two paths of the code meet. A value that may be the followed parameter on one of
+    them counts as the parameter.
     """
     pairs = zip(first, second, strict=False)  # of two depths, one way was never taken
     return [a if a is b or a == b else _PARAMETER if _PARAMETER in (a, b) else _OTHER for a, b in pairs]
@@ -436,8 +460,8 @@ def _plain_instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str, 
 
 
 def _receiving_parameter(parameters: list[inspect.Parameter], position: int | str) -> str | None:
-    """Return the name of the parameter that receives the argument ``position`` (a number or a name) of a call, or None
-    if ``*args`` or ``**kwargs`` collects it.
+    """Return the name of the parameter that receives the argument ``position`` (a number or a name) of a call. Return
+    None if ``*args`` or ``**kwargs`` collects it.
     """
     single = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if isinstance(position, str):
@@ -448,7 +472,7 @@ def _receiving_parameter(parameters: list[inspect.Parameter], position: int | st
 
 def _static_attribute(owner: object, name: str) -> _KnownValue | None:
     """Return the value of the attribute ``name`` of a module, or the method of a class or object, found without running
-    code. None for anything else.
+    code. Return None for any other attribute.
     """
     if name in getattr(owner, "__dict__", ()) and not isinstance(owner, type):
         return _KnownValue(vars(owner)[name])
@@ -460,7 +484,7 @@ def _static_attribute(owner: object, name: str) -> _KnownValue | None:
 
 
 def _only_shows_values(fn: object) -> bool:
-    """Whether ``fn`` only prints or logs its arguments, so that passing the followed parameter to it reads no
+    """Return whether ``fn`` only prints or logs its arguments. Passing the followed parameter to it then reads no
     attribute.
     """
     return (
@@ -470,7 +494,7 @@ def _only_shows_values(fn: object) -> bool:
 
 
 def _is_cell_set(cell: Any) -> bool:
-    """Whether the cell of a closure has a value."""
+    """Return whether the cell of a closure has a value."""
     try:
         return cell.cell_contents is not cell
     except ValueError:  # not assigned yet

@@ -1,4 +1,4 @@
-"""``OpSpec`` → torch schema string and tags."""
+"""The printer of torch schemas and tags from an ``OpSpec``."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _TYPES = {
 
 
 def overload_below_autograd(name: str, part: str = BELOW_AUTOGRAD) -> str:
-    """Return the torch name of the op's overload below autograd (the kernels without recording of gradients), or of
-    another internal ``part``. ``name`` may itself have an overload name.
+    """Return the torch name of the op's overload below autograd, or of another internal ``part``. Below autograd are
+    the kernels without recording of gradients. ``name`` may itself have an overload name.
     """
     return f"{name}_{part}" if "." in name else f"{name}.{part}"
 
@@ -55,14 +55,15 @@ def schema_text(spec: OpSpec, name: str = "") -> str:
     """Return the torch schema that kernels implement, such as ``name(Tensor x, Tensor(a!) table, SymInt k=3, *, float
     eps=1e-05) -> (Tensor, Tensor)``.
 
-    An op that returns arguments has two schemas. This one is of the part that writes, which returns the other results.
+    An op that returns arguments has two schemas. This one is for the op that writes, which returns only the other
+    results.
     """
     made = [_result_schema(r, {}) for r in spec.made] if spec.traced else ["Tensor"] * len(spec.outputs)
     return _format_schema(spec, name, _alias_letters(spec, spec.mutated), made)
 
 
 def public_schema(spec: OpSpec, name: str = "") -> str:
-    """Return the torch schema with all results, those that are arguments included, such as ``name(Tensor(a!) x) ->
+    """Return the torch schema with all results, including those that are arguments, such as ``name(Tensor(a!) x) ->
     Tensor(a!)``.
     """
     if not spec.returns:
@@ -73,7 +74,7 @@ def public_schema(spec: OpSpec, name: str = "") -> str:
 
 def gradient_schema(spec: OpSpec, name: str) -> str:
     """Return the torch schema of the helper op ``name`` that computes the gradients of one recorded call. It takes the
-    saved arguments and results, the results' gradients, a flag for each argument that needs one, and shapes.
+    saved arguments and results, the results' gradients, a flag for each argument that needs a gradient, and shapes.
     """
     optional = {True: "?", False: ""}
     args = [
@@ -86,8 +87,9 @@ def gradient_schema(spec: OpSpec, name: str) -> str:
 
 
 def _alias_letters(spec: OpSpec, shared: Collection[str]) -> dict[str, str]:
-    """Return, for the schema, the alias annotation of each argument that a result is or views (``shared``): ``a``,
-    ``b!`` for one that is written to, ``c -> *`` for one of which a list of views is returned.
+    """Return the alias annotation of each argument in ``shared``, for the schema. A result is such an argument or a
+    view of it. The annotation is ``a``, ``b!`` for an argument that is written to, or ``c -> *`` if a list of its views
+    is returned.
     """
     lists = {r.alias for r in spec.returns if r.many}
     named = [a for a in spec.args if a.name in shared]
@@ -96,12 +98,12 @@ def _alias_letters(spec: OpSpec, shared: Collection[str]) -> dict[str, str]:
 
 
 def _alias_letter(index: int) -> str:
-    """Return the name of the alias set number ``index``: ``a`` to ``z``, then ``a26`` and so on."""
+    """Return the name of the alias set number ``index``. The names are ``a`` to ``z``, then ``a26`` and so on."""
     return chr(ord("a") + index) if index < 26 else f"a{index}"
 
 
 def _format_schema(spec: OpSpec, name: str, letters: Mapping[str, str], returns: Sequence[str]) -> str:
-    """Return the text of a schema from the op's arguments and the types ``returns``. ``letters`` has the alias
+    """Return the text of a schema from the op's arguments and the types ``returns``. ``letters`` holds the alias
     annotation of arguments.
     """
     parts: list[str] = []
@@ -114,8 +116,8 @@ def _format_schema(spec: OpSpec, name: str, letters: Mapping[str, str], returns:
 
 
 def _result_schema(result: Return, letters: Mapping[str, str]) -> str:
-    """Return the schema type of one result. ``letters`` has the alias annotation, such as ``a!``, of each argument that
-    a result is or views.
+    """Return the schema type of one result. ``letters`` holds the alias annotation, such as ``a!``, of each argument
+    that a result is or views.
     """
     if result.alias:
         alias = letters[result.alias].partition(" ")[0]
@@ -136,8 +138,8 @@ def _schema_type(arg: Arg, tensor: str) -> str:
 
 
 def _argument_schema(arg: Arg, letters: Mapping[str, str]) -> str:
-    """Return the schema text of one argument: type, name and default. ``letters`` has the alias annotations, such as
-    ``a!``, by argument name.
+    """Return the schema text of one argument with its type, name and default. ``letters`` holds the alias annotations,
+    such as ``a!``, by argument name.
     """
     kind = _schema_type(arg, f"Tensor({letters[arg.name]})" if arg.name in letters else "Tensor")
     optional = "?" if arg.optional else ""
@@ -159,15 +161,17 @@ def _default_literal(value: Value | EllipsisType) -> str:
 
 
 def has_default_literal(value: object) -> bool:
-    """Whether torch's schema parser has a literal for this default, a dtype, device, layout or memory format."""
+    """Return whether torch's schema parser has a literal for this default, which is a dtype, device, layout or memory
+    format.
+    """
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.") in DTYPES
     return isinstance(value, torch.device) or value in _NUMBERS
 
 
 def dispatcher_tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
-    """Return the torch tags that state the op's properties: strides that must be kept, data-dependent sizes, random
-    results.
+    """Return the torch tags that state the op's properties. These are strides that must be kept, data-dependent sizes,
+    and random results.
     """
     chosen = [torch.Tag.pt2_compliant_tag]
     if any(a.contiguous or a.mutated for a in spec.args):

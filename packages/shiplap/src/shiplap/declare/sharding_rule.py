@@ -1,4 +1,4 @@
-"""``ShardingRule``: how the arguments of a call are sharded over ranks, and how its results are combined."""
+"""``ShardingRule``, which states how the arguments of a call are sharded over ranks and its results combined."""
 
 from __future__ import annotations
 
@@ -43,16 +43,18 @@ class ShardingRule:
 
 
 def _sharded_part_text(part: ShardedPart) -> str:
-    """Return how a DTensor argument is distributed as text: ``cut along <axis>``, ``whole``, ``sum`` and the like."""
+    """Return, as text, how a DTensor argument is distributed, such as ``cut along <axis>``, ``whole`` or ``sum``."""
     return f"cut along {part}" if isinstance(part, int) else part
 
 
 def read_sharding(
     spec: OpSpec, inputs: Mapping[str, ShardedPart], outputs: ShardedPart | Sequence[ShardedPart]
 ) -> ShardingRule:
-    """Return the declared rule by which DTensor may shard the op, from the part (an axis, ``"whole"`` or ``"sum"``) of
-    each input and output. Raises SL218 for a name that is no tensor argument, for an axis that does not exist, and for
-    an op that cannot be sharded.
+    """Return the declared rule by which DTensor may shard the op. ``inputs`` and ``outputs`` hold the part of each
+    input and output, which is an axis, ``"whole"`` or ``"sum"``.
+
+    Raise ``SL218`` for a name that is no tensor argument, for an axis that does not exist, and for an op that cannot be
+    sharded.
     """
     given: list[Any] = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     names = [a.name for a in spec.tensors]
@@ -73,6 +75,7 @@ def read_sharding(
     for name, part in [*parts.items(), *((f"output {i}", part) for i, part in enumerate(given))]:
         tensor = types[name]
         known = isinstance(part, str) and part in PARTS
+        # A bool is an int in Python, too, but no axis.
         if type(part) is int and tensor is not None:
             known = part >= 0 and (tensor.variadic or part < len(tensor.dims))
         if not known:

@@ -1,4 +1,4 @@
-"""The reader of declarations: a Python function becomes an ``OpSpec``.
+"""The reader of declarations, which makes an ``OpSpec`` from a Python function.
 
 ``read_spec`` reads the signature, checks that a torch schema can express it, and relates the sizes of all tensors.
 """
@@ -62,7 +62,9 @@ class DeclarationKeywords(TypedDict, total=False):
 
 
 def check_keywords(where: object, given: Iterable[str], keywords: type = DeclarationKeywords) -> None:
-    """Raise SL140 for a name in ``given`` that is none of ``keywords``, a typed dict: those of ``sl.op`` by default."""
+    """Raise ``SL140`` for a name in ``given`` that is none of ``keywords``, a typed dict. By default it holds the
+    keywords of ``sl.op``.
+    """
     known = list(keywords.__annotations__)
     for keyword in given:
         if keyword not in known:
@@ -72,8 +74,8 @@ def check_keywords(where: object, given: Iterable[str], keywords: type = Declara
 
 
 def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationKeywords]) -> OpSpec:
-    """Return the declaration of the annotated function ``fn`` under the op name ``name``. Raises a DeclarationError
-    (SL1xx) for a declaration that is not valid.
+    """Return the declaration of the annotated function ``fn`` under the op name ``name``. Raise a ``DeclarationError``
+    (``SL1xx``) if the declaration is invalid.
     """
     check_op_name(name)
     check_keywords(name, given)
@@ -123,8 +125,8 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationK
 
 
 def _check_detached(spec: OpSpec) -> None:
-    """Raise SL119 unless ``nondifferentiable=`` names arguments that are not written to or results, of an op without
-    view results.
+    """Raise ``SL119`` unless each name in ``nondifferentiable=`` is a result, or an argument that the op does not write
+    to. Raise it also if a result of the op may be a view.
     """
     where = f"{spec.name}, nondifferentiable="
     if spec.detached and spec.view:
@@ -138,24 +140,25 @@ def _check_detached(spec: OpSpec) -> None:
 
 
 def _check_random(spec: OpSpec) -> None:
-    """Raise SL120 unless ``random=`` names an int, integer tensor or generator argument, or is ``"global"``, and no
-    result is a view.
+    """Raise ``SL120`` unless ``random=`` is ``"global"`` or names an int, integer tensor or generator argument. Raise
+    it also if a result of the op may be a view.
     """
     seeds = [a.name for a in spec.args if a.scalar in ("int", "Generator") or _is_integer_tensor(a)]
     if spec.random and (spec.random not in (*seeds, "global") or spec.view):
         got = "an op whose result may be a view" if spec.view else repr(spec.random)
         expected = ", ".join([*map(repr, seeds), "'global'"])
-        raise error("SL120", where=f"{spec.name}, random=", got=got, expected=f"one of {expected}")
+        fix = "remove aliases=, and return new tensors" if spec.view else ""
+        raise error("SL120", where=f"{spec.name}, random=", got=got, expected=f"one of {expected}", fix=fix)
 
 
 def _is_integer_tensor(arg: Arg) -> bool:
-    """Whether the argument is a single tensor of integers that the op does not write to."""
+    """Return whether the argument is a single tensor of integers that the op does not write to."""
     kind = arg.tensor
     return kind is not None and not (arg.many or arg.mutated) and all("int" in n for n in kind.dtypes or ("float",))
 
 
 def _check_unordered(spec: OpSpec) -> None:
-    """Raise SL121 unless ``unordered=`` names single result tensors that all have the same number of rows."""
+    """Raise ``SL121`` unless ``unordered=`` names single result tensors that all have the same number of rows."""
     where, rows = f"{spec.name}, unordered=", set()
     kinds = {r.name: r.tensor for r in spec.made if not (r.many or r.optional)} if spec.traced else {}
     kinds |= {o.name: o.tensor for o in spec.outputs}
@@ -170,8 +173,8 @@ def _check_unordered(spec: OpSpec) -> None:
 
 
 def _read_tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] | None:
-    """Return the declared tolerance as ``(relative error, reason)``, or None. Raises SL118 unless it is a number
-    between 0 and 1 with a reason.
+    """Return the declared tolerance as ``(relative error, reason)``, or None if there is none. Raise ``SL118`` unless
+    it is a number between 0 and 1 with a reason.
     """
     if given is None:
         return None
@@ -182,10 +185,10 @@ def _read_tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, 
 
 
 def check_op_name(name: object) -> None:
-    """Raise SL101 unless ``name`` is ``"namespace::name"``, with an optional ``.overload``, and torch can have such an
-    op.
+    """Raise ``SL101`` unless ``name`` is ``"namespace::name"``, with an optional ``.overload``, and torch can have such
+    an op.
 
-    ``@sl.op`` written without parentheses passes the decorated function as the name.
+    If ``@sl.op`` is written without parentheses, the decorated function is passed as the name.
     """
     if isinstance(name, str):
         namespace, _, opname = name.partition("::")
@@ -201,31 +204,31 @@ def check_op_name(name: object) -> None:
 
 
 def read_arguments(name: str, fn: Callable[..., object]) -> tuple[Arg, ...]:
-    """Return the annotated parameters of a function that is no op as arguments. Raises SL1xx as :func:`read_spec`
-    does.
+    """Return the annotated parameters of a function that is no op as arguments. Raise the errors of
+    :func:`read_spec`.
     """
     return tuple(_read_signature_arguments(name, fn, _evaluate_annotations(fn), set(), set(), set()))
 
 
 def _length_preconditions(args: Iterable[Arg]) -> Iterable[str]:
-    """Return the conditions, such as ``len(stride) == 2``, that every call has to meet because a list argument is
-    declared with a fixed length, which torch does not check.
+    """Return the conditions on list arguments that are declared with a fixed length, such as ``len(stride) == 2``.
+    Every call must meet them, since torch does not check the length.
     """
     return (f"len({a.name}) == {a.length}" for a in args if a.length and not (a.optional or a.many))
 
 
 def _as_name_tuple(value: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in ``value`` as a tuple. A text is one name, so that ``mutates="cache"`` does not name five
+    """Return the names in ``value`` as a tuple. A text is a single name, so that ``mutates="cache"`` does not name five
     letters.
     """
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _evaluate_annotations(fn: Callable[..., object]) -> dict[str, object]:
-    """Return the annotations of ``fn`` by parameter, evaluated. Raises SL102 for a name that does not exist at run
+    """Return the annotations of ``fn`` by parameter, evaluated. Raise ``SL102`` for a name that does not exist at run
     time.
 
-    Postponed annotations (``from __future__ import annotations``) and classes local to a function are resolved too.
+    Postponed annotations (``from __future__ import annotations``) and classes local to a function are evaluated, too.
     """
     # A module that was run by path may not be in sys.modules.
     scope = dict(vars(sys.modules.get(fn.__module__, typing)))
@@ -250,9 +253,9 @@ def _read_signature_arguments(
     contiguous: set[str],
     specialize: set[str],
 ) -> Iterable[Arg]:
-    """Yield the arguments of the reference ``fn``, from its parameters, evaluated annotations (``hints``), defaults and
-    the names in ``mutates``, ``contiguous`` and ``specialize``. Raises SL102, SL103 or SL107 for those that no schema
-    can carry.
+    """Yield the arguments of the reference ``fn``. They are read from its parameters, evaluated annotations
+    (``hints``), defaults and the names in ``mutates``, ``contiguous`` and ``specialize``. Raise ``SL102``, ``SL103`` or
+    ``SL107`` for an argument that no schema can carry.
     """
     parameters = inspect.signature(fn).parameters
     for option, given in (("mutates", mutates), ("contiguous", contiguous), ("specialize", specialize)):
@@ -282,7 +285,7 @@ def _read_signature_arguments(
 
 
 def _check_parameter_name(where: str, p: inspect.Parameter) -> None:
-    """Raise SL103 for ``*args``, ``**kwargs`` and for a parameter whose name cannot be used in a schema or in generated
+    """Raise ``SL103`` for ``*args``, ``**kwargs`` and a parameter whose name cannot be used in a schema or in generated
     code.
     """
     if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
@@ -298,8 +301,8 @@ def _check_parameter_name(where: str, p: inspect.Parameter) -> None:
 
 
 def _check_argument(where: str, arg: Arg) -> None:
-    """Raise SL103 for a default or ``specialize=`` that a schema cannot carry, SL107 for ``mutates=`` with an argument
-    that is no tensor.
+    """Raise ``SL103`` for a default or ``specialize=`` that a schema cannot carry. Raise ``SL107`` for ``mutates=``
+    with an argument that is no tensor.
     """
     if arg.has_default and (bad := _bad_default(arg)):
         raise error(
@@ -327,8 +330,8 @@ def _default_fix(arg: Arg) -> str:
 
 
 def _bad_default(arg: Arg) -> str:
-    """Return in words which defaults the torch schema could carry for ``arg``, if it cannot carry the declared one.
-    Empty if it can.
+    """Return, in words, which defaults the torch schema could carry for ``arg`` if it cannot carry the declared one.
+    Return an empty text if it can.
     """
     # Infinities and NaN have no literal in a schema.
     numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]
@@ -346,8 +349,8 @@ def _bad_default(arg: Arg) -> str:
 
 
 def _unparsed_default_kind(arg: Arg) -> str:
-    """Return the kind of an argument, in words, for which torch's schema parser does not accept this default. Empty if
-    it accepts the default.
+    """Return the kind of an argument, in words, for which torch's schema parser does not accept this default. Return an
+    empty text if it accepts the default.
     """
     kind = str(arg.scalar)
     if kind in ("dtype", "device", "layout", "memory_format"):
@@ -356,8 +359,8 @@ def _unparsed_default_kind(arg: Arg) -> str:
 
 
 def _check_sizes_and_dtypes(spec: OpSpec) -> None:
-    """Raise SL104, SL105 or SL106 unless the inputs determine each dim and dtype of the outputs, and each expression
-    uses known names.
+    """Raise ``SL104``, ``SL105`` or ``SL106`` unless the inputs determine each dim and dtype of the outputs, and each
+    expression uses only known names.
     """
     known = _check_dims(spec)
     _check_bounds(spec, known)
@@ -375,9 +378,9 @@ def _check_sizes_and_dtypes(spec: OpSpec) -> None:
 
 
 def _check_dims(spec: OpSpec) -> set[str]:
-    """Raise SL105 for a wrong entry of ``dims=``, else return the names that expressions may use.
+    """Return the names that expressions may use. Raise ``SL105`` for an invalid expression in ``dims=``.
 
-    An entry of ``dims=`` may use the names of the inputs and of the entries before it.
+    Each expression may use the names of the inputs and of the dims before it.
     """
     known = _known_names(spec)
     for dim, expr in spec.dims:
@@ -403,8 +406,8 @@ def _check_dims(spec: OpSpec) -> set[str]:
 
 
 def _check_bounds(spec: OpSpec, known: set[str]) -> None:
-    """Raise SL104 unless each dim in ``bounds=`` is a size of an output and of no input. Raise SL105 for an expression
-    with other names than ``known``.
+    """Raise ``SL104`` unless each dim in ``bounds=`` is a size of an output and of no input. Raise ``SL105`` for an
+    expression with names that are not in ``known``.
     """
     # Only a plain dim can be measured on the result.
     plain = {d.text for o in spec.outputs for d in o.tensor.dims if d.kind == "name"}
@@ -423,8 +426,8 @@ def _check_bounds(spec: OpSpec, known: set[str]) -> None:
 
 
 def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> None:
-    """Raise SL104 for a dim of an output that no argument defines, SL105 for an expression of names that are not among
-    ``known``.
+    """Raise ``SL104`` for a dim of an output that no argument defines. Raise ``SL105`` for an expression with names
+    that are not in ``known``.
     """
     if dim.kind == "expr" and dim.expr is not None:
         _check_expression_names(where, dim.expr, known | set(spec.dynamic))
@@ -433,8 +436,8 @@ def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> No
 
 
 def _known_names(spec: OpSpec) -> set[str]:
-    """Return the names known in every call: the dims of required tensor arguments and the required int, bool and
-    list[int] arguments.
+    """Return the names that have a value in every call. They are the dims of required tensor arguments, and the
+    required int, bool and list[int] arguments.
     """
     named = {
         d.text
@@ -447,8 +450,8 @@ def _known_names(spec: OpSpec) -> set[str]:
 
 
 def read_workspace(spec: OpSpec, source: str) -> Expr:
-    """Return the ``workspace=`` of a kernel, a number of bytes, as an expression. Raises SL105 for names that it may
-    not use.
+    """Return the ``workspace=`` of a kernel, a number of bytes, as an expression. Raise ``SL105`` for names that it
+    must not use.
 
     The expression may use dims without a bound, int arguments, ``threads`` and ``itemsize``.
     """
@@ -459,6 +462,6 @@ def read_workspace(spec: OpSpec, source: str) -> Expr:
 
 
 def _check_expression_names(where: str, expr: Expr, known: set[str]) -> None:
-    """Raise SL105 for a name in the expression that is not among ``known``."""
+    """Raise ``SL105`` for a name in the expression that is not in ``known``."""
     for unknown in sorted(expr.names - known):
         raise error("SL105", where=where, got=f"{expr} uses {unknown!r}", expected=f"names among {sorted(known)}")

@@ -1,4 +1,4 @@
-"""``OpSpec``: a declaration as frozen data. Schema, checks, fake, header, samples and docs are derived from it."""
+"""``OpSpec``, a declaration as frozen data. Schema, checks, fake, header, samples and docs are derived from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shiplap.declare.values import Args, Value
 
 @dataclass(frozen=True)
 class Dim:
-    """One token of a shape: a named, fixed, anonymous (``_``), variadic (``*batch``, ``...``) or computed dim.
+    """One dim of a shape, which is named, fixed, anonymous (``_``), variadic (``*batch``, ``...``) or computed.
 
     ``of`` names the size to which this dim broadcasts. ``#n`` of an argument ``x`` is the dim ``x_n``, which is 1 or
     ``n``.
@@ -29,8 +29,8 @@ class Dim:
     of: str = field(default="", repr=False)
 
     def along(self, size: object) -> str:
-        """Return the name of the size that this dim has in a call where it measures ``size``: for a dim ``#n``, which
-        broadcasts, the common name ``n`` unless the size is 1, else its own name.
+        """Return the name of the size that this dim has in a call in which it measures ``size``. For a dim ``#n``,
+        which broadcasts, it is the common name ``n`` unless ``size`` is 1. Otherwise it is the dim's own name.
         """
         return self.of if self.of and size != 1 else self.text
 
@@ -43,7 +43,13 @@ class Dim:
 
 @dataclass(frozen=True)
 class TensorType:
-    """The type of a tensor: a dtype class (``"Float"``), the dtypes in it (torch names) and the dims."""
+    """The type of a tensor.
+
+    Attributes:
+        dtype_class: the name of a set of dtypes, such as ``"Float"``.
+        dtypes: the dtypes in the set, by their names in torch.
+        dims: the dims of the shape.
+    """
 
     dtype_class: str
     dtypes: tuple[str, ...]
@@ -96,11 +102,16 @@ ScalarKind = Literal[
 
 @dataclass(frozen=True)
 class Arg:
-    """One argument: a tensor (``tensor`` set), a tensor list (``many``) or a scalar (``scalar`` set).
+    """One argument of an op. It is a tensor if ``tensor`` is set, a list of tensors if ``many`` is true, and otherwise
+    a scalar.
 
-    ``length``: of a list that always has as many elements. ``absent``: members of a list of tensors may be None.
-    ``specialized``: ints that torch never makes symbols. ``cls``: of an object, which is a scalar too. ``choices``: the
-    only values that a str or an int may have; ``members``: the class derived from ``Enum`` whose values they are.
+    Attributes:
+        length: the length of a list that always has as many elements, or 0.
+        absent: whether members of a list of tensors may be None.
+        specialized: whether torch never makes symbols of the argument's ints.
+        cls: the class of an object. An object is a scalar, too.
+        choices: the only values that a str or an int may have, or an empty tuple.
+        members: the class derived from ``Enum`` whose values are the choices, or None.
     """
 
     name: str
@@ -121,15 +132,15 @@ class Arg:
 
     @property
     def kind(self) -> str:
-        """The type of a scalar as errors print it: its choices, the class of an object, or its schema type."""
+        """The type of a scalar as errors print it. It is its choices, the class of an object, or its schema type."""
         if self.choices:
             return self.shown_choices
         return self.cls.__name__ if self.cls is not None else str(self.scalar)
 
     @property
     def shown_choices(self) -> str:
-        """The choices of the argument as a caller writes them, such as ``'sum' or 'mean'``. Empty if it takes any
-        value.
+        """The choices of the argument as a caller writes them, such as ``'sum' or 'mean'``. It is empty if the argument
+        takes any value.
         """
         names = [f"{self.members.__name__}.{m.name}" for m in self.members] if self.members else map(repr, self.choices)
         *rest, last = [*names] or [""]
@@ -149,8 +160,8 @@ class Arg:
 
     @property
     def form(self) -> str:
-        """The text that the argument adds to the declaration's digest beyond its ``repr``: length, class and choices.
-        Empty for an argument without any of these.
+        """The text that the argument adds to the declaration's digest beyond its ``repr``, with length, class and
+        choices. It is empty for an argument without any of these.
         """
         named = f"/{self.cls.__module__}.{self.cls.__qualname__}" if self.cls is not None else ""
         chosen = f"/{self.choices}/{self.members.__qualname__ if self.members else ''}" if self.choices else ""
@@ -169,10 +180,11 @@ class Output:
 
 @dataclass(frozen=True)
 class Return:
-    """One result of an op whose results are not all fresh tensors of declared sizes.
+    """One result of an op whose results are not all new tensors of declared sizes.
 
-    ``alias``: the argument that the result is, if the op writes to it, or else may be a view of. Any other result is
-    a tensor, a list of them (``many``) or a scalar, and may be None where it is ``optional``.
+    If ``alias`` is set, the result is the argument of that name if the op writes to it. Otherwise it may be a view of
+    that argument. Any other result is a tensor, a list of tensors (``many``) or a scalar. It may be None if
+    ``optional`` is true.
     """
 
     name: str
@@ -185,19 +197,22 @@ class Return:
 
     @property
     def arg(self) -> Arg:
-        """The result as an argument of the same kind, for code that reads either."""
+        """The result as an argument of the same kind, for code that reads arguments and results."""
         return Arg(self.name, self.tensor, self.scalar, self.many, self.optional, specialized=self.specialized)
 
 
 @dataclass(frozen=True)
 class OpSpec:
-    """A declared op: names, arguments, outputs and the expressions that relate their sizes.
+    """A declared op, with its name, arguments, outputs and the expressions that relate their sizes.
 
-    ``outputs`` are fresh tensors whose sizes the declaration determines. ``returns`` has all results, in order, where
-    some are arguments, views, lists or scalars, or where the reference tells the sizes (``traced``). ``detached`` names
-    arguments and results through which no gradient flows. ``random``: the argument that seeds random results, "global"
-    for torch's own generator. ``unordered``: results whose rows are a set, in any order. ``single_tuple``: the only
-    result is returned in a tuple.
+    Attributes:
+        outputs: new tensors whose sizes the declaration determines.
+        returns: all results in order, if some are arguments, views, lists or scalars, or if ``traced`` is true.
+        traced: whether only a run of the reference determines the results.
+        detached: the names of arguments and results through which no gradient flows.
+        random: the argument that seeds random results, or ``"global"`` for torch's own generator.
+        unordered: the names of results whose rows may be in any order.
+        single_tuple: whether the only result is returned in a tuple.
     """
 
     name: str
@@ -224,13 +239,13 @@ class OpSpec:
 
     @property
     def opname(self) -> str:
-        """The op's name without its namespace: ``name``, or ``name.overload`` for a named overload."""
+        """The op's name without its namespace. For a named overload it is ``name.overload``."""
         return self.name.split("::")[1]
 
     @property
     def stem(self) -> str:
-        """The prefix of the names of helper ops, such as ``<stem>__out``: the op's name with ``_`` in place of the dot
-        of an overload.
+        """The prefix of the names of helper ops, such as ``<stem>__out``. It is the op's name with ``_`` in place of
+        the dot of an overload.
         """
         return self.opname.replace(".", "_")
 
@@ -241,8 +256,8 @@ class OpSpec:
 
     @cached_property
     def dtype_classes(self) -> dict[str, TensorType]:
-        """The names of annotations that admit several dtypes (such as ``Float``) of the tensor arguments, each with the
-        type of one such argument, in order. A single fixed dtype is left out.
+        """The names of annotations that admit several dtypes, such as ``Float``, of the tensor arguments, in order.
+        Each comes with the type of one such argument. Annotations with one dtype are left out.
         """
         kinds = [a.tensor for a in self.tensors if a.tensor and not a.tensor.concrete]
         return {kind.dtype_class: kind for kind in kinds}
@@ -259,15 +274,15 @@ class OpSpec:
 
     @property
     def converts(self) -> bool:
-        """Whether calls in Python differ from those of the schema: by members of an ``Enum``, or by a result that is a
-        tuple of one.
+        """Whether calls in Python differ from those of the schema. They do if arguments are members of an ``Enum``, or
+        if the result is a tuple of one.
         """
         return bool(self.enumerated) or self.single_tuple
 
     @cached_property
     def broadcasts(self) -> dict[str, str]:
-        """For each dim annotated ``#n`` (1 or the common size ``n``) of an argument ``x``, its own name ``x_n`` with
-        ``n``.
+        """The dims annotated ``#n`` (1 or the common size ``n``) of all arguments, as a dict from the dim's own name,
+        ``x_n`` for an argument ``x``, to ``n``.
         """
         return {own: of for a in self.args for own, of in a.broadcasts.items()}
 
@@ -283,13 +298,13 @@ class OpSpec:
 
     @cached_property
     def view(self) -> bool:
-        """Whether a result may be a view of an argument. Torch traces such an op through its reference."""
+        """Whether a result may be a view of an argument. torch traces such an op through its reference."""
         return any(r.alias and not self.arg(r.alias).mutated for r in self.returns)
 
     @cached_property
     def made(self) -> tuple[Return, ...]:
-        """The declared results that are new, not arguments or views of them, for an op with such results or one whose
-        results only its reference determines. Empty for other ops.
+        """The declared results that are new, that is neither arguments nor views of them. It is empty if all results
+        are new tensors whose sizes the declaration determines.
         """
         return tuple(r for r in self.returns if not r.alias)
 
@@ -300,7 +315,7 @@ class OpSpec:
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """The names of the results that a kernel returns, in order, without those that are arguments."""
+        """The names of the results that a kernel returns, in order. Results that are arguments are left out."""
         return tuple(r.name for r in self.made) if self.traced else tuple(o.name for o in self.outputs)
 
     @cached_property
@@ -313,10 +328,10 @@ class OpSpec:
         return next(a for a in self.args if a.name == name)
 
     def complete(self, args: Sequence[Value], named: Mapping[str, Value] | None = None) -> Args:
-        """Return all arguments of a call in declared order: the positional ``args``, then those of ``named`` by name,
-        else the declared defaults.
+        """Return all arguments of a call in declared order. They are the positional ``args``, then the values in
+        ``named``, then the declared defaults.
 
-        No required argument may be missing. Torch's dispatcher or the signature of the reference has checked that.
+        No required argument may be missing. torch's dispatcher or the signature of the reference has checked that.
         """
         values = list(args)
         for arg in self.args[len(args) :]:
@@ -326,7 +341,7 @@ class OpSpec:
         return tuple(values)
 
     def split(self, args: Sequence[Value]) -> tuple[Args, dict[str, Value]]:
-        """Return ``(positional, keywords)`` of a call from all arguments in declared order. The keyword-only ones
+        """Return ``(positional, keywords)`` of a call from all arguments in declared order. Keyword-only arguments
         become keywords.
         """
         at = sum(not a.keyword_only for a in self.args)
@@ -334,8 +349,8 @@ class OpSpec:
 
     @cached_property
     def digest(self) -> str:
-        """The digest of the declaration (name, arguments, results and keywords), 16 hex digits, without the body of the
-        reference.
+        """A digest of the declaration as 16 hexadecimal digits. It covers the name, arguments, results and keywords,
+        but not the body of the reference.
         """
         # Fields with repr=False are added only where they are set. Otherwise each new field of the class would change
         # the digest of every op, and with it every stored choice and every compiled library.
@@ -352,5 +367,5 @@ class OpSpec:
 
     @property
     def tolerated(self) -> float:
-        """The relative error beyond rounding that a kernel may have, 0.0 unless declared."""
+        """The relative error beyond rounding that a kernel may have. It is 0.0 unless declared."""
         return self.tolerance[0] if self.tolerance else 0.0

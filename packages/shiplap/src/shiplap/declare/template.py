@@ -1,7 +1,7 @@
-"""A template as data: kernel source with hooks into which Inductor fuses neighbouring operations.
+"""A template as data, which is kernel source with hooks into which Inductor fuses neighbouring operations.
 
-The package ``fuse`` lowers a template in a compiled graph. A Triton template also serves eager calls, rendered with
-empty hooks (``kernels/triton/template_kernel.py``). A function of PyTorch may stand in place of a file: it is traced
+The package ``inductor`` lowers a template in a compiled graph. A Triton template also runs eager calls, rendered with
+empty hooks (``kernels/triton/template_kernel.py``). A function of PyTorch may take the place of a file. It is traced
 into the graph.
 """
 
@@ -44,17 +44,18 @@ class TemplateKeywords(TypedDict, total=False):
 
     Attributes:
         configs: the values of the compile-time parameters, the default first.
-        grid: Triton only, ``grid(sizes, config, cdiv)`` returns the number of programs along three axes.
+        grid: ``grid(sizes, config, cdiv)`` returns the number of programs along three axes. Only Triton templates have
+            it.
         tables: lookup tables that are computed on the host, ``{name: fn(sizes)}``. Each becomes an input of the kernel.
-        innermost: for an argument, the dim that must be adjacent in memory, ``{"b": "k"}``.
+        innermost: for an argument, the dim that must have stride 1, as in ``{"b": "k"}``.
         supports: ``supports(sizes, dtypes, config)`` returns True, or the reason why the template cannot be used.
-        split_k: Triton only, ``split_k(sizes, config)`` returns the split-K factor: the number of partial sums into
-            which the kernel splits the reduction. With a factor above 1 (``SPLIT_K`` in the template) the kernel stores
-            each partial sum in float32 under the first index of ``store_output``, and shiplap adds the partial sums
-            after the kernel.
-        fuses: ``fuses(sizes)`` says whether fusing neighbours into the kernel is faster than running them after it.
+        split_k: ``split_k(sizes, config)`` returns the number of partial sums into which the kernel splits the
+            reduction. If it is above 1 (``SPLIT_K`` in the template), the kernel stores each partial sum in float32
+            under the first index of ``store_output``. Shiplap adds the partial sums after the kernel. Only Triton
+            templates have it.
+        fuses: ``fuses(sizes)`` returns whether fusing neighbours into the kernel is faster than running them after it.
         default: False restricts the template to calls for which a measurement has chosen it.
-        name: the name of the template, by default that of the file.
+        name: the name of the template. The default is that of the file.
     """
 
     name: str | None
@@ -88,12 +89,12 @@ class Template(HasCode):
 
     @property
     def identity(self) -> str:
-        """The digest of the template's source, its configs (compile-time values) and the code of all its functions."""
+        """A digest of the template's source, its configs (compile-time values) and the code of all its functions."""
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts that decide the code of the template, for digests: the source with included files, the
-        configs, and the functions.
+        """Yield the parts on which the code of the template depends, for digests. They are the source with included
+        files, the configs, and the functions.
         """
         yield repr((self.language, self.source, self.innermost, self.default)), None
         yield "configs", self.configs
@@ -120,8 +121,8 @@ def read_template(
     fuses: Callable[..., bool] | None = None,
     default: bool = True,
 ) -> Template:
-    """Return the template in a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``), or made of a function of
-    PyTorch. Raises SL114 if it cannot be used.
+    """Return the template in the file ``source`` beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``). If ``source``
+    is a function of PyTorch, return a template of that function. Raise ``SL114`` if it cannot be used.
     """
     # Inductor compiles a function of PyTorch itself, so that it has no source file.
     if callable(source):
@@ -152,7 +153,7 @@ def read_template(
 
 
 def _read_template_file(home: Path, source: str, where: str) -> tuple[str, str, str]:
-    """Return ``(name, language, text)`` of the template file ``source`` beside ``home``. Raises SL114 for another
+    """Return ``(name, language, text)`` of the template file ``source`` beside ``home``. Raise ``SL114`` for an unknown
     suffix or a missing file.
     """
     language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
@@ -165,8 +166,8 @@ def _read_template_file(home: Path, source: str, where: str) -> tuple[str, str, 
 
 
 def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str) -> None:
-    """Raise SL114 for a PyTorch function given as a template if its parameters differ from the reference's, and for
-    keywords that only a template with kernel source can have.
+    """Raise ``SL114`` for a PyTorch function given as a template if its parameters differ from the reference's. Raise
+    it also for keywords that only a template with kernel source can have.
     """
     wanted, taken = [a.name for a in spec.args], list(signature(function).parameters)
     if taken != wanted:
@@ -186,7 +187,9 @@ def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str
 
 
 def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
-    """Raise SL114 if the op cannot have a template of an Inductor kernel, or if Inductor cannot lower this one."""
+    """Raise ``SL114`` if the op cannot have a template of an Inductor kernel, or if Inductor cannot lower this
+    template.
+    """
     # Inductor's templates store one output, whose size is known before the launch.
     if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
         raise error(
@@ -219,7 +222,7 @@ def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
 
 
 def _check_functions(template: Template, where: str) -> None:
-    """Raise SL114 where a keyword of the template that must be a function of sizes, such as ``grid=``, is a text or a
+    """Raise ``SL114`` if a keyword of the template that must be a function of sizes, such as ``grid=``, is a text or a
     number.
     """
     given: dict[str, tuple[object, str]] = {
@@ -239,11 +242,11 @@ def _resolve_includes(path: Path, where: str) -> str:
     """Return the text of ``path`` with each ``{% include "file" %}`` replaced by the content of that file, so that
     digests cover it.
 
-    An included file is looked for beside ``path`` first, then among the headers that shiplap ships.
+    An included file is searched for beside ``path`` first, then among the headers that Shiplap ships.
     """
 
     def read(match: re.Match[str]) -> str:
-        """Return the content of the included file. Raises SL114 if there is no such file."""
+        """Return the content of the included file. Raise ``SL114`` if there is no such file."""
         for folder in (path.parent, include_dir()):
             if (folder / match[1]).is_file():
                 return (folder / match[1]).read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ from shiplap.declare.spec import Arg
 
 
 def is_int_value(value: object) -> bool:
-    """Whether ``value`` can be passed as an int argument: it converts to an integer of 64 bits without loss, as a NumPy
-    integer or a real tensor without dims does.
+    """Return whether ``value`` can be passed as an int argument. It must convert to an integer of 64 bits without loss,
+    as a NumPy integer or a real tensor without dims does.
     """
     if isinstance(value, torch.SymInt):
         return True
@@ -24,7 +24,9 @@ def is_int_value(value: object) -> bool:
 
 
 def is_float_value(value: object) -> bool:
-    """Whether ``value`` can be passed as a float argument, as a number of NumPy or a real tensor of one element can."""
+    """Return whether ``value`` can be passed as a float argument. A number of NumPy and a real tensor of one element
+    can, too.
+    """
     if isinstance(value, (float, torch.SymFloat, torch.SymInt)):
         return True
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
@@ -33,8 +35,8 @@ def is_float_value(value: object) -> bool:
 
 
 def _converts_to_number(value: object, number: Callable[[Any], float]) -> bool:
-    """Whether ``number(value)`` succeeds and fits 64 bits. Arrays and tensors have the conversion methods, whatever
-    their elements are.
+    """Return whether ``number(value)`` succeeds and fits 64 bits. The conversion must be tried, since all arrays and
+    tensors have the conversion methods.
     """
     try:
         return not exceeds_int64(number(value))
@@ -43,7 +45,7 @@ def _converts_to_number(value: object, number: Callable[[Any], float]) -> bool:
 
 
 def is_text_value(value: object) -> bool:
-    """Whether ``value`` is a str that UTF-8 can encode, the form in which torch passes it."""
+    """Return whether ``value`` is a str that UTF-8 can encode. torch passes texts in UTF-8."""
     if not isinstance(value, str):
         return False
     try:
@@ -54,23 +56,24 @@ def is_text_value(value: object) -> bool:
 
 
 def is_bool_value(value: object) -> bool:
-    """Whether ``value`` is a bool, real or symbolic."""
+    """Return whether ``value`` is a bool, real or symbolic."""
     return isinstance(value, (bool, torch.SymBool))
 
 
 def exceeds_int64(value: object) -> bool:
-    """Whether ``value`` is an int that does not fit 64 bits."""
+    """Return whether ``value`` is an int that does not fit 64 bits."""
     return type(value) is int and not -(2**63) <= value < 2**63
 
 
 def value_kind_name(value: object) -> str:
-    """Return the kind of a value in words, for errors: its type, ``None``, or a remark such as ``int beyond 64
+    """Return the kind of a value in words, for errors. It is its type, ``None``, or a remark such as ``int beyond 64
     bits``.
     """
     if value is None:
         return "None"
     if exceeds_int64(value):
         return "int beyond 64 bits"
+    # ASCII needs no attempt to encode it.
     if isinstance(value, str) and not (value.isascii() or is_text_value(value)):
         return "str that UTF-8 cannot encode"
     return type(value).__name__
@@ -94,7 +97,9 @@ _ELEMENTS: dict[str, tuple[type | None, Callable[[object], bool]]] = {
 
 
 def kind_mismatch(arg: Arg, value: object) -> str:
-    """Return the kind of ``value``, in words, if it is not of the kind that ``arg`` declares, else an empty text."""
+    """Return the kind of ``value``, in words, if it is not of the kind that ``arg`` declares. Return an empty text if
+    it is.
+    """
     if value is None:
         return "" if arg.optional else "None"
     scalar = arg.scalar or "tensor"

@@ -1,4 +1,4 @@
-"""The types of arguments, sizes and results, by one name each."""
+"""The types of arguments, sizes and results, each under one name."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from shiplap.torch_private import graph_objects
 
 
 class Opaque(graph_objects.BASE):  # type: ignore[misc] # a class of torch, or object
-    """A base class for objects that are arguments of an op: a plan of a transform, a handle of a library.
+    """A base class for objects that are arguments of an op, such as the plan of a transform or the handle of a library.
 
-    Torch passes such an object on without looking inside.
+    Torch passes such an object on without reading it.
 
-    ``class Plan(sl.Opaque, fields=("n",))`` declares that results depend, in number, size and dtype, on the attribute
-    ``n`` of a plan alone: an int, a bool, a float, a str or a tuple of these. Compiled code is guarded on it.
+    ``class Plan(sl.Opaque, fields=("n",))`` declares that the number, sizes and dtypes of results depend on no
+    attribute of a plan but ``n``. Such an attribute is an int, a bool, a float, a str or a tuple of these. Compiled
+    code is guarded on it.
 
-    A class method ``sample(rng, sizes)`` makes an object for the audit: ``rng`` is a seeded generator, ``sizes`` has
-    the size of each dim. Without it the op needs ``@op.samples``.
+    A class method ``sample(rng, sizes)`` makes an object for the audit. ``rng`` is a seeded generator, and ``sizes``
+    holds the size of each dim. Without this method, the op needs ``@op.samples``.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, fields: Sequence[str] | str = (), **keywords: Any) -> None:
-        """Add the attribute names ``fields`` of a class definition to those inherited. Compiled code is guarded on
+        """Add the attribute names ``fields`` of a class definition to the inherited ones. Compiled code is guarded on
         these attributes.
         """
         super().__init_subclass__(**keywords)

@@ -1,4 +1,4 @@
-"""Dispatch: the registered op and the way of a call, from torch's dispatcher to a kernel or the reference."""
+"""Dispatch, which is the registered op and the steps of a call from torch's dispatcher to a kernel or the reference."""
 
 from shiplap.dispatch.adopt import AdoptedOp, adopt
 from shiplap.dispatch.op import Op, op

@@ -1,4 +1,4 @@
-"""``@sl.adopt``: a declaration of an op that another library has registered, or of what a new op takes over."""
+"""``@sl.adopt``, a declaration of an op that another library has registered, or of what a new op takes over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AdoptedOp(Op[P, R]):
 
     def _register(self) -> None:
         """Find the overload that another library has registered under the op's name, and use it. Nothing is registered
-        or changed. Raises SL501 if there is none.
+        or changed. Raise ``SL501`` if there is none.
         """
         registered = find_overload(self.spec.namespace, self.spec.opname)
         if registered is None:
@@ -38,17 +38,19 @@ class AdoptedOp(Op[P, R]):
         self.can_skip_dispatcher, self.call_kernel = False, dispatcher_calls.builtin_of(registered)
 
     def _extend(self, what: str) -> NoReturn:
-        """Raise TypeError: kernels and gradients cannot be attached to an op that another library has registered.
-        ``what`` begins that sentence, such as ``"kernels are"``.
+        """Raise ``TypeError``, since kernels and gradients cannot be attached to an op that another library has
+        registered. ``what`` begins the sentence of the error, such as ``"kernels are"``.
         """
         raise TypeError(f"{self.spec.name} is adopted: its {what} registered elsewhere; declare it with sl.op instead")
 
 
 class ConvertingAdoptedOp(AdoptedOp[P, R], ConvertingOp[P, R]):
-    """An adopted op with choices, which its own library does not check, or with a tuple of one as result."""
+    """An adopted op that has arguments with choices, or a tuple of one as its result. The op's own library does not
+    check the choices.
+    """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the registered op with arguments converted to its schema. Raises the catalogue error of an argument that
+        """Call the registered op with arguments converted to its schema. Raise the catalogue error of an argument that
         is none of its declared choices.
         """
         values, named = convert_call(self.spec, args, kwargs)
@@ -77,26 +79,26 @@ def adopt(
     devices: Iterable[str] = (),
     **declaration: Unpack[DeclarationKeywords],
 ) -> AdoptDecorator | TakeoverDecorator:
-    """Declare what an existing implementation should do, so that it can be audited: ``sl.audit(op)``.
+    """Declare what an existing implementation should do, so that ``sl.audit(op)`` can audit it.
 
-    The decorated function is the reference, as with :func:`op`. Without ``into``, the source is a registered torch op,
-    and nothing is registered or changed: the schema, the fake implementation, the gradient and the kernels remain those
-    of the library that registered the op.
+    The decorated function is the reference, as with :func:`op`. Without ``into``, the source is a registered torch op.
+    Nothing is then registered or changed. The schema, the fake implementation, the gradient and the kernels remain
+    those of the library that registered the op.
 
-    With ``into``, a new op is declared that takes over what the source has: its kernels, and its gradient. The shapes,
-    the checks and everything else follow from the declaration. ``op.adoption`` says what was taken and what was left.
+    With ``into``, declare a new op that takes over the kernels and the gradient of the source. The shapes, the checks
+    and everything else follow from the declaration. ``op.adoption`` lists what was taken and what was left.
 
     Args:
-        source: ``"namespace::name"`` of an op registered in torch. With ``into`` also a class derived from
-            ``torch.autograd.Function``, or a function, such as one of pybind11, that takes the arguments by position.
+        source: ``"namespace::name"`` of an op registered in torch. With ``into`` it may also be a class derived from
+            ``torch.autograd.Function``, or a function that takes the arguments by position, such as one of pybind11.
         into: the name of the new op, ``"namespace::name"``.
-        devices: the device types on which the new op calls the source, by default those for which torch has a kernel,
-            and ``"cpu"`` and ``"cuda"`` for a function.
+        devices: the device types on which the new op calls the source. By default they are those for which torch has a
+            kernel, and ``"cpu"`` and ``"cuda"`` for a function.
         declaration: the keyword arguments of :func:`op`.
 
     Raises:
-        ShiplapError: SL1xx for a declaration that is not valid, SL142 for a source that does not fit it, SL501 for a
-            name that no library has registered.
+        ShiplapError: ``SL1xx`` if the declaration is not valid, ``SL142`` if the source does not fit the declaration,
+            ``SL501`` if no library has registered the name.
     """
     if into is not None:
         types = (devices,) if isinstance(devices, str) else tuple(devices)
@@ -113,18 +115,18 @@ def adopt(
 
 
 class TakeoverDecorator:
-    """The type of ``@sl.adopt(source, into=...)``: a decorator that keeps the types of the function."""
+    """The decorator that ``@sl.adopt(source, into=...)`` returns. It keeps the parameter types of the function."""
 
     def __init__(
         self, source: Source, into: str, devices: tuple[str, ...], **declaration: Unpack[DeclarationKeywords]
     ) -> None:
-        """Store the source and the device types, and prepare the declaration of the new op ``into``."""
+        """Set the source and the device types, and prepare the declaration of the new op ``into``."""
         self.source, self.devices, self.declare = source, devices, op(into, **declaration)
         self.spec_of = partial(read_spec, into, **declaration)
 
     def __call__(self, fn: Callable[P, R]) -> Op[P, R]:
-        """Return the new op declared by the reference ``fn``, with the kernels and the gradient of the source. Raises
-        SL142 before anything is declared if the source does not fit.
+        """Return the new op declared by the reference ``fn``, with the kernels and the gradient of the source. Raise
+        ``SL142`` before anything is declared if the source does not fit.
         """
         parts = read_source(self.spec_of(fn), self.source, self.devices)  # first: a source that does not fit is no op
         made = self.declare(fn)
@@ -133,7 +135,7 @@ class TakeoverDecorator:
 
 
 class AdoptDecorator:
-    """The type of ``@sl.adopt(...)``: a decorator that keeps the types of the function."""
+    """The decorator that ``@sl.adopt(...)`` returns. It keeps the parameter types of the function."""
 
     def __init__(self, name: str, **declaration: Unpack[DeclarationKeywords]) -> None:
         """Check the op's name and the keywords of the declaration, and store them."""
@@ -142,7 +144,7 @@ class AdoptDecorator:
         self.name, self.declaration = name, declaration
 
     def __call__(self, fn: Callable[P, R]) -> AdoptedOp[P, R]:
-        """Return the adopted op whose reference is ``fn``, with argument conversion where the declaration needs it."""
+        """Return the adopted op whose reference is ``fn``. If the declaration needs it, the op converts arguments."""
         spec = read_spec(self.name, fn, **self.declaration)
         converts = spec.converts or any(a.choices for a in spec.args)
         return (ConvertingAdoptedOp if converts else AdoptedOp)(spec, fn)

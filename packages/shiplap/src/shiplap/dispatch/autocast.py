@@ -1,4 +1,4 @@
-"""The rule of an op for its floating inputs under ``torch.autocast``, from the declaration."""
+"""The rule of an op for its floating-point inputs under ``torch.autocast``, from the declaration."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ Cast: TypeAlias = Callable[[str, Args], Args]  # of a device type and the argume
 
 
 def make_cast(spec: OpSpec) -> Cast:
-    """Return ``cast(device_type, args)``, which implements the op's autocast rule: it converts the floating-point
-    arguments of each dtype class (the tensors whose annotations share a name such as ``Float``) to one dtype.
+    """Return ``cast(device_type, args)``, which implements the op's autocast rule. It converts the floating-point
+    arguments of each dtype class to one dtype. A dtype class consists of the tensors whose annotations share a name
+    such as ``Float``.
 
-    ``widest`` the widest among them, ``autocast`` the context's dtype, ``float32`` as it says. Integer tensors and
-    concrete dtypes are left alone; float64 is never narrowed, as in torch's own rules.
+    The rule ``widest`` selects the widest dtype among them, ``autocast`` the dtype of the autocast context, and
+    ``float32`` float32. Integer tensors and arguments of a fixed dtype are not converted. As in torch's own rules,
+    float64 is never converted to a narrower dtype.
     """
     # The positions are found once, since the function that is returned runs in each call under autocast.
     groups: dict[str, list[int]] = {}  # of a dtype class, the numbers of its arguments
@@ -37,9 +39,9 @@ def make_cast(spec: OpSpec) -> Cast:
     parts = [(numbers, written.get(name, [])) for name, numbers in groups.items()]
 
     def target(device_type: str, values: list[Tensor]) -> torch.dtype:
-        """Return the dtype to which ``values``, the floating-point tensors of one dtype class, are converted: the
-        widest of theirs if the rule is ``widest`` or one is float64, else float32 or the autocast dtype of
-        ``device_type``.
+        """Return the dtype to which ``values``, the floating-point tensors of one dtype class, are converted. If the
+        rule is ``widest`` or one of them is float64, it is the widest of their dtypes. Otherwise it is float32 or the
+        autocast dtype of ``device_type``, as the rule states.
         """
         dtypes = {value.dtype for value in values}
         if spec.autocast == "widest" or torch.float64 in dtypes:
@@ -47,8 +49,8 @@ def make_cast(spec: OpSpec) -> Cast:
         return torch.float32 if spec.autocast == "float32" else torch.get_autocast_dtype(device_type)
 
     def cast(device_type: str, args: Args) -> Args:
-        """Return ``args`` with the floating-point tensors of each dtype class in one dtype: that of an argument which
-        is written to, else the one of the rule.
+        """Return ``args`` with the floating-point tensors of each dtype class in one dtype. It is the dtype of an
+        argument that is written to, or else that of the rule.
         """
         converted = list(args)
         for numbers, mutated in parts:
@@ -66,7 +68,9 @@ def make_cast(spec: OpSpec) -> Cast:
 
 
 def _castable_tensors(value: Value) -> list[Tensor]:
-    """Return the floating-point tensors of an argument, a tensor or a list of tensors. Empty for other values."""
+    """Return the floating-point tensors of an argument, a tensor or a list of tensors. The list is empty for any other
+    value.
+    """
     if isinstance(value, Tensor):
         return [value] if value.dtype.is_floating_point else []
     values = value if isinstance(value, (list, tuple)) else []
@@ -74,8 +78,8 @@ def _castable_tensors(value: Value) -> list[Tensor]:
 
 
 def _cast_argument(value: Value, dtype: torch.dtype) -> Value:
-    """Return an argument, a tensor or a list of tensors, with its floating-point tensors in ``dtype``. Other values are
-    returned as they are.
+    """Return an argument, a tensor or a list of tensors, with its floating-point tensors in ``dtype``. Any other value
+    is returned unchanged.
     """
     if isinstance(value, Tensor):
         return _cast_tensor(value, dtype)
@@ -85,7 +89,7 @@ def _cast_argument(value: Value, dtype: torch.dtype) -> Value:
 
 
 def _cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a floating-point tensor in ``dtype``, and another tensor as it is."""
+    """Return a floating-point tensor in ``dtype``. Any other tensor is returned unchanged."""
     return tensor.to(dtype) if tensor.dtype.is_floating_point and tensor.dtype is not dtype else tensor
 
 
@@ -102,10 +106,10 @@ def call_outside_region(call: Callable[..., Result], args: Sequence[Value], kwar
 
 def explain_autocast(args: Sequence[Value], kwargs: Mapping[str, Value], cause: ShiplapError) -> ShiplapError | None:
     """Return an error like ``cause`` whose text names autocast and the fix, for a dtype error of a call in an autocast
-    region. None for other errors or outside such a region.
+    region. Return None for any other error, and outside of such a region.
 
-    Autocast gives the results of matrix products a narrow dtype, which an argument with a concrete dtype refuses, and
-    an op without a rule (``autocast=None``) takes its arguments as they are.
+    Autocast gives the results of matrix products a narrow dtype, which an argument with a fixed dtype does not accept.
+    An op without a rule (``autocast=None``) gets its arguments unconverted.
     """
     # Only errors of dtypes can come from autocast, and an error that names it already is left alone.
     if cause.id not in ("SL204", "SL205") or AUTOCAST in cause.got:

@@ -1,6 +1,6 @@
-"""The autograd implementation of an op: it records calls, and runs the declared gradient in the backward.
+"""The autograd implementation of an op. It records calls, and runs the declared gradient in the backward.
 
-``autograd_function.py`` generates a shorter recorder for ops with single tensors. The general one here also handles
+``autograd_function.py`` generates a shorter recorder for ops with single tensors. The general one here also supports
 lists of tensors, keyword-only arguments, arguments that are written to, and the levels of torch.func.
 """
 
@@ -33,7 +33,7 @@ RecordCall: TypeAlias = Callable[..., Result]  # of a dispatch key set or None, 
 
 @dataclass(frozen=True)
 class _BackwardRecord:
-    """The values beside tensors that a recorded call keeps for its backward."""
+    """The values that a recorded call keeps for its backward in addition to tensors."""
 
     layout: list[tuple[str, SavedSlot]]
     scalars: dict[str, Value]
@@ -42,7 +42,7 @@ class _BackwardRecord:
 
 
 class BackwardContext(Protocol):
-    """The part of the context of an ``autograd.Function`` that is used here, and three attributes of Shiplap."""
+    """The attributes of the context of an ``autograd.Function`` that are used here, and three that Shiplap adds."""
 
     needs_input_grad: tuple[bool, ...]
 
@@ -54,11 +54,11 @@ class BackwardContext(Protocol):
         """Keep tensors for the backward, so that torch notices a later write to them."""
 
     def mark_dirty(self, *tensors: Tensor) -> None:
-        """State that the forward has written to these arguments."""
+        """Declare that the forward has written to these arguments."""
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """State that these results of the forward are not differentiable, so that autograd asks for no gradient of
-        them.
+        """Declare that these results of the forward are not differentiable. Autograd then requests no gradient
+        of them.
         """
 
     shiplap_kept: _BackwardRecord
@@ -67,10 +67,12 @@ class BackwardContext(Protocol):
 
 
 class _RunBackward(Protocol):
-    """The backward of a recorded call: a gradient for each argument that the dispatcher left in place."""
+    """A function that runs the backward of a recorded call. It returns a gradient for each argument that the dispatcher
+    passed.
+    """
 
     def __call__(self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
-        """Return the gradient of each argument for ``grads``, the gradients of the results. ``needed`` says which
+        """Return the gradient of each argument for ``grads``, the gradients of the results. ``needed`` states which
         arguments need one.
         """
 
@@ -81,9 +83,9 @@ _SetUp: TypeAlias = Callable[[BackwardContext, Args, Result], None]  # keeps wha
 
 
 def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[_RunBackward, _SetUp]:
-    """Return ``(run, set_up)`` for the ``autograd.Function`` of the op: ``set_up`` saves what the declared backward
-    reads, ``run`` calls that backward and checks its gradients. ``formula`` is the function whose derivative the
-    gradient is.
+    """Return ``(run, set_up)`` for the ``autograd.Function`` of the op. ``set_up`` saves what the declared backward
+    reads. ``run`` calls that backward and checks its gradients. ``formula`` is the function whose derivative is the
+    gradient.
     """
     results = spec.results
     places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(results)}
@@ -97,7 +99,7 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
     second = SecondDerivative(spec, backward, formula)
 
     def set_up(ctx: BackwardContext, inputs: Args, output: Result) -> None:
-        """Save the tensors, scalars and tensor shapes of a call that the declared backward reads, in ``ctx``."""
+        """Save the tensors, scalars and tensor shapes of a call that the declared backward reads in ``ctx``."""
         outs = output if isinstance(output, tuple) else (output,)
         flat: list[Tensor] = []
         layout = [(n, _store_tensors(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
@@ -111,8 +113,8 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
         )
 
     def run(ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
-        """Return the gradient for each argument of the recorded call, from the declared backward. ``needed`` says which
-        arguments need one, None is returned for the others.
+        """Return the gradient of each argument of the recorded call, computed by the declared backward. ``needed``
+        states which arguments need one. For all others, None is returned.
         """
         flat, of = ctx.saved_tensors, ctx.shiplap_kept
         saved = make_saved(**of.scalars, **{n: _load_tensors(flat, slot) for n, slot in of.layout})
@@ -142,7 +144,9 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
 
 @dataclass
 class _UnpackedCall:
-    """The saved values of a call that C++ has recorded, in place of the context of an ``autograd.Function``."""
+    """The saved values of a call that C++ has recorded. They take the place of the context of an
+    ``autograd.Function``.
+    """
 
     saved_tensors: tuple[Tensor, ...]
     shiplap_kept: _BackwardRecord
@@ -150,15 +154,16 @@ class _UnpackedCall:
 
 def make_gradient_call(spec: OpSpec, backward: Backward, formula: Formula) -> Callable[..., Any]:
     """Return ``gradients(*values)``, the backward of a call that C++ has recorded. Its values are the op's arguments,
-    its results, their gradients, a flag for each tensor argument that needs a gradient, and the shapes of these.
+    its results and their gradients. A flag for each tensor argument that needs a gradient follows, then the shapes of
+    the tensor arguments.
     """
     run, _ = _make_backward(spec, backward, formula)
     places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(spec.results)}
     tensors = [i for i, a in enumerate(spec.args) if a.tensor is not None]
 
     def gradients(*values: Any) -> Gradient | tuple[Gradient, ...]:
-        """Return the gradients of the tensor arguments, computed by the declared backward: a tuple, or one gradient
-        alone. ``values`` are the arguments, then lists of the results, their gradients, the flags of need and the
+        """Return the gradients of the tensor arguments, computed by the declared backward, as a tuple or as a single
+        gradient. ``values`` are the arguments, then lists of the results, their gradients, the flags of need and the
         shapes.
         """
         args, (results, grads, needs, sizes) = values[: len(spec.args)], values[len(spec.args) :]
@@ -181,18 +186,20 @@ def make_gradient_call(spec: OpSpec, backward: Backward, formula: Formula) -> Ca
 
 
 def _missing_backward(spec: OpSpec) -> tuple[_RunBackward, _SetUp]:
-    """Return ``(run, set_up)`` for an op without a declared gradient: ``run`` raises SL304, ``set_up`` does nothing."""
+    """Return ``(run, set_up)`` for an op without a declared gradient. ``run`` raises ``SL304``, and ``set_up`` does
+    nothing.
+    """
 
     def run(ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
-        """Raise SL304, since the op has no declared gradient."""
+        """Raise ``SL304``, since the op has no declared gradient."""
         raise _no_gradient_error(spec, "a gradient was requested")
 
     return run, lambda ctx, inputs, output: None
 
 
 def _no_gradient_error(spec: OpSpec, got: str) -> ShiplapError:
-    """Return the error SL304 for an op without a gradient. For an op that writes to its arguments, which cannot have
-    one, the fix is no_grad or detach().
+    """Return the error ``SL304`` for an op without a gradient. For an op that writes to its arguments, which cannot
+    have one, the fix is ``no_grad`` or ``detach()``.
     """
     fix = "call the op under torch.no_grad(), or pass .detach()" if spec.mutated else ""
     return error("SL304", where=spec.name, got=got, expected="no gradient", fix=fix)
@@ -201,19 +208,19 @@ def _no_gradient_error(spec: OpSpec, got: str) -> ShiplapError:
 def _make_recorders(
     spec: OpSpec, backward: Backward | None, formula: Formula, changes: Sequence[int]
 ) -> tuple[dispatcher_transforms.AutogradFunction, dispatcher_transforms.AutogradFunction]:
-    """Return the two autograd functions that record a call of the op: one for calls outside of the transforms of
-    torch.func, one for calls inside.
+    """Return the two autograd functions that record a call of the op. The first is for calls outside of the transforms
+    of torch.func, the second for calls inside.
 
-    ``changes`` has the positions of the arguments that are written to. They are returned behind the outputs, and their
-    gradient raises the error of a missing backward.
+    ``changes`` holds the positions of the arguments that are written to. These are returned behind the outputs, and
+    their gradient raises the error of a missing backward.
     """
     run, set_up = _make_backward(spec, backward, formula) if backward is not None else _missing_backward(spec)
     without, traced = _detached_positions(spec), spec.traced
     special = bool(without or traced or changes)
 
     def forward(ctx: BackwardContext, how: _RecordedCall, *flat: Value) -> Result:
-        """Call the op on the arguments ``flat``, whose lists were flattened, save what the backward reads, and return
-        its results, then the arguments that were written to. ``how`` has the function to call, its keywords and the
+        """Call the op on the arguments ``flat``, whose lists were flattened, and save what the backward reads. Return
+        its results, then the arguments that were written to. ``how`` holds the function to call, its keywords and the
         list lengths.
         """
         call, kwargs, nest, made = how
@@ -235,7 +242,7 @@ def _make_recorders(
 
     def gradients(ctx: BackwardContext, *grads: Tensor) -> tuple[Gradient, ...]:
         """Return None for ``how``, the first argument of ``forward``, then the gradients of the flattened arguments.
-        Autocast is switched off first, so that gradients are the same inside of a region and after it.
+        Autocast is off meanwhile, so that the gradients are the same inside of an autocast region and after it.
         """
         if dispatcher_calls.any_autocast():
             return dispatcher_calls.call_outside_autocast(gradients, ctx, *grads)
@@ -260,12 +267,11 @@ def make_autograd(
     backward: Backward | None,
 ) -> tuple[RecordCall, dispatcher_transforms.AutogradFunction | None]:
     """Return ``(implementation, recorder)`` of the op under torch's Autograd dispatch key. ``recorder`` is a cheaper
-    ``autograd.Function`` for calls with positional arguments only, or None if the op cannot have one.
+    ``autograd.Function`` for calls with only positional arguments, or None if the op cannot have one.
 
-    The implementation calls ``below``, the op below autograd, and records the call if a gradient is requested. The
-    recorder takes plain calls of positional arguments, without further checks. ``overload`` is the op that outer
-    transforms of torch.func are applied to. Forward mode differentiates ``reference``; ``formula`` is the function
-    whose derivative the gradient is.
+    The implementation calls ``below``, the op below autograd. If a gradient is requested, it records the call. The
+    recorder makes no further checks. ``overload`` is the op to which outer transforms of torch.func are applied.
+    Forward mode differentiates ``reference``. ``formula`` is the function whose derivative is the gradient.
     """
     (ops_without_backward.discard if backward is not None else ops_without_backward.add)(overload.name())
     changes = [i for i, a in enumerate(spec.args) if a.mutated]
@@ -278,8 +284,8 @@ def make_autograd(
     numbers = number_check(spec)
 
     def at_this_level(keys: Keys | None) -> RecordCall:
-        """Return the function that calls the op below autograd (its kernels, without recording) at one level of nested
-        torch.func transforms, given by ``keys``, the dispatch keys left there. It takes all arguments by position.
+        """Return the function that calls the op below autograd at one level of nested torch.func transforms. ``keys``
+        are the dispatch keys left at that level. The function takes all arguments by position.
         """
         call = dispatcher_transforms.below_autograd(overload, keys)
         return _call_by_keyword(spec, call) if keyed else call
@@ -288,9 +294,9 @@ def make_autograd(
     plain = compile_recorder(spec, backward, formula)
 
     def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of the op: recorded for autograd if an argument requires a gradient, from the reference if
-        one carries a forward-mode tangent, else from the kernels. ``keys`` are the dispatch keys left at this level of
-        torch.func.
+        """Return the result of the op. If an argument requires a gradient, the call is recorded for autograd. If one
+        carries a forward-mode tangent, the result comes from the reference. Otherwise it comes from the kernels.
+        ``keys`` are the dispatch keys left at this level of torch.func.
         """
         if numbers is not None:
             numbers(args, kwargs)
@@ -327,8 +333,8 @@ def make_autograd(
 
 
 def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
-    """Return a function that calls ``record``, which records a call for autograd, after detaching the arguments
-    declared to have no gradient, or all tensors if no result carries a gradient.
+    """Return a function that calls ``record``, which records a call for autograd, after detaching arguments. It
+    detaches those that are declared to have no gradient. If no result carries a gradient, it detaches all tensors.
     """
     # Without a result that carries a gradient, autograd would keep the arguments for nothing.
     alone = {*spec.results} <= {*spec.detached} and not spec.mutated
@@ -336,8 +342,8 @@ def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
     places = [(i, a.name) for i, a in enumerate(spec.args) if a.name in cut]
 
     def recorded(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of ``record``, called with the arguments declared to have no gradient detached, whether
-        they are given by position or by keyword.
+        """Return the result of ``record`` with the arguments detached that are declared to have no gradient. They may
+        be passed by position or by keyword.
         """
         values = list(args)
         for i, name in places:
@@ -351,8 +357,8 @@ def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
 
 
 def _detach_value(value: Value) -> Value:
-    """Return a tensor, or the tensors of a list, detached from the autograd graph. Other values are returned as they
-    are.
+    """Return a tensor, or the tensors of a list, detached from the autograd graph. Any other value is returned
+    unchanged.
     """
     if isinstance(value, (list, tuple)):
         return cast("Value", [_detach_value(v) for v in value])
@@ -382,8 +388,8 @@ def detach_results(spec: OpSpec, result: Result) -> Result:
 
 
 def _flatten_traced_results(spec: OpSpec, output: Result) -> tuple[Result, ListLengths]:
-    """Return the results of an op whose results only a run of the reference determines, all lists flattened into one
-    tuple, and for each result the length of its list, or None if it is no list.
+    """Return the results of an op as one tuple in which all lists are flattened, and for each result the length of its
+    list or None. The op's results are determined only by a run of the reference.
     """
     values = (output,) if len(spec.made) == 1 else cast("tuple[Value, ...]", output)
     nest: ListLengths = [len(v) if isinstance(v, (list, tuple)) else None for v in values]
@@ -391,8 +397,8 @@ def _flatten_traced_results(spec: OpSpec, output: Result) -> tuple[Result, ListL
 
 
 def _nest_results(result: Result, made: Sequence[ListLengths]) -> Result:
-    """Return the flat results of a recorded call in their declared form, with lists again. ``made`` holds one entry,
-    the length of each result's list, or nothing if no result was flattened.
+    """Return the flat results of a recorded call in their declared form, with lists. ``made`` holds one item with the
+    length of each result's list. If no result was flattened, it is empty.
     """
     if not made:
         return result
@@ -407,12 +413,12 @@ def _tensors_in_lists(values: Iterable[Value]) -> Iterator[Tensor]:
 
 
 def _call_by_keyword(spec: OpSpec, call: RecordCall) -> RecordCall:
-    """Return ``called(*args)``, which takes all arguments by position in declared order and passes the keyword-only
+    """Return ``called(*args)``, which takes all arguments by position in declared order. It passes the keyword-only
     ones to ``call`` by keyword.
     """
 
     def called(*args: Value) -> Result:
-        """Return the result of the op for the arguments ``args`` in declared order, the keyword-only ones passed by
+        """Return the result of the op for the arguments ``args`` in declared order. The keyword-only ones are passed by
         keyword.
         """
         positional, named = spec.split(args)
@@ -422,13 +428,13 @@ def _call_by_keyword(spec: OpSpec, call: RecordCall) -> RecordCall:
 
 
 def _dtype_carries_gradient(tensor: Tensor) -> bool:
-    """Whether the dtype of the tensor can carry a gradient, as floating-point and complex ones can."""
+    """Return whether the dtype of the tensor can carry a gradient. Floating-point and complex dtypes can."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _first_outputs(result: Result, count: int) -> Result:
-    """Return the first ``count`` results of a recorded call, without the written arguments that follow them: None for
-    0, the result itself for 1, else a tuple.
+    """Return the first ``count`` results of a recorded call, without the written arguments that follow them. For 0
+    return None, for 1 the result itself, and otherwise a tuple.
     """
     outs = result if isinstance(result, tuple) else (result,)
     return None if count == 0 else outs[0] if count == 1 else cast("Result", outs[:count])
@@ -438,14 +444,14 @@ T = TypeVar("T")
 
 
 def _flatten_lists(values: Iterable[T | Sequence[T]]) -> tuple[T, ...]:
-    """Return the values in one tuple, with the members of each list in its place."""
+    """Return the values in one tuple, with the members of each list in place of the list."""
     return tuple(v for value in values for v in (value if isinstance(value, (list, tuple)) else (value,)))
 
 
 def _nest_lists(values: tuple[T, ...], nest: ListLengths) -> tuple[T | list[T], ...]:
-    """Return the flat ``values`` with their lists restored, the inverse of :func:`_flatten_lists`.
+    """Return the flat ``values`` with their lists restored. This is the inverse of :func:`_flatten_lists`.
 
-    ``nest`` has the length of each list, and None for other values.
+    ``nest`` holds the length of each list, and None for other values.
     """
     if nest is None:
         return values
@@ -454,8 +460,8 @@ def _nest_lists(values: tuple[T, ...], nest: ListLengths) -> tuple[T | list[T], 
 
 
 def _gradient_per_member(gradient: Gradient, need: NeedsGradient) -> Gradient:
-    """Return the gradient of a list argument as a list with one gradient or None for each member, as ``need`` says. The
-    gradient of a single tensor is returned as it is.
+    """Return the gradient of a list argument as a list with one gradient, or None, for each member. ``need`` states
+    which members need one. The gradient of a single tensor is returned unchanged.
     """
     if isinstance(need, bool):
         return gradient
@@ -466,7 +472,7 @@ def _gradient_per_member(gradient: Gradient, need: NeedsGradient) -> Gradient:
 
 def _store_tensors(flat: list[Tensor], value: Value) -> SavedSlot:
     """Append a tensor, or the tensors of a list, to ``flat``, the tensors saved for the backward. Return their
-    positions there: a number, a list, or None for other values.
+    positions as a number or a list. Return None for any other value.
     """
     if isinstance(value, Tensor):
         flat.append(value)
@@ -478,8 +484,8 @@ def _store_tensors(flat: list[Tensor], value: Value) -> SavedSlot:
 
 
 def _load_tensors(flat: tuple[Tensor, ...], slot: SavedSlot) -> Value:
-    """Return the saved tensor at the position ``slot`` of ``flat``, or a list of those at its positions. None for a
-    slot of None.
+    """Return the saved tensor at the position ``slot`` of ``flat``, or a list of the tensors at several positions.
+    Return None if ``slot`` is None.
     """
     if slot is None:
         return None
@@ -487,8 +493,8 @@ def _load_tensors(flat: tuple[Tensor, ...], slot: SavedSlot) -> Value:
 
 
 def carries_gradients(spec: OpSpec) -> bool:
-    """Whether a gradient can flow from an argument to an output or to an argument that is written to, judging by the
-    declared dtypes.
+    """Return whether a gradient can flow from an argument to an output or to an argument that is written to, judging by
+    the declared dtypes.
     """
     written = [a.tensor.dtypes for a in spec.args if a.mutated and a.tensor is not None]
     given = any(dtypes.differentiable(a.tensor.dtypes) for a in spec.tensors if a.tensor is not None)
@@ -496,10 +502,10 @@ def carries_gradients(spec: OpSpec) -> bool:
 
 
 def floating_outputs(spec: OpSpec, detached: bool = False) -> bool:
-    """Whether an output of the op has a declared dtype, or may have any, that can carry a gradient: floating-point or
-    complex.
+    """Return whether an output of the op has a declared dtype that can carry a gradient, or may have any dtype.
+    Floating-point and complex dtypes can carry a gradient.
 
-    ``detached`` also counts outputs that are declared to carry none.
+    If ``detached`` is true, outputs that are declared to carry none count, too.
     """
     made = spec.made if spec.traced else spec.outputs
     types = [r.tensor for r in made if r.tensor and (detached or r.name not in spec.detached)]

@@ -1,10 +1,11 @@
-"""The recorder of plain calls of an op: an ``autograd.Function`` whose two functions are generated from the
+"""The recorder of plain calls of an op. It is an ``autograd.Function`` whose two functions are generated from the
 declaration.
 
-A call that autograd has to see runs Python twice, forwards and backwards, however its kernels are launched. So both
-functions know the op: which arguments to save and where they are, which gradients are asked for, what may come back.
-The general recorder (``dispatch/autograd.py``) serves lists of tensors, ops that write, results of other kinds,
-keyword-only arguments and levels of ``torch.func``. Both hold the declared gradient to the same contract.
+A call that autograd has to see runs Python twice, forwards and backwards, however its kernels are launched. Both
+functions are therefore generated for the op. Their code contains which arguments to save, where they are, which
+gradients may be requested, and which results are valid. The general recorder (``dispatch/autograd.py``) is used for
+lists of tensors, ops that write, results of other kinds, keyword-only arguments and levels of ``torch.func``. Both
+require the same of the declared gradient.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ def compile_recorder(
     spec: OpSpec, backward: Backward | None, formula: Formula
 ) -> dispatcher_transforms.AutogradFunction | None:
     """Return an ``autograd.Function`` with generated code whose ``apply(call, *args)`` records ``call(*args)`` for
-    autograd. None for an op that writes to arguments, takes lists or keyword-only arguments, or has no declared
+    autograd. Return None for an op that writes to arguments, takes lists or keyword-only arguments, or has no declared
     gradient.
 
-    ``args`` are positional; trailing ones that have a default may be left out.
+    ``args`` are positional. Trailing arguments that have a default may be left out.
     """
     if backward is None or spec.mutated or spec.traced or spec.returns or not spec.outputs:
         return None
@@ -40,8 +41,8 @@ def compile_recorder(
         return None
 
     def refuse(result: Any, *shapes: Shape, **wanted: bool) -> None:
-        """Raise the catalogue error of a wrong ``result`` of the declared gradient function. ``shapes`` has the shape
-        of each tensor argument, ``wanted`` whether its gradient is needed, by name.
+        """Raise the catalogue error of a wrong ``result`` of the declared gradient function. ``shapes`` holds the shape
+        of each tensor argument. ``wanted`` holds, by name, whether its gradient is needed.
         """
         backward.check(spec, dict(zip([a.name for a in spec.tensors], shapes, strict=True)), result, wanted)
 
@@ -49,7 +50,7 @@ def compile_recorder(
 
     def followed(grads: tuple[Tensor, ...], saved: Any, needs: Any, *shapes: Shape) -> Gradients:
         """Return the gradients by argument in a backward that autograd itself records, for a gradient of the gradient.
-        ``saved`` and ``needs`` are the objects that the declared gradient receives, ``shapes`` those of the tensor
+        ``saved`` and ``needs`` are the objects that the declared gradient receives. ``shapes`` are those of the tensor
         arguments.
         """
         return second(grads, saved, needs, dict(zip([a.name for a in spec.tensors], shapes, strict=True)))
@@ -78,20 +79,20 @@ def compile_recorder(
 
 
 def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a new tensor of zeros, which stands for the gradient of a result that the loss does not depend on."""
+    """Return a new tensor of zeros. It stands for the gradient of a result that the loss does not depend on."""
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _expanded_zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return one zero expanded to ``shape``, so that it takes no further memory. It stands for the gradient of a result
+    """Return one zero expanded to ``shape``, which takes no further memory. It stands for the gradient of a result
     declared to carry none.
     """
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def compile_native_record(spec: OpSpec, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``plain``, the function that records positional calls in C++, with a check before it: it refuses a scalar
-    argument given as a tensor that requires a gradient, since that gradient would be lost.
+    """Return ``plain``, the function that records positional calls in C++, with a check before it. The check refuses a
+    scalar argument given as a tensor that requires a gradient, since that gradient would be lost.
     """
     positional = [a for a in spec.args if not a.keyword_only]
     lines = _number_check_source(positional)
@@ -119,10 +120,11 @@ def recorder_lines(spec: OpSpec, backward: Backward) -> list[str]:
 
 
 def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
-    """Return the Python source lines of ``forward``: they call the op and save tensors, scalars and shapes for the
+    """Return the Python source lines of ``forward``. They call the op and save tensors, scalars and shapes for the
     backward.
 
-    Tensors go through ``save_for_backward``, so that torch notices a change in place and frees them after use.
+    Tensors are saved by ``save_for_backward``. torch then detects later in-place changes of these tensors, and frees
+    them after use.
     """
     many = len(spec.outputs) > 1
     results = {name: f"out[{i}]" if many else "out" for i, name in enumerate(spec.results)}
@@ -144,8 +146,8 @@ def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
 
 
 def _number_check_source(args: Sequence[Arg]) -> list[str]:
-    """Return the Python source line, in a list, that refuses a scalar argument given as a tensor with a gradient, since
-    that gradient would be lost. Empty without scalars.
+    """Return the Python source line, in a list, that refuses a scalar argument given as a tensor with a gradient. That
+    gradient would be lost. The list is empty if the op has no scalars.
     """
     scalars = [a for a in args if a.tensor is None]
     single = [f"isinstance({argument_variable(a)}, Tensor)" for a in scalars if not str(a.scalar).startswith("list")]
@@ -156,10 +158,10 @@ def _number_check_source(args: Sequence[Arg]) -> list[str]:
 
 
 def _backward_source(spec: OpSpec, backward: Backward) -> list[str]:
-    """Return the Python source lines of ``backward``: they call the declared gradient, check its result and put the
+    """Return the Python source lines of ``backward``. They call the declared gradient, check its result and put the
     gradients in the order of the arguments.
 
-    Autocast is off in them: a backward inside of a region gives the gradients that it gives after the region.
+    Autocast is off in them, so that a backward gives the same gradients inside of an autocast region and after it.
     """
     tensors, places = [a.name for a in spec.tensors], {a.name: i + 1 for i, a in enumerate(spec.args)}
     saved, grads = _saved_tensor_names(spec, backward), [f"g{i}" for i in range(len(spec.outputs))]
@@ -219,12 +221,13 @@ def _gradient_op_call_source(spec: OpSpec, backward: Backward, number: int) -> l
 
 
 def _gradient_check_source(spec: OpSpec, backward: Backward) -> str:
-    """Return the Python source of the condition that each gradient has the shape of its argument or is None, and that
-    ``result`` has an entry for each argument that needs one.
+    """Return the Python source of a condition on the gradients. Each gradient must be None or have the shape of its
+    argument, and ``result`` must have a gradient for each argument that needs one.
     """
     conditions = []
     known = [n for each in backward.ops for n in each.gives] if backward.ops else [a.name for a in spec.tensors]
     if not backward.ops:
+        # If the numbers are equal, the result has no other key than these.
         conditions.append(f"len(result) == {' + '.join(f'({n!r} in result)' for n in known)}")
     for name in [a.name for a in spec.tensors]:
         if name not in known:
@@ -244,14 +247,16 @@ def _gradient_refusal_source(backward: Backward, tensors: list[str], wanted: str
 
 
 def _saved_tensor_names(spec: OpSpec, backward: Backward) -> list[str]:
-    """Return the names of the arguments and results that are saved as tensors for the backward, those that the declared
-    gradient reads. Scalars are stored apart.
+    """Return the names of the arguments and results that are saved as tensors for the backward. They are those that the
+    declared gradient reads. Scalars are stored separately.
     """
     scalars = {a.name for a in spec.scalars}
     return [name for name in dict.fromkeys(backward.saves) if name not in scalars]
 
 
 def _tensor_shape_source(arg: Arg) -> str:
-    """Return the Python source of the shape of a tensor argument, which is None for an absent optional one."""
+    """Return the Python source of the shape of a tensor argument. It is None for an optional argument that is
+    absent.
+    """
     name = argument_variable(arg)
     return f"None if {name} is None else {name}.shape" if arg.optional else f"{name}.shape"

@@ -1,12 +1,11 @@
-"""Checks that a function leaves arguments unchanged which ``mutates=`` does not list, and moves none of those that it
-lists.
+"""Checks that a function leaves unlisted arguments unchanged, and does not move those that ``mutates=`` lists.
 
 Torch counts the writes to each tensor. The counts are compared before and after the first calls of a kernel or a
-reference, so that a write which the declaration does not list is an error, with or without an audit. Later calls are
-not slowed down. Writes past torch, by a pointer, have no count: the audit compares values.
+reference. A write that the declaration does not list is therefore an error, with or without an audit. Later calls are
+not slowed down. Writes by a pointer are not counted by torch. For these, the audit compares values.
 
-Arguments that ``mutates=`` lists must stay where they lie in memory. Their addresses, shapes and strides are compared
-in every call, because a call that moves an argument has not written to the caller's memory.
+Arguments that ``mutates=`` lists must not be moved in memory. Their addresses, shapes and strides are compared in every
+call, because a call that moves an argument has not written to the caller's memory.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _writes_audited: ContextVar[bool] = ContextVar("shiplap_audited", default=False)
 
 @contextmanager
 def writes_are_audited() -> Iterator[None]:
-    """Enter a context in which :class:`UnchangedArguments` compares nothing, since an audit compares the values of all
+    """Enter a context in which :class:`UnchangedArguments` compares nothing. An audit compares the values of all
     arguments itself.
     """
     token = _writes_audited.set(True)
@@ -46,10 +45,10 @@ def writes_are_audited() -> Iterator[None]:
 
 
 class UnchangedArguments:
-    """The arguments of calls of one function of an op, compared before and after its first calls.
+    """A check that the first calls of a function of an op write to no argument but the declared ones.
 
     Attributes:
-        left: the number of calls that will be looked at.
+        left: the number of calls that are still to be checked.
     """
 
     def __init__(self, spec: OpSpec, function: str) -> None:
@@ -62,8 +61,8 @@ class UnchangedArguments:
 
     def during(self, args: Args, call: Callable[[], T], outs: Sequence[Value] = ()) -> T:
         """Return the result of ``call()``, which may write to ``outs`` and to the arguments in the declared
-        ``mutates=``. Raises SL316 if it has also written to another argument. An argument that shares memory with
-        something written to is not compared.
+        ``mutates=``. Raise ``SL316`` if it has also written to another argument. An argument that shares memory with
+        one of those is not compared.
         """
         if _writes_audited.get():
             return call()
@@ -81,7 +80,7 @@ class UnchangedArguments:
         return result
 
     def _changed(self, arg: Arg) -> Exception:
-        """Return SL316 for a write to ``arg``, which the declaration does not list in ``mutates=``."""
+        """Return the error ``SL316`` for a write to ``arg``, which the declaration does not list in ``mutates=``."""
         if not self.spec.mutated:
             fix = f"write to a copy, {arg.name}.clone(), or declare the write: mutates=({arg.name!r},)"
         else:
@@ -92,8 +91,8 @@ class UnchangedArguments:
 
 
 def _versions(value: object, shared: Collection[int]) -> object:
-    """Return, in nested lists as in ``value``, the number of writes that torch has counted for each tensor. It is 0 for
-    a tensor whose storage address is in ``shared``, and None stands for other values.
+    """Return the number of writes that torch has counted for each tensor, in nested lists as in ``value``. It is 0 for
+    a tensor whose storage address is in ``shared``. None stands for any other value.
     """
     if isinstance(value, (list, tuple)):
         return [_versions(v, shared) for v in value]
@@ -103,26 +102,26 @@ def _versions(value: object, shared: Collection[int]) -> object:
 
 
 def _storage_address(tensor: Tensor) -> int:
-    """Return the address of the tensor's storage, which identifies the memory that views have in common."""
+    """Return the address of the tensor's storage. Views of one tensor have the same storage."""
     return tensor.untyped_storage().data_ptr()
 
 
 def places_of(spec: OpSpec, args: Args) -> Places:
-    """Return name, tensor, address, shape and strides of each argument that the op writes to, so that
-    :func:`require_places` can compare them after a call.
+    """Return the name, tensor, address, shape and strides of each argument that the op writes to.
+    :func:`require_places` compares them after a call.
     """
     return places_of_tensors((a.name, v) for a, v in zip(spec.args, args, strict=True) if a.mutated)
 
 
 def places_of_tensors(values: Iterable[tuple[str, Value]]) -> Places:
-    """Return name, tensor, address, shape and strides of each of the named tensors, those in lists included."""
+    """Return the name, tensor, address, shape and strides of each of the named tensors, including those in lists."""
     written = [(name, t) for name, value in values for t in tensors_in_arguments((value,))]
     return [(name, t, t.data_ptr(), t.shape, t.stride()) for name, t in written]
 
 
 def require_places(where: str, places: Places, what: str = "a mutated argument") -> None:
-    """Raise SL316 if a tensor of ``places`` has another address, shape or strides than noted there: its memory was
-    replaced instead of written to. ``what`` names it in the error.
+    """Raise ``SL316`` if a tensor of ``places`` has another address, shape or strides than stored there. Its memory was
+    then replaced instead of written to. ``what`` names the tensor in the error.
     """
     for name, t, address, shape, strides in places:
         if t.data_ptr() != address or t.shape != shape or t.stride() != strides:

@@ -1,8 +1,8 @@
-"""The part of an op in the keys of torch's compile caches: a digest of everything that compiled code of the op depends
-on.
+"""The part of an op in the keys of torch's compile caches.
 
-A graph without ops has the key that it has without Shiplap, and an edit of an op changes the keys of graphs that use
-it: by name, through another op that it calls, or as its gradient.
+It is a digest of everything on which compiled code of the op depends. A graph without ops has the key that it has
+without Shiplap. An edit of an op changes the keys of the graphs that use it by name, through another op that it calls,
+or as its gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _op_sources: dict[str, tuple[OpState, Callable[[], Iterable[str]]]] = {}  # by n
 
 
 def add_op_to_key(op: OpState, operators: Callable[[], Iterable[str]]) -> None:
-    """Include a newly declared op in the keys of torch's compile caches. ``operators()`` returns the torch names under
+    """Include a newly declared op in the keys of torch's compile caches. ``operators()`` returns the torch names by
     which graphs call it.
     """
     _op_sources[op.spec.name] = op, operators
@@ -43,22 +43,22 @@ def remove_op_from_key(name: str) -> None:
 
 
 def add_trace_listener(listener: Callable[[], None]) -> None:
-    """Call ``listener()`` at each trace of any op from now on: before torch reads its compile caches, and before
+    """Call ``listener()`` at each later trace of any op. It is called before torch reads its compile caches, and before
     anything is lowered.
     """
     _trace_listeners.append(listener)
 
 
 def add_key_part(part: PartOfKey) -> None:
-    """Add the text ``part(op)`` to the cache key of each graph that calls ``op``, so that compiled code is not reused
-    where that text differs.
+    """Add the text ``part(op)`` to the cache key of each graph that calls ``op``. Compiled code is then not used if
+    that text differs.
     """
     _key_parts.append(part)
 
 
 def ensure_cache_keys() -> None:
-    """Install the text by which Shiplap extends the keys of torch's compile caches, after calling the trace listeners
-    and loading tuned choices. Called at each trace, before a cache is read.
+    """Call the trace listeners, load tuned choices, and install the text by which Shiplap extends the keys of torch's
+    compile caches. Each trace calls this function before a cache is read.
     """
     # Listeners come first: they may register lowerings, which the key has to cover.
     for listener in _trace_listeners:
@@ -68,8 +68,8 @@ def ensure_cache_keys() -> None:
 
 
 def graph_cache_key(operators: GraphOperators) -> str:
-    """Return the digest of all ops that a graph calls, which becomes part of its compile cache key. Empty for a graph
-    without ops.
+    """Return a digest of all ops that a graph calls, which becomes a part of its compile cache key. Return an empty
+    text for a graph without ops.
     """
     named = {name: {*names(), *(n.partition(".")[0] for n in names())} for name, (_, names) in _op_sources.items()}
     ops = [name for name, known in sorted(named.items()) if known & operators.names]
@@ -80,8 +80,8 @@ def graph_cache_key(operators: GraphOperators) -> str:
 
 
 def op_cache_key(*roots: AnyValue) -> str:
-    """Return a digest of ops, or of functions that call ops, which changes with their code and with everything else
-    that compiled code of these ops has built in.
+    """Return a digest of ops, or of functions that call ops. It changes with their code, and with everything else on
+    which compiled code of these ops depends.
     """
     parts = walk_code(*roots)
     ops = {part.value.spec.name: part.value for part in parts if isinstance(part.value, OpState)}

@@ -24,17 +24,19 @@ from shiplap.torch_private.dispatcher_library import Overload
 
 
 class Executor(OpState):
-    """The executor of an op's calls: the methods that torch's dispatcher, generated functions and native code call.
+    """The part of an op that runs calls. Its methods are called by torch's dispatcher, by generated functions and by
+    native code.
 
     Attributes:
         overload: the registered ``torch.ops.<namespace>.<name>.default``.
-        below_autograd: its overload ``torch.ops.<namespace>.<name>.raw``, below autograd and autocast, which plain
-            eager calls and Inductor's code call. It is ``overload`` itself where the op has no autograd implementation.
-            Modes, tensor subclasses and graphs are shown ``overload``, so that a graph can be trained however it was
+        below_autograd: its overload ``torch.ops.<namespace>.<name>.raw``, below autograd and autocast. Plain eager
+            calls and Inductor's code call it. It is ``overload`` itself if the op has no autograd implementation.
+            Modes, tensor subclasses and graphs get ``overload`` instead, so that a graph can be trained however it was
             traced.
-        record_call: the implementation that autograd calls, if the op has ``below_autograd``.
-        can_skip_dispatcher: whether a call that neither autograd nor autocast has to see may go below autograd
-            directly. Calls with lists of tensors may not, since looking for gradients in every list would be too slow.
+        record_call: the implementation that autograd calls. Only an op with its own ``below_autograd`` has it.
+        can_skip_dispatcher: whether a call that neither autograd nor autocast has to see may call ``below_autograd``
+            directly. This is False for ops with lists of tensors, since a search for gradients in every list would be
+            too slow.
     """
 
     overload: Overload
@@ -44,11 +46,11 @@ class Executor(OpState):
     fast_execute: Callable[..., Result] | None = None  # a shorter way than `execute_anew`, see dispatch/fast_paths.py
 
     def execute(self, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of a call of the op below autograd, with autocast switched off: the arguments are checked,
-        a kernel is picked and run. Torch calls this implementation.
+        """Return the result of a call of the op below autograd, with autocast switched off. Check the arguments, pick a
+        kernel and run it. torch calls this implementation.
 
-        Autocast would convert the operands of the operators inside of kernels, of ops without a rule and of tensors on
-        other devices than those of the arguments.
+        If autocast was on, it would convert the operands of operators inside of kernels. It would do so also for ops
+        without a rule, and for tensors on other devices than those of the arguments.
         """
         if dispatcher_calls.any_autocast():
             return call_outside_region(self.execute, args, kwargs)
@@ -61,28 +63,28 @@ class Executor(OpState):
         return self.fast_execute(*args)
 
     def execute_anew(self, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of a call of the op with all checks of its arguments and a new choice of kernel, without
-        the fast path that repeats calls seen before.
+        """Return the result of a call of the op after all checks of its arguments and a new choice of kernel. The fast
+        path, which repeats earlier calls, is not used.
         """
         given = self.spec.complete(args, kwargs) if kwargs else args
         call = self.plan.quick(*given)
         return self.run_bound_call(call, self.pick_kernel(call))
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """Return the catalogue error that native code of this op meant by ``cause``, an exception that lost its Python
-        class in C++. None for an exception that this code did not raise.
+        """Return the catalogue error of native code behind ``cause``, an exception that lost its Python class in C++.
+        Return None if native code of this op did not raise it.
         """
         return self.entrance.refusal(cause) if self.entrance is not None else None
 
     def refuse_vmap(self, *args: Value, **kwargs: Value) -> NoReturn:
-        """Raise SL317, since ``op.out`` was called under ``torch.vmap``."""
+        """Raise ``SL317``, since ``op.out`` was called under ``torch.vmap``."""
         got = "a call of op.out under torch.vmap"
         raise error("SL317", where=self.spec.name, got=got, expected="a call that returns new tensors")
 
     def pick_kernel(self, call: Binding) -> Kernel | None:
-        """Return the kernel that runs ``call``, a call with checked arguments: the tuned choice, else the first kernel
-        that accepts it. None if the reference has to run, which is reported once, unless the op declares it as fast on
-        the device.
+        """Return the kernel that runs ``call``, whose arguments are checked. It is the tuned choice, or else the first
+        kernel that accepts the call. Return None if the reference has to run. In that case, issue a notice unless the
+        op declares the reference as fast on the device.
         """
         # The sizes of such results are read on the host, which a capture cannot record.
         if self.spec.dynamic:
@@ -103,8 +105,8 @@ class Executor(OpState):
         return None
 
     def run_bound_call(self, call: Binding, kernel: Kernel | None) -> Result:
-        """Run ``call``, whose arguments are checked, with ``kernel``, or with the reference if it is None, and return
-        the checked result. Autograd records the call if an argument requires a gradient.
+        """Run ``call``, whose arguments are checked, and return the checked result. ``kernel`` runs it, or the
+        reference if it is None. Autograd records the call if an argument requires a gradient.
         """
         if torch.is_grad_enabled():
             # Callers of `raw` need not check for gradients: such a call is recorded as if it came by `overload`.
@@ -125,16 +127,16 @@ class Executor(OpState):
         return outs[0] if len(outs) == 1 else outs or None
 
     def _run_checked_reference(self, args: Args) -> Returned:
-        """Return the result of the reference. During its first calls, raise SL316 if it writes to an argument that it
-        must not change.
+        """Return the result of the reference. Raise ``SL316`` if it writes to an argument that it must not change. Only
+        the first calls are checked.
         """
         if self.unchanged.left:
             return self.unchanged.during(args, lambda: self.run_reference(args))
         return self.run_reference(args)
 
     def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of a call under forward-mode differentiation, computed by the reference, the op's body in
-        PyTorch, since no kernel supports tangents.
+        """Return the result of a call under forward-mode differentiation. The reference computes it, since no kernel
+        supports tangents.
         """
         call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._report_reference_runs(str(call.device), "forward-mode AD is the reference's", key="tangent")
@@ -146,8 +148,8 @@ class Executor(OpState):
         return detach_results(self.spec, result)
 
     def _report_reference_runs(self, device: str, why: str, key: str) -> None:
-        """Issue a notice that the reference runs in place of a kernel on ``device``, once for each ``key``, or raise
-        SL306 in strict mode. ``why`` is the reason in words.
+        """Issue a notice that the reference runs in place of a kernel on ``device``, once for each ``key``. In strict
+        mode, raise ``SL306`` instead. ``why`` is the reason in words.
         """
         name = self.spec.name
         if is_strict():

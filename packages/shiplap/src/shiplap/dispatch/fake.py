@@ -1,4 +1,4 @@
-"""The fake implementation, derived: same checks, same shapes, no data."""
+"""The fake implementation, which is derived from the declaration. It has the same checks and shapes, and no data."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from shiplap.torch_private import dynamo, symbolic_sizes
 
 
 def make_fake(op: OpState) -> Callable[..., Result]:
-    """Return the fake implementation of the op for ``torch.library.register_fake``: it checks the arguments like a real
+    """Return the fake implementation of the op for ``torch.library.register_fake``. It checks the arguments like a real
     call and returns outputs without data.
 
-    Its outputs are contiguous tensors of the declared sizes.
-
-    A data-dependent dim becomes an unbacked size with its bound asserted in the graph.
+    Its outputs are contiguous tensors of the declared sizes. A data-dependent dim becomes an unbacked size, whose bound
+    is asserted in the graph.
     """
     spec = op.spec
     unwritable = _why_not_functionalizable(spec)
 
     def fake(*args: Value, **kwargs: Value) -> Result:
-        """Return outputs without data for a call that is traced or run on fake tensors. Raises the same catalogue
-        errors as a real call.
+        """Return outputs without data for a call that is traced or run on fake tensors. Raise the same catalogue errors
+        as a real call.
         """
         compile_cache_key.ensure_cache_keys()
         if unwritable and symbolic_sizes.in_trace():
@@ -71,13 +70,14 @@ def make_fake(op: OpState) -> Callable[..., Result]:
 
 
 def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
-    """Raise SL210 where a tensor that is written to shares memory with another one, as for real tensors.
+    """Raise ``SL210`` if a tensor that is written to shares memory with another tensor, as for real tensors.
 
-    A graph may copy the tensors that are written to before each call, so that the real call would not find the overlap.
+    A graph may copy the tensors that are written to before each call. The real call would then not find the overlap.
     """
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     members = {a.name: list(tensors_in_arguments((given[a.name],))) for a in spec.tensors}
     for index, name in enumerate(spec.mutated):
+        # Each pair of mutated arguments is compared once.
         written, others = members[name], [n for n in members if n not in spec.mutated[: index + 1]]
         if any(fakes_share_memory(a, b) for i, a in enumerate(written) for b in written[:i]):
             raise members_are_distinct(spec.name, name).make_error({})
@@ -87,8 +87,8 @@ def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
 
 
 def _why_not_functionalizable(spec: OpSpec) -> str:
-    """Return the reason why torch cannot functionalize the op, that is replace it in a graph by one that does not
-    write. Empty if it can.
+    """Return the reason why torch cannot functionalize the op, that is replace it in a graph by an op that does not
+    write. Return an empty text if it can.
     """
     if not spec.mutated or spec.view:
         return ""
@@ -99,10 +99,11 @@ def _why_not_functionalizable(spec: OpSpec) -> str:
 
 
 def _reference_on_fakes(op: OpState, args: Args) -> Returned:
-    """Return the result of the reference on the fake arguments ``args`` of an op whose result sizes only the reference
-    determines. A float or bool that depends on data raises torch's exception for unknown sizes, with the text of SL133.
+    """Return the result of the reference on the fake arguments ``args``, for an op whose result sizes only the
+    reference determines.
 
-    For numbers that no graph carries, raise the exception at which a graph may break, with the text of SL133.
+    If a float or bool result depends on data, raise torch's exception for unknown sizes with the text of ``SL133``. A
+    graph may break at that exception.
     """
     spec, got = op.spec, "a branch on data"
     # An int can stay symbolic in a graph, a float or a bool cannot.
@@ -122,8 +123,8 @@ def _reference_on_fakes(op: OpState, args: Args) -> Returned:
 
 
 def refuse_python_in_package(op: OpState, call: Binding) -> None:
-    """Raise SL307 if this call, compiled into a package (a ``.pt2`` file), would have to run Python there: a package
-    holds native code only.
+    """Raise ``SL307`` if this call, compiled into a package (a ``.pt2`` file), would have to run Python there. A
+    package holds only native code.
     """
     device = call.device.type
     kernels, native = op.native_kernels(device), op.native_choices(device)

@@ -1,13 +1,14 @@
-"""The fast paths of eager calls: generated functions for an op and for its ``op.out``, which skip torch's dispatcher.
+"""The fast paths of eager calls, which are generated functions that skip torch's dispatcher for an op and its
+``op.out``.
 
-They take calls that Python launches: calls on a GPU, and on the CPU calls of C functions that will have no native
-binding. A pass through the dispatcher and back into Python takes as long as two launches.
+They support calls that Python launches. These are calls on a GPU, and on the CPU calls of C functions that will have no
+native binding. A pass through the dispatcher and back into Python takes as long as two launches.
 
 A call of plain tensors without a mode, tracer, transform or profiler is bound and run here. Every other call goes to
-the dispatcher, which also reports errors. A call is remembered under a key of everything that its launch depends on
-except addresses. The checks, the choice and the sizes of one call hold for every later call with the same key. The key
-of an ``op.out`` includes shapes, strides, dtypes and devices of the caller's outputs, which are checked once. Each of
-its calls is checked for overlapping tensors and for gradients, since these follow from addresses and from the tensors
+the dispatcher, which also reports errors. A call is stored under a key of everything on which its launch depends except
+addresses. The checks, the choice and the sizes of one call are valid for every later call with the same key. The key of
+an ``op.out`` includes shapes, strides, dtypes and devices of the caller's outputs, which are checked once. Each of its
+calls is checked for overlapping tensors and for gradients, since these follow from addresses and from the tensors
 themselves.
 """
 
@@ -52,18 +53,18 @@ _TYPES = {
 
 
 class CheckOutCall(Protocol):
-    """The checks of the registered out-variant before a kernel runs. They return the outputs and the kernel."""
+    """The checks that the registered out-variant makes before a kernel runs. They return the outputs and the kernel."""
 
     def __call__(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
-        """Return the caller's checked outputs and the kernel for the call, None for the reference."""
+        """Return the caller's checked outputs and the kernel for the call. The kernel is None for the reference."""
 
 
 # --- which calls have a fast path -------------------------------------------------------------------------------------
 
 
 def make_fast_path(op: Executor) -> FastPath:
-    """Return the function that a call of ``op`` runs if no gradient and no torch mode is involved: a generated function
-    for kernels in Python, else torch's overload below autograd, called directly.
+    """Return the function that a call of ``op`` runs if it involves no gradient and no torch mode. For kernels in
+    Python, it is a generated function. Otherwise it is torch's overload below autograd.
     """
     by_python = compile_fast_path(op) or (compile_fast_path(op, "cpu") if stays_in_python(op, "cpu") else None)
     plain = dispatcher_calls.builtin_of(op.below_autograd if op.can_skip_dispatcher else op.overload)
@@ -72,22 +73,22 @@ def make_fast_path(op: Executor) -> FastPath:
 
 
 def stays_in_python(op: Executor, device: str) -> bool:
-    """Whether ``op`` has no native (C++) binding, and one of its kernels on ``device`` stays in Python and can repeat a
-    call without checking its arguments again.
+    """Return whether ``op`` has no native (C++) binding and a kernel on ``device`` that stays in Python and can repeat
+    a call without checks of its arguments.
     """
     return op.native is None and any(k.stays_in_python and k.can_repeat for k in op.kernels.get(device, ()))
 
 
 def make_fast_execute(op: Executor) -> FastPath | None:
     """Return a generated function for ``op.execute`` without gradients, which stores how to repeat each kind of call
-    and repeats it. None where no kernel on the CPU stays in Python.
+    and repeats it. Return None if no kernel on the CPU stays in Python.
     """
     return compile_fast_path(op, "cpu", op.execute_anew) if stays_in_python(op, "cpu") else None
 
 
 def has_simple_arguments(spec: OpSpec) -> bool:
-    """Whether all arguments are single tensors of real dtypes or required scalars and none is written to, so that a
-    generated fast path can check them.
+    """Return whether all arguments are single tensors of real dtypes or required scalars, and none is written to. A
+    generated fast path can check such arguments.
 
     Complex tensors may carry the lazy mark of a conjugate, which only the dispatcher resolves.
     """
@@ -99,8 +100,8 @@ def has_simple_arguments(spec: OpSpec) -> bool:
 
 
 def _common_scope(ready: str) -> dict[str, Any]:
-    """Return the global names that the generated source of every fast path uses. ``ready`` names its table of stored
-    calls, in which the source looks up how to repeat one.
+    """Return the global names that the generated source of every fast path uses. ``ready`` is the name of its table of
+    stored calls.
     """
     return {
         "untouched": dispatcher_calls.untouched,
@@ -115,10 +116,11 @@ def _common_scope(ready: str) -> dict[str, Any]:
 
 
 def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | None = None) -> FastPath | None:
-    """Return a generated function ``route(*args)``, which runs calls of ``op`` below autograd without torch's
-    dispatcher where all arguments are plain tensors and scalars. None where every call needs the dispatcher.
+    """Return a generated function ``route(*args)``. It runs calls of ``op`` below autograd without torch's dispatcher
+    if all arguments are plain tensors and scalars. Return None if every call needs the dispatcher.
 
-    ``otherwise`` runs the calls that the function does not support, for a caller that the dispatcher has called.
+    ``otherwise`` runs the calls that the function does not support. If it is None, torch's dispatcher runs them. A
+    function that the dispatcher itself calls needs it, since it must not call the dispatcher again.
     """
     kernels = op.kernels.get(device, [])
     if not kernels or not has_simple_arguments(op.spec):
@@ -134,8 +136,8 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
         return None  # calls come here under autocast, too
 
     def first(*args: Value) -> Binding:
-        """Return the first call on this path with its arguments checked. The function that checks them is compiled here
-        and replaces this one in later calls.
+        """Return the first call on this path with its arguments checked. The function that checks them is compiled
+        here, and replaces this function in later calls.
         """
         scope["bind"] = op.plan.quick
         return op.plan.quick(*args)
@@ -153,12 +155,12 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
 
 
 def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool) -> OutFastPath | None:
-    """Return a generated function ``route(*args, *outs)`` for ``op.out``. It fills ``outs`` and returns True where a
-    kernel can be repeated without further checks. Else it changes nothing and returns False, and the caller takes the
-    general way. ``check`` checks the outputs of the first call with arguments of a kind.
+    """Return a generated function ``route(*args, *outs)`` for ``op.out``. If a kernel can be repeated without further
+    checks, it fills ``outs`` and returns True. Otherwise it changes nothing and returns False. ``check`` checks the
+    outputs of the first call with arguments of a kind.
 
-    None where native code may run the out-variant, or where each call needs the dispatcher. With ``dispatched`` the
-    dispatcher makes the call, so that modes and subclasses need no test.
+    Return None if native code may run the out-variant, or if each call needs the dispatcher. If ``dispatched`` is true,
+    the dispatcher makes the call, so that modes and subclasses need no test.
     """
     cuda, device = op.kernels.get("cuda", []), ""
     if cuda and all(k.by_python for k in cuda) and any(k.can_repeat for k in cuda):
@@ -177,15 +179,15 @@ def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool
 
 
 def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
-    """Return ``start(call, key)``, which runs a call with checked arguments and stores under ``key`` a function that
-    repeats it, if its kernel has one.
+    """Return ``start(call, key)``, which runs a call with checked arguments. If the kernel can repeat the call, it
+    stores the function for that under ``key``.
     """
     ready = tuned_choices.ready_calls(op.spec.name)
 
     def start(call: Binding, key: Hashable | None = None) -> Result:
         """Run ``call``, whose arguments are checked, and return its result. Store a function that repeats it under
-        ``key``, unless the key is None, the kernel has no such function, or calls are recorded for tuning or lack a
-        tuned choice.
+        ``key``. Store none if the key is None, if the kernel has no such function, or if calls are recorded for tuning
+        or lack a tuned choice.
         """
         kernel = op.pick_kernel(call)
         if kernel is None or key is None:
@@ -200,19 +202,20 @@ def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
 
 
 def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Outputs, Hashable], bool]:
-    """Return ``start(args, outs, key)``, which runs an ``op.out`` and stores under ``key`` a function that repeats it,
-    if its kernel has one. ``check`` checks the outputs and picks the kernel.
+    """Return ``start(args, outs, key)``, which runs an ``op.out``. If the kernel can repeat the call, it stores the
+    function for that under ``key``. ``check`` checks the outputs and picks the kernel.
     """
     ready: dict[Hashable, Any] = tuned_choices.ready_calls(f"{op.spec.name}, out")
 
     def start(args: Args, given: Outputs, key: Hashable) -> bool:
-        """Fill ``given`` with the outputs of the call, store how to repeat it under ``key`` and return True. Return
-        False where no kernel accepts the call.
+        """Fill ``given`` with the outputs of the call, store how to repeat it under ``key``, and return True. Return
+        False if no kernel accepts the call.
         """
         call = op.plan.quick(*args)
         outs, kernel = check(call, given, None)
         if kernel is None:
             return False
+        # A call of ``op.out`` records no gradient, whatever its kernel calls.
         with torch.no_grad():
             refill = kernel.fill_first_call(call, outs)
         if refill is None or tuned_choices.observer is not None or is_unlisted_call(op, call):
@@ -228,22 +231,24 @@ def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Output
 
 
 def _remember_call(ready: dict[Hashable, Any], key: Hashable, value: object) -> None:
-    """Store in ``ready`` under ``key`` how to repeat a call. The table is cleared first when it is full."""
+    """Store ``value``, with which a call is repeated, in ``ready`` under ``key``. A full table is cleared first."""
     if len(ready) >= MOST_READY_CALLS:
         ready.clear()
     ready[key] = value
 
 
 def is_unlisted_call(op: Executor, call: Binding) -> bool:
-    """Whether tuned choices are looked up in this process and none is found for ``call``. Such a call is not stored for
-    repetition: ``SHIPLAP_STRICT``, which may be set later, makes it an error.
+    """Return whether tuned choices are looked up in this process and none is found for ``call``.
+
+    Such a call is not stored for repetition, since it is an error if the environment variable ``SHIPLAP_STRICT`` is set
+    later.
     """
     return tuned_choices.active and isinstance(tuned_choices.find_choice(op, call), tuned_choices.MissingChoice)
 
 
 def supports_answers(op: Executor, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
-    """Return the ``supports`` function (the author's condition for a kernel) of each kernel tried up to the picked one,
-    with whether it returned True for this call.
+    """Return the ``supports`` function (the author's condition for a kernel) of each kernel tried up to the picked one.
+    Each comes with whether it returned True for this call.
     """
     conditions = []
     for kernel in op.eager_kernels(picked.device):
@@ -255,13 +260,14 @@ def supports_answers(op: Executor, picked: Kernel, call: Binding) -> list[tuple[
 
 
 def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: FastPath) -> Rerun:
-    """Return ``rerun``, which repeats a call, preceded by a check that the ``supports`` functions in ``asked`` still
-    return what is stored there. ``anew`` runs the call from the beginning if not, as they may read tensor values.
+    """Return a function that calls ``rerun``, which repeats a call, if the ``supports`` functions in ``asked`` still
+    return the stored values. If not, it runs the call from the beginning by ``anew``. The functions may read tensor
+    values, so their results may change.
     """
 
     def checked(args: Args) -> Result:
-        """Repeat the call if each ``supports`` function returns what it returned before, else run it anew with kernel
-        selection.
+        """Repeat the call if each ``supports`` function returns what it returned before. Otherwise run it from the
+        beginning, with a new choice of kernel.
         """
         for supports, answer in asked:
             if (supports(*args) is True) is not answer:
@@ -275,8 +281,8 @@ def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Fa
 
 
 def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouched()") -> list[str]:
-    """Return the Python source lines of ``route(*args)``, the fast path of a call. Calls for which ``modes``, a
-    condition on torch's state, is true go to the dispatcher. ``remembers``: whether calls are stored and repeated.
+    """Return the Python source lines of ``route(*args)``, the fast path of a call. A call goes to the dispatcher if
+    ``modes``, a condition on torch's state, is true. ``remembers`` states whether calls are stored and repeated.
     """
     variables = list(map(argument_variable, spec.args))
     positional = [a for a in spec.args if not a.keyword_only]
@@ -292,8 +298,8 @@ def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "no
 
 
 def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list[str]:
-    """Return the Python source lines of ``route(*args, *outs)``, the fast path of ``op.out``. They also check in each
-    call that no output overlaps another tensor, and return False where one of the conditions ``modes`` holds.
+    """Return the Python source lines of ``route(*args, *outs)``, the fast path of ``op.out``. They check in each call
+    that no output overlaps another tensor. They return False if one of the conditions ``modes`` holds.
     """
     outs = [Arg(o.name, o.tensor) for o in spec.outputs]
     tensors, inputs = [*spec.tensors, *outs], list(spec.tensors)
@@ -320,8 +326,9 @@ def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list
 
 
 def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: Sequence[str], leave: str) -> list[str]:
-    """Return the Python source lines that execute the statement ``leave`` if a tensor is not plain, if a scalar has
-    another type than declared or exceeds 64 bits, or if one of the source ``conditions`` holds.
+    """Return the Python source lines that execute the statement ``leave`` for calls that need the dispatcher. These are
+    calls in which a tensor is not plain, a scalar has another type than declared or exceeds 64 bits, or one of the
+    source ``conditions`` holds.
     """
     strange = [not_plain_tensor(a, device) for a in tensors]
     kinds = [type_test(a) for a in spec.scalars if a.scalar != "int"]
@@ -336,8 +343,8 @@ def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: 
 
 
 def _key_lines(parts: Iterable[str], leave: str, before: Sequence[str] = ()) -> list[str]:
-    """Return the Python source lines that assign the tuple of ``parts`` to ``key``, under which a call is stored, after
-    the statements ``before``. They execute ``leave`` if a tensor has no address or strides.
+    """Return the Python source lines that run the statements ``before`` and assign the tuple of ``parts`` to ``key``,
+    under which a call is stored. They execute ``leave`` if a tensor has no address or strides.
     """
     # A tensor without an address or strides raises, and the checks of the longer path name it.
     body = [*before, f"key = {tuple_source(parts)}"]
@@ -347,7 +354,7 @@ def _key_lines(parts: Iterable[str], leave: str, before: Sequence[str] = ()) -> 
 def not_plain_tensor(arg: Arg, device: str) -> str:
     """Return the Python source of the condition that an argument is not a plain tensor on this device type.
 
-    Lazily negated views and zero tensors without memory are not plain: the dispatcher resolves them.
+    Lazily negated views and zero tensors without memory are not plain, since the dispatcher resolves them.
     """
     t = argument_variable(arg)
     condition = (
@@ -362,8 +369,8 @@ def type_test(arg: Arg) -> str:
 
 
 def cache_key_part(arg: Arg, address: str = "") -> str:
-    """Return the Python source of an argument's part of a call's key: layout and alignment of a tensor, value of a
-    scalar. Floats enter as text, since -0.0 equals 0.0.
+    """Return the Python source of an argument's part of a call's key. It is the layout and alignment of a tensor, or
+    the value of a scalar. A float is represented as text, since -0.0 equals 0.0.
     """
     v = argument_variable(arg)
     if arg.tensor is not None:
@@ -377,7 +384,7 @@ def cache_key_part(arg: Arg, address: str = "") -> str:
 
 
 def _address_source(arg: Arg) -> str:
-    """Return the Python source of a tensor's address, which is 0 for an absent optional one."""
+    """Return the Python source of a tensor's address. It is 0 for an optional tensor that is absent."""
     address = f"{argument_variable(arg)}.data_ptr()"
     return f"0 if {argument_variable(arg)} is None else {address}" if arg.optional else address
 

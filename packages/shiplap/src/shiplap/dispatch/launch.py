@@ -1,4 +1,4 @@
-"""The needs of a launch beside its tensors: scratch memory, and the right device as the current one."""
+"""The needs of a launch other than its tensors. They are scratch memory, and the right device as the current one."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from shiplap.errors import error
 
 
 def is_current_device(device: torch.device) -> bool:
-    """Whether ``device`` is the current CUDA device, on which launchers such as Triton's launch. True for the CPU."""
+    """Return whether ``device`` is the current CUDA device, on which Triton and other launchers launch. The result is
+    True for the CPU.
+    """
     return device.type != "cuda" or device.index == torch.cuda.current_device()
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the current CUDA stream is being captured into a CUDA graph. False for the CPU."""
+    """Return whether the current CUDA stream is being captured into a CUDA graph. The result is False for the CPU."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_capture(spec: OpSpec, device: torch.device) -> None:
-    """Raise SL318 during a CUDA graph capture for an op whose result sizes depend on data: its copy to the host would
-    break the capture.
+    """Raise ``SL318`` during a CUDA graph capture for an op whose result sizes depend on data. The copy of the sizes to
+    the host would break the capture.
     """
     if is_capturing(device):
         got = f"a CUDA graph capture, and {', '.join(spec.dynamic)} that depends on data"
@@ -42,8 +44,8 @@ _poison_listeners: list[Callable[[int | None], None]] = []
 
 
 def add_poison_listener(listener: Callable[[int | None], None]) -> None:
-    """Call ``listener`` with the byte that fills scratch memory during a test (None: it stays uninitialised), now and
-    whenever it changes. Native bindings that allocate workspaces themselves register one.
+    """Call ``listener`` with the byte that fills scratch memory during a test, now and whenever it changes. The byte is
+    None if the memory stays uninitialised. Native bindings that allocate workspaces themselves register a listener.
     """
     _poison_listeners.append(listener)
     listener(_workspace_fill.get())
@@ -57,8 +59,8 @@ def _notify_poison_listeners() -> None:
 
 @contextmanager
 def poisoned_workspace(byte: int) -> Iterator[None]:
-    """Enter a context in which every workspace is filled with ``byte``, so that a kernel whose result depends on
-    uninitialised scratch memory is found.
+    """Enter a context in which every workspace is filled with ``byte``. A kernel whose result depends on uninitialised
+    scratch memory is then detected.
     """
     token = _workspace_fill.set(byte)
     _notify_poison_listeners()
@@ -70,8 +72,8 @@ def poisoned_workspace(byte: int) -> Iterator[None]:
 
 
 def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
-    """Return scratch memory for a call, a uint8 tensor of as many bytes as the expression ``expr`` gives for its sizes.
-    PyTorch's allocator provides it, so that a CUDA graph pool owns it.
+    """Return scratch memory for a call as a uint8 tensor. The value of the expression ``expr`` for the sizes of the
+    call is its number of bytes. PyTorch's allocator provides it, so that a CUDA graph pool owns it.
     """
     return allocate_bytes(workspace_size(expr, call), call.device)
 
@@ -85,7 +87,9 @@ def allocate_bytes(size: int, device: torch.device) -> Tensor:
 
 
 def workspace_size(expr: Expr | None, call: Binding) -> int:
-    """Return the bytes of scratch memory that the workspace expression ``expr`` demands for this call, 0 for None."""
+    """Return the bytes of scratch memory that the workspace expression ``expr`` gives for this call. Return 0 if
+    ``expr`` is None.
+    """
     if expr is None:
         return 0
     # The environment of the call is not changed, since later steps read it as well.
@@ -98,8 +102,8 @@ def workspace_size(expr: Expr | None, call: Binding) -> int:
 
 
 def _widest_itemsize(call: Binding) -> int:
-    """Return the bytes of an element of the widest dtype among the call's dtype classes (the named ones of annotations,
-    such as ``Float``). Without classes return that of its widest tensor, or 1.
+    """Return the bytes of an element of the widest dtype among the call's dtype classes (annotations such as
+    ``Float``). If there are none, return that of its widest tensor, or 1.
     """
     return max(
         (d.itemsize for d in call.dtypes.values() or (t.dtype for t in tensors_in_arguments(call.args))), default=1

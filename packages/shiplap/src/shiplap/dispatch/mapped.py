@@ -1,4 +1,4 @@
-"""``torch.vmap`` over ops that torch's own fallback does not support: one call for each sample."""
+"""``torch.vmap`` over ops that torch's own fallback does not support. The op is called once for each sample."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from shiplap.torch_private.dispatcher_library import Overload
 
 
 def needs_vmap_rule(spec: OpSpec) -> bool:
-    """Whether ``torch.vmap`` needs a rule of Shiplap for the op, since torch's own fallback supports neither lists,
-    writes, data-dependent sizes nor random numbers.
+    """Return whether ``torch.vmap`` needs a rule of Shiplap for the op. torch's own fallback does not support lists,
+    writes, data-dependent sizes and random numbers.
     """
     return spec.traced or spec.draws or bool(spec.mutated or spec.dynamic) or any(a.many for a in spec.args)
 
 
 def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[..., Any]:
-    """Return the rule of the op for ``torch.vmap``, which calls ``overload()`` for each sample and stacks the results.
+    """Return the rule of the op for ``torch.vmap``. It calls ``overload()`` for each sample and stacks the results.
 
-    Raise SL138 where the results of different samples cannot be one tensor, samples would write to the same memory, or
-    random numbers are not to differ.
+    The rule raises ``SL138`` if the results of different samples cannot be one tensor, or if samples would write to the
+    same memory. It raises it also if random numbers must not differ.
     """
 
     def refuse_shared(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Raise SL138 if an argument that the op writes to is not batched under ``torch.vmap``, so that all samples
-        would write to the same memory.
+        """Raise ``SL138`` if an argument that the op writes to is not batched under ``torch.vmap``. All samples would
+        write to the same memory.
         """
         given = spec.complete(args, kwargs)
         for arg, value in zip(spec.args, given, strict=True):
@@ -39,7 +39,7 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
 
     def run(sample: dispatcher_transforms.Sample, count: int) -> Any:
         """Return the stacked results of the op for the ``count`` samples of a vmapped batch. ``sample(index)`` returns
-        the positional and keyword arguments of one.
+        the positional and keyword arguments of one sample.
         """
         if spec.dynamic:
             raise _vmap_error(spec, "results whose sizes depend on data")
@@ -55,12 +55,12 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
     mapped = dispatcher_transforms.map_samples(run)
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Return the results of the op for all samples of a call under ``torch.vmap``, after the checks for random
-        numbers and for shared memory that is written to.
+        """Return the results of the op for all samples of a call under ``torch.vmap``. First check random numbers, and
+        shared memory that would be written to.
         """
         if spec.draws and (asked := dispatcher_transforms.vmap_randomness()) != "different":
             raise _vmap_error(
-                spec, f"random numbers, and randomness={asked!r}", 'torch.vmap(f, randomness="different")'
+                spec, f"random numbers, and randomness={asked!r}", 'write torch.vmap(f, randomness="different")'
             )
         if spec.mutated:
             refuse_shared(args, kwargs)
@@ -70,8 +70,8 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
 
 
 def _stack_sample_results(spec: OpSpec, results: Sequence[Any]) -> Any:
-    """Return the results of all samples as one result, with the samples along a new first dim of each tensor. Raises
-    SL138 where shapes, lengths or numbers differ.
+    """Return the results of all samples as one result, with the samples along a new first dim of each tensor. Raise
+    ``SL138`` if shapes, lengths or numbers differ.
     """
     first = results[0]
     if isinstance(first, Tensor):
@@ -89,6 +89,8 @@ def _stack_sample_results(spec: OpSpec, results: Sequence[Any]) -> Any:
 
 
 def _vmap_error(spec: OpSpec, got: str, fix: str = "") -> ShiplapError:
-    """Return SL138 for a call of the op under ``torch.vmap`` that has no single result. ``got`` names the obstacle."""
+    """Return the error ``SL138`` for a call of the op under ``torch.vmap`` that has no single result. ``got`` names the
+    obstacle.
+    """
     where, expected = f"torch.vmap of {spec.name}", "one result for all samples"
     return error("SL138", where=where, got=got, expected=expected, fix=fix)

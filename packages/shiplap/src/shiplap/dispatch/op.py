@@ -1,4 +1,4 @@
-"""``@sl.op``: a declaration becomes a registered torch op. The body is the reference; kernels and gradient attach.
+"""``@sl.op`` makes a registered torch op from a declaration. The body is the reference. Kernels and gradient attach.
 
 The steps of a call, and the file of each::
 
@@ -100,10 +100,10 @@ PUBLIC_NAMES = frozenset(
 
 
 class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
-    """A declared op. Call it like the function that it was declared from.
+    """A declared op. Call it like the function that declares it.
 
-    ``PUBLIC_NAMES`` are for users, and ``dir(op)`` lists no others. ``OpState`` (dispatch/state.py) documents the
-    internal attributes. ``overload`` and ``below_autograd`` are the torch ops that shiplap registers for it.
+    ``dir(op)`` lists only ``PUBLIC_NAMES``, which are for users. ``OpState`` (dispatch/state.py) documents the internal
+    attributes. ``overload`` and ``below_autograd`` are the torch ops that Shiplap registers for it.
     """
 
     _public_names = PUBLIC_NAMES
@@ -111,7 +111,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     adoption: object = None  # what it has taken from an implementation that existed, see dispatch/takeover.py
 
     def __init__(self, spec: OpSpec, reference: Callable[P, R]) -> None:
-        """Register the op ``spec`` with torch, and take over name, docstring, module and signature of its reference."""
+        """Register the op ``spec`` with torch. Its name, docstring, module and signature are those of its reference."""
         super().__init__(spec, reference)
         self._former: list[Op] = []
         self._register()
@@ -121,8 +121,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     # --- calls (the module says how they go on) ----------------------------------------------------------------------
 
     def _call_dispatcher(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
-        """Return the result of the op, called through torch's dispatcher, or directly where it would only reach the
-        function that records for autograd or the one that converts for autocast.
+        """Return the result of the op, called through torch's dispatcher. If the dispatcher would only reach the
+        function that records for autograd or the one that converts for autocast, call that function directly.
         """
         if self.plan.numbers is not None:
             self.plan.numbers(args, kwargs)
@@ -137,8 +137,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return result
 
     def _call_traced(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
-        """Return the result of the op's overload while Dynamo traces it, after the check that refuses scalars given as
-        tensors with a gradient.
+        """Return the result of the op's overload while Dynamo traces it. First refuse scalars given as tensors with a
+        gradient.
         """
         if (check := self.plan.numbers) is not None:
             check(args, kwargs)
@@ -146,8 +146,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return result
 
     def _explain_failure(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
-        """Raise the catalogue error that explains ``cause``, the exception of a failed call. Otherwise return whether a
-        failure hook, a function of another part of Shiplap that repairs its cause, asks for the call to be repeated.
+        """Raise the catalogue error that explains ``cause``, the exception of a failed call. If there is none, return
+        whether the call is to be repeated, because a failure hook has repaired the cause. A failure hook is a function
+        of another part of Shiplap.
         """
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
             raise (dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, wrong)) or wrong from None
@@ -160,17 +161,18 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     def out(
         self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value
     ) -> Tensor | Sequence[Tensor]:
-        """Run the op into ``out`` and return it. ``out`` is one contiguous tensor, or one for each output.
+        """Run the op into ``out`` and return it. ``out`` is one contiguous tensor, or a sequence with one for each
+        output.
 
         ``workspace`` is a uint8 tensor of at least ``workspace_bytes(...)`` bytes, aligned to 64 bytes. Without
-        ``workspace=``, shiplap allocates the scratch memory of the kernel. An argument that the kernel needs contiguous
-        is copied if it is not. No gradient is recorded, and the version of ``out`` is counted up, so that autograd
-        notices the change. Native code runs a call with lists of tensors only where gradients are off, under
-        ``torch.no_grad()`` for example.
+        ``workspace=``, Shiplap allocates the scratch memory of the kernel. If the kernel needs an argument contiguous
+        and it is not, the argument is copied. No gradient is recorded. The version of ``out`` is counted up, so that
+        autograd notices the change. Native code runs a call with lists of tensors only where gradients are off, for
+        example under ``torch.no_grad()``.
 
         Raises:
-            ArgumentError: SL210, SL212 or SL213 for tensors that overlap, do not fit or are too small.
-            KernelError: SL304 when a gradient is requested.
+            ArgumentError: ``SL210``, ``SL212`` or ``SL213`` if tensors overlap, do not fit or are too small.
+            KernelError: ``SL304`` if a gradient is requested.
             TypeError: the op's outputs have data-dependent sizes, or the op has no output.
         """
         if self.variant is None:
@@ -178,8 +180,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return self.variant(args, kwargs, out, workspace)
 
     def workspace_bytes(self, *args: Value, **kwargs: Value) -> int:
-        """Return the bytes of scratch memory that the kernel for these arguments needs, 0 if it needs none or the
-        reference would run.
+        """Return the bytes of scratch memory that the kernel for these arguments needs. Return 0 if it needs none, or
+        if the reference would run.
         """
         kernel = self.pick_kernel(call := self.bind(self.spec.complete(args, kwargs)))
         return workspace_size(kernel.workspace, call) if kernel is not None else 0
@@ -200,12 +202,12 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """Bind a kernel for ``device`` (a device type such as ``"cpu"``). The kernel bound last is tried first.
 
         ``implementation`` is a Python function (out-style or functional) or an :class:`Implementation` such as
-        ``sl.cabi(...)``. Without ``implementation`` the method is a decorator. A second kernel of the same name
-        replaces the first.
+        ``sl.cabi(...)``. Return ``implementation``. If it is not given, return a decorator for a function. A second
+        kernel of the same name replaces the first.
 
-        The parameters of a function carry the names of the op's arguments, and values are passed by these names, in
-        whatever order they stand. Tensors arrive contiguous: a strided one as a copy, which is copied back if the op
-        writes to it.
+        The parameters of a function must have the names of the op's arguments. Values are passed by these names, so the
+        order does not matter. Tensors arrive contiguous. A strided tensor is passed as a copy, which is copied back if
+        the op writes to the tensor.
 
         Args:
             name: the name of the kernel, by default that of the implementation.
@@ -213,10 +215,11 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             dtypes: the dtypes that the kernel accepts, where the declaration accepts more.
             supports: a function of those arguments that it names. It returns True, or the reason why the kernel cannot
                 run the call. A kernel with ``supports`` is not bound natively.
-            strided: the names of the tensors that a Python kernel takes with any strides, True for all.
-            configs: the values of the compile-time parameters among which :func:`shiplap.tune` chooses: a list of
-                dicts, or a function of the sizes that returns one. A Python kernel gets the values as keywords.
-            default: the config without a choice, a dict or a function of the sizes. By default the first config runs.
+            strided: the names of the tensors that a Python kernel takes with any strides, or True for all.
+            configs: the values of the compile-time parameters among which :func:`shiplap.tune` chooses. They are a list
+                of dicts, or a function of the sizes that returns one. A Python kernel gets the values as keywords.
+            default: the config that runs without a tuned choice, as a dict or a function of the sizes. By default it is
+                the first config.
             prior: a function of sizes and a config that estimates a time in any unit. Tuning of many configs starts
                 with the lowest estimates.
         """
@@ -239,11 +242,11 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
     def template(self, device: str, source: str | Traced, **keywords: Unpack[TemplateKeywords]) -> Template:
         """Bind a templated kernel for ``device`` and return it. ``source`` is a ``*.triton.jinja`` or ``*.cpp.jinja``
-        file beside the declaration.
+        file beside the declaration, or a function of PyTorch with the reference's parameters.
 
-        Inductor fuses neighbouring operations into it. A Triton template also serves eager calls, as a kernel of the
-        same name. A second template of that name replaces the first. :class:`TemplateKeywords` documents the keywords.
-        A function of PyTorch with the reference's parameters may be the ``source``: Inductor tunes and fuses its code.
+        Inductor fuses neighbouring operations into a template. A Triton template also runs eager calls, as a kernel of
+        the same name. Inductor tunes and fuses the code of a function. A second template of the same name replaces the
+        first. :class:`TemplateKeywords` documents the keywords.
         """
         check_keywords(f"{self.spec.name}, template", keywords, TemplateKeywords)
         require_device_type(self.spec, device)
@@ -269,27 +272,28 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """Declare the gradient as ``fn(grad, saved, needs) -> {argument: gradient}``, written with other ops.
 
         ``grad`` is the gradient of the output, or a tuple of gradients for several outputs. ``saved`` has every scalar,
-        and the tensor arguments and results that the function reads: they are found in its code. ``saves`` names them
-        where the code does not say, as in ``getattr(saved, name)``. ``needs.<argument>`` is True if autograd uses the
-        gradient of that argument. The entry of a result in ``nondifferentiable=`` is a zero.
+        and the tensor arguments and results that the function reads. They are found in its code. ``saves`` names them
+        where the code does not show them, as in ``getattr(saved, name)``. ``needs.<argument>`` is True if autograd uses
+        the gradient of that argument. In ``grad``, the entry of a result in ``nondifferentiable=`` is a zero.
 
         Gradients and saved tensors are contiguous, so that the function may launch kernels on their memory.
-        ``strided=True`` gives them as they come, for a function that calls only operations which take any strides.
+        ``strided=True`` passes them with any strides, for a function whose operations all accept any strides.
 
-        ``once_differentiable=True`` refuses a gradient of the gradient (SL313). By default the backward is examined
-        when one is requested: if autograd does not record all of it, the reference gives the gradients there, or they
-        are refused. ``False`` says that the backward may be differentiated as it is, whatever it seems to do.
+        ``once_differentiable=True`` refuses a gradient of the gradient (``SL313``). By default the backward is examined
+        when such a gradient is requested. If autograd does not record all of it, the gradients there are computed from
+        the reference, or they are refused. ``False`` states that autograd may differentiate the backward as it is, and
+        nothing is examined.
 
-        ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient is then the
-        derivative of that function and not the reference's, as in a straight-through estimator; so is a tangent, and
-        the audit compares with it.
+        ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient and the tangent
+        (the forward derivative) are then those of that function, as in a straight-through estimator. The audit compares
+        with it.
 
-        In place of a function, ``fn`` and ``more`` may be declared ops, each called where a gradient that it gives is
+        In place of a function, ``fn`` and ``more`` may be declared ops. Each is called if a gradient that it returns is
         needed. Their arguments are called ``grad`` or ``grad_<output>``, or like an argument or output of this op, and
-        their outputs ``grad_<argument>``. What they take is saved.
+        their outputs ``grad_<argument>``. The arguments and outputs of this op that they take are saved.
 
         Raises:
-            DeclarationError: SL110 where saved names, a surrogate or ops do not fit the declaration, SL134 where
+            DeclarationError: ``SL110`` if saved names, a surrogate or ops do not fit the declaration, ``SL134`` if
                 ``saves`` has to be given.
         """
         check_keywords(f"{self.spec.name}, backward", keywords, BackwardKeywords)
@@ -303,23 +307,22 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return fn
 
     def samples(self, fn: Samples) -> Samples:
-        """Declare a function that builds the sample arguments of the op, for arguments whose values have a meaning,
-        such as row numbers, offsets or sorted keys.
+        """Declare a function that builds the sample arguments of the op. It is needed for arguments whose values have a
+        meaning, such as row numbers, offsets or sorted keys.
 
-        ``fn(rng, sizes, dtype, device)`` returns all arguments in order, and may leave out a parameter that it does not
-        use. ``rng`` is a seeded generator on the CPU.
-        ``sizes`` maps each dim and each scalar argument to the requested value. ``dtype`` is the dtype of the
-        floating-point arguments.
+        ``fn(rng, sizes, dtype, device)`` returns all arguments in order. It may leave out a parameter that it does not
+        use. ``rng`` is a seeded generator on the CPU. ``sizes`` maps each dim and each scalar argument to the requested
+        value. ``dtype`` is the dtype of the floating-point arguments.
         """
         bind_sampler(self.spec, fn)
         self.sampler = fn
         return fn
 
     def buckets(self, default: str = "pow2", **kinds: str) -> None:
-        """Declare which calls share a tuned choice: ``"pow2"`` rounds a dim up to a power of two, ``"exact"`` keeps it,
-        ``"none"`` ignores it.
+        """Declare which calls share a tuned choice. ``"pow2"`` rounds a dim up to a power of two, ``"exact"`` keeps it,
+        and ``"none"`` ignores it.
 
-        ``default`` applies to the dims that ``kinds`` does not name. Integer scalars are kept, float scalars are
+        ``default`` applies to the dims that ``kinds`` does not name. Integer scalars are kept, and float scalars are
         ignored.
         """
         self.drop_native()
@@ -327,30 +330,28 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         tuned_choices.forget_derived_choices()
 
     def batches(self, *dims: str) -> None:
-        """Declare that calls which differ only in the arguments with one of ``dims`` can be merged into one call, with
-        these arguments concatenated along it.
+        """Declare that calls can be merged into one call if they differ only in the arguments that have one of
+        ``dims``. The merged call gets these arguments concatenated along that dim.
 
-        Example: ``mm.batches("n")`` says that products with the same left matrix are columns of one product.
-        ``sl.rewrites`` merges such calls where that is faster (:class:`shiplap.rewrite.group.JoinedCalls`).
+        For example, ``mm.batches("n")`` declares that products with the same left matrix are columns of one product.
+        ``sl.rewrites`` merges such calls if that is faster (:class:`shiplap.rewrite.group.JoinedCalls`).
         """
         self.batching = tuple(read_batching(self.spec, dim) for dim in dims)
 
     def build(self) -> None:
-        """Compile the native binding of the op's kernels, the C++ code that torch calls in place of Python, or find it
-        in the cache, and use it from now on.
+        """Compile the native binding of the op's kernels, or find it in the cache, and use it from now on. The native
+        binding is the C++ code that torch calls in place of Python.
 
-        An op whose kernels have no native binding, such as Python functions, raises SL404. The ops of one kernel
-        library share a binding and get it together. ``shiplap build`` does the same for all ops of a module.
-
-        Raises:
-            LibraryError: SL404 for kernels that Python has to serve, SL405 or SL406 when the binding cannot be built.
+        The ops of one kernel library share a binding and get it together. ``shiplap build`` does the same for all ops
+        of a module. Raise ``SL404`` if the op's kernels, such as Python functions, have no native binding. Raise
+        ``SL405`` or ``SL406`` if the binding cannot be built.
         """
         for build in builders:
             build(self)
 
     def drop_native(self) -> None:
         """Remove the native binding of the op, the C++ code that torch calls in place of Python, if it has one. Calls
-        run in Python until it is built again.
+        run in Python until the binding is built again.
         """
         native, self.native = self.native, None
         if native is not None:
@@ -358,16 +359,16 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             self.install_fast_path()
 
     def _extend(self, what: str) -> None:
-        """Raise SL131 for an op with view results, to which nothing can be attached, since its reference is the op.
-        ``what`` begins the sentence of subclasses that refuse.
+        """Raise ``SL131`` for an op with view results, to which nothing can be attached, since its reference is the op.
+        Subclasses that refuse begin their sentence with ``what``.
         """
         if self.spec.view:
             got = f"a result that may be a view of {self.spec.returns[0].alias or 'an argument'}"
             raise error("SL131", where=self.spec.name, got=got, expected="fresh results, or arguments written to")
 
     def _attach(self, kernel: Kernel) -> None:
-        """Add a kernel to the op. The native binding is removed, the fast paths are built anew, and the stored calls
-        and tuned choices derived from the former kernels are cleared.
+        """Add a kernel to the op. The native binding is removed, and the fast paths are built again. Stored calls and
+        tuned choices that were derived from the former kernels are cleared.
         """
         self.drop_native()
         self.attach_kernel(kernel)
@@ -376,7 +377,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
     def _name_foreign_author(self, what: str) -> None:
         """Issue a notice if another package than the one that declares the op attaches ``what``, such as ``"a kernel
-        for cpu"``. A program's own script may do so.
+        for cpu"``. The script of a program may do so without a notice.
         """
         # Frame 1 is a method of this class, and frame 2 its caller.
         frame = sys._getframe(2)
@@ -391,7 +392,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
     def _register(self) -> None:
         """Define the op's schema and implementations in torch, replacing an earlier declaration of the same function.
-        Raises SL108 if another function declared the name.
+        Raise ``SL108`` if another function has declared the name.
         """
         previous = declared_ops.get(self.spec.name)
         if previous is not None:
@@ -412,8 +413,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         compile_cache_key.add_op_to_key(self, self.operator_names)
 
     def _take_over(self, previous: Op) -> None:
-        """Take over the torch registration of ``previous``, an earlier declaration with the same schema. Python objects
-        of earlier declarations then behave as this op.
+        """Use the torch registration of ``previous``, an earlier declaration with the same schema, for this op. Python
+        objects of earlier declarations then behave as this op.
         """
         self._registrations, self.variant, self.entrance = previous._registrations, previous.variant, previous.entrance
         self.can_skip_dispatcher, self._former = previous.can_skip_dispatcher, [*previous._former, previous]
@@ -426,8 +427,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
                 native.release()  # attached since
 
     def __reduce__(self) -> str:
-        """Return the qualified name of the reference, by which ``copy`` and ``pickle`` find the op again, as they find
-        functions. A model that holds an op can thus be deep-copied.
+        """Return the qualified name of the reference, by which ``copy`` and ``pickle`` find the op again. A model that
+        holds an op can therefore be deep-copied.
         """
         return self.reference.__qualname__
 
@@ -445,7 +446,7 @@ class ConvertingOp(Op[P, R]):
     """An op whose calls in Python take members of an ``Enum``, or return a tuple of one."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the op with arguments converted to its schema, such as members of an enum, and return its result in the
+        """Call the op with arguments converted to its schema, such as members of an enum. Return its result in the
         declared form.
         """
         values, named = convert_call(self.spec, args, kwargs)
@@ -457,8 +458,8 @@ class ConvertingOp(Op[P, R]):
     def out(
         self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value
     ) -> Tensor | Sequence[Tensor]:
-        """Run the op into ``out`` and return ``out``, after converting the arguments to the schema. See
-        :meth:`Op.out`.
+        """Run the op into ``out`` and return ``out``, after converting the arguments to the schema. :meth:`Op.out`
+        documents the arguments.
         """
         values, named = convert_call(self.spec, args, kwargs)
         return super().out(*values, out=out, workspace=workspace, **named)
@@ -475,8 +476,8 @@ def _function_home(fn: Callable[..., Returned]) -> str:
 
 
 def _is_same_home(a: Callable[..., Returned], b: Callable[..., Returned]) -> bool:
-    """Whether ``a`` and ``b`` are the same function of the source: a cell that was run twice, or a file both imported
-    and run as ``__main__``.
+    """Return whether ``a`` and ``b`` are the same function of the source. They are if a cell was run twice, or if a
+    file was both imported and run as ``__main__``.
     """
     files = [fn.__code__.co_filename if isinstance(fn, FunctionType) else None for fn in map(unwrap, (a, b))]
     return _function_home(a) == _function_home(b) or (
@@ -492,8 +493,8 @@ def _read_backward(
     strided: bool = False,
     once_differentiable: bool | None = None,
 ) -> Backward:
-    """Return the declared gradient of an op, given in ``parts`` as one function or as several ops. Raises SL110 for a
-    mixture, or for ``saves`` with ops.
+    """Return the declared gradient of an op, given in ``parts`` as one function or as several ops. Raise ``SL110`` for
+    a mixture, or for ``saves`` with ops.
     """
     ops = [part for part in parts if isinstance(part, Op)]
     if not ops and len(parts) == 1:
@@ -513,23 +514,27 @@ def op(name: str, **declaration: Unpack[DeclarationKeywords]) -> OpDecorator:
         dims: sizes that are computed from other sizes and scalars, such as ``{"k": "prod(kernel)"}``.
         bounds: upper bounds of output dims whose size depends on data, ``{"m": "2 * n"}``. Every call checks them.
         requires: preconditions on sizes and scalars, ``("min(stride) >= 1",)``. Every call checks them.
-        mutates: the names of arguments that the op writes to: tensors, optional tensors or lists of tensors.
+        mutates: the names of arguments that the op writes to. They are tensors, optional tensors or lists of tensors.
         contiguous: the names of tensor arguments that must be contiguous. Other arguments may have any strides.
-        outputs: the names of the outputs, for out-style kernels: by default ``out``, or ``out0``, ``out1``, ...
-        autocast: the dtype of float inputs under autocast: their ``"widest"``, ``"autocast"``, ``"float32"`` or None.
-        tolerance: a relative error that is accepted beyond rounding, and its reason: ``(1e-3, "tanh for erf")``.
-        reference_is_fast_on: the device types on which the body calls a tuned library, and comes before templates.
-        aliases: for each result the argument that it is (one of ``mutates``) or may be a view of, None for a fresh one.
-        specialize: int arguments that are never symbols: torch compiles anew for each value, the schema says ``int``.
-        fake: ``"reference"`` where results have the sizes, dtypes and device that the reference gives them, which is
-            run without data to find them. Lists, scalars, optional results and ops without tensors do so anyway.
-        nondifferentiable: the names of results that carry no gradient, and of arguments through which none flows.
-        random: for random results the int, integer tensor or Generator argument that seeds them, or ``"global"`` for
-            torch's own generator. The audit compares distributions, and equal bits for equal seeds.
-        unordered: the names of results whose rows are a set, which the audit compares in any order.
+        outputs: the names of the outputs, for out-style kernels. By default they are ``out``, or ``out0``, ``out1``,
+            ...
+        autocast: the dtype of float inputs under autocast, ``"widest"`` of theirs, ``"autocast"``, ``"float32"`` or
+            None.
+        tolerance: a relative error accepted beyond rounding, and the reason for it, such as ``(1e-3, "tanh for erf")``.
+        reference_is_fast_on: the device types on which the body calls a tuned library. There it runs before templates.
+        aliases: for each result the argument that it is (one of ``mutates``) or may be a view of, None for a new
+            tensor.
+        specialize: int arguments that are never symbols. torch compiles anew for each value, and the schema has
+            ``int``.
+        fake: ``"reference"`` if the sizes, dtypes and devices of results are to be found by a run of the reference
+            without data. This is the default for lists, scalars, optional results and ops without tensors.
+        nondifferentiable: the names of results that carry no gradient, and of arguments that get none.
+        random: for random results, the int, integer tensor or Generator argument that seeds them, or ``"global"`` for
+            torch's own generator. The audit compares distributions, and requires equal bits for equal seeds.
+        unordered: the names of results whose rows are a set. The audit compares their rows in any order.
 
     Raises:
-        DeclarationError: SL1xx, when torch could not carry out the declaration.
+        DeclarationError: ``SL1xx`` if torch could not carry out the declaration.
 
     Example:
         >>> import shiplap as sl
@@ -543,10 +548,10 @@ def op(name: str, **declaration: Unpack[DeclarationKeywords]) -> OpDecorator:
 
 
 class OpDecorator:
-    """The type of ``sl.op(...)``, a decorator that keeps the parameter types of the function."""
+    """The decorator that ``sl.op(...)`` returns. It keeps the parameter types of the function."""
 
     def __init__(self, name: str, **declaration: Unpack[DeclarationKeywords]) -> None:
-        """Check the op's name and the keywords of its declaration, and store them. Raises SL101 for a namespace of
+        """Check the op's name and the keywords of its declaration, and store them. Raise ``SL101`` for a namespace of
         torch itself.
         """
         check_op_name(name)
@@ -556,6 +561,6 @@ class OpDecorator:
         self.name, self.declaration = name, declaration
 
     def __call__(self, fn: Callable[P, R]) -> Op[P, R]:
-        """Return the registered op that the annotated function ``fn`` declares and whose reference it is."""
+        """Return the registered op that the annotated function ``fn`` declares. ``fn`` is its reference."""
         spec = read_spec(self.name, fn, **self.declaration)
         return (ConvertingOp if spec.converts else Op)(spec, fn)

@@ -1,7 +1,7 @@
-"""``op.out``: the op ``<name>__out``, whose outputs and workspace belong to the caller.
+"""``op.out``, the op ``<name>__out``, whose outputs and workspace belong to the caller.
 
-A name of its own, since two overloads of one name cannot be declared again. It returns nothing: what it writes is in
-its schema. No autograd and no autocast stand in front of it.
+It has a name of its own, since two overloads of one name cannot be declared again. It returns nothing, since its schema
+lists what it writes. It has no autograd and no autocast implementation.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["OutVariant", "has_out_variant", "out_variant_name", "out_variant_sch
 
 
 def has_out_variant(spec: OpSpec) -> bool:
-    """Whether the op has an out-variant: it has outputs, and the arguments determine their sizes, so that a caller can
-    allocate them.
+    """Return whether the op has an out-variant. It must have outputs whose sizes the arguments determine, so that a
+    caller can allocate them.
     """
     return bool(spec.outputs) and not spec.dynamic
 
@@ -45,8 +45,8 @@ def out_variant_name(spec: OpSpec) -> str:
 
 
 def out_variant_schema(spec: OpSpec, name: str = "") -> str:
-    """Return the schema of the out-variant: ``name(<arguments>, *, Tensor(out0!) out, Tensor(scratch!)? workspace=None)
-    -> ()``. ``name`` defaults to the variant's own.
+    """Return the schema of the out-variant, ``name(<arguments>, *, Tensor(out0!) out, Tensor(scratch!)? workspace=None)
+    -> ()``. The default of ``name`` is the variant's own name.
     """
     given = schema_text(spec, name or out_variant_name(spec)).rpartition(") -> ")[0]
     keywords = [] if any(a.keyword_only for a in spec.args) else ["*"]
@@ -59,7 +59,7 @@ class OutVariant:
     """The registered out-variant of a declared op."""
 
     def __init__(self, op: Executor, registrations: Registrations) -> None:
-        """Define the out-variant of ``op`` in torch: its schema, implementation, fake and vmap rule."""
+        """Define the out-variant of ``op`` in torch, with its schema, implementation, fake and vmap rule."""
         self.op, self.spec, self.plan = op, op.spec, op.plan.outputs
         self.lists = any(a.many for a in self.spec.args)
         self.scratch, self.names = scratch_name(self.spec), tuple(o.name for o in self.spec.outputs)
@@ -78,7 +78,7 @@ class OutVariant:
 
     def install_fast_paths(self) -> None:
         """Build the generated functions that run ``op.out`` without torch's dispatcher, and those that the dispatcher
-        calls. An attribute is None where the kernels do not run in Python.
+        calls. An attribute is None if the kernels do not run in Python.
         """
         past = available("calls below autograd")
         self.fast_path = compile_out_fast_path(self.op, self._check_call, dispatched=False) if past else None
@@ -87,7 +87,7 @@ class OutVariant:
     def __call__(
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
     ) -> Tensor | Sequence[Tensor]:
-        """Run the op into the caller's tensors ``out`` and return ``out``. Raises the catalogue error for wrong
+        """Run the op into the caller's tensors ``out`` and return ``out``. Raise the catalogue error for wrong
         arguments or tensors. ``keywords`` is changed, so the caller must not use it again.
         """
         if self.op.plan.numbers is not None and torch.is_grad_enabled():
@@ -125,8 +125,8 @@ class OutVariant:
         return out
 
     def _run_fast_path(self, direct: OutFastPath | None, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
-        """Run a call of ``op.out`` by the generated function ``direct``, filling ``out``, and return True. Return False
-        if there is no such function or it does not support the call.
+        """Run a call of ``op.out`` by the generated function ``direct``, which fills ``out``, and return True. Return
+        False if there is no such function or it does not support the call.
         """
         if direct is None or dispatcher_calls.any_autocast():
             return False
@@ -140,20 +140,20 @@ class OutVariant:
         return direct(*args, *outs)
 
     def _refuse_transform(self, values: Args) -> None:
-        """Raise SL304 if ``values`` carry a forward-mode tangent or a gradient of torch.func, which memory of the
-        caller cannot have.
+        """Raise ``SL304`` if ``values`` carry a forward-mode tangent or a gradient of torch.func. Memory of the caller
+        cannot carry either.
         """
         graded = torch.is_grad_enabled() and dispatcher_calls.any_requires_grad(*values)
         if graded or dispatcher_transforms.carries_tangent(values):
             raise self._no_gradient_error()
 
     def _no_gradient_error(self) -> ShiplapError:
-        """Return SL304, for a gradient or tangent that was requested of an out-variant."""
+        """Return the error ``SL304`` for a gradient or tangent that was requested of an out-variant."""
         got = "a gradient or a tangent was requested of an out-variant"
         return error("SL304", where=self.spec.name, got=got, expected="no gradient", fix="call the op without out=")
 
     def _as_outputs(self, out: Tensor | Sequence[Tensor]) -> Outputs:
-        """Return ``out`` as a tuple with a tensor for each output. Raises SL212 for another number of tensors."""
+        """Return ``out`` as a tuple with a tensor for each output. Raise ``SL212`` for another number of tensors."""
         many = isinstance(out, (list, tuple))
         outs = tuple(out) if many else (out,)
         if len(outs) != len(self.names) or not (many or isinstance(out, Tensor)):
@@ -170,7 +170,7 @@ class OutVariant:
         self, args: Args, kwargs: dict[str, Value], given: Args, workspace: Tensor | None, cause: Exception
     ) -> None:
         """Raise the catalogue error that Python's checks find in a call of the out-variant which failed with ``cause``.
-        Return None if they find none.
+        Return if they find none.
         """
         # A catalogue error needs no explanation, and the caller raises it again.
         if isinstance(cause, ShiplapError):
@@ -181,7 +181,7 @@ class OutVariant:
         self._check_call(op.plan.quick(*self.spec.complete(args, kwargs)), given, workspace)
 
     def _take_outputs(self, kwargs: dict[str, Value]) -> tuple[Args, Tensor | None]:
-        """Remove the outputs and the workspace from ``kwargs`` by name, and return them as ``(outputs, workspace or
+        """Remove the outputs and the workspace from ``kwargs`` by name. Return them as ``(outputs, workspace or
         None)``.
         """
         given = tuple([kwargs.pop(name) for name in self.names])
@@ -189,7 +189,7 @@ class OutVariant:
         return given, scratch if isinstance(scratch, Tensor) else None
 
     def execute(self, *args: Value, **kwargs: Value) -> None:
-        """Run the out-variant on real tensors in Python, outside of autocast: check the call, pick a kernel and fill
+        """Run the out-variant on real tensors in Python, outside of autocast. Check the call, pick a kernel and fill
         the caller's outputs.
         """
         if dispatcher_calls.any_autocast():
@@ -224,7 +224,9 @@ class OutVariant:
                 out.copy_(value)
 
     def _fake(self, *args: Value, **kwargs: Value) -> None:
-        """Check a call of the out-variant whose tensors are fake. Nothing is returned, as nothing can be filled."""
+        """Check a call of the out-variant whose tensors are fake. Nothing is returned, since fake tensors cannot be
+        filled.
+        """
         compile_cache_key.ensure_cache_keys()
         written, scratch = self._take_outputs(kwargs)
         call = self.op.bind(self.spec.complete(args, kwargs))
@@ -233,8 +235,8 @@ class OutVariant:
             self.plan.check_scratch(call, scratch)
 
     def _check_call(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
-        """Check the caller's outputs and workspace, and return the outputs with the kernel picked for the call, None
-        for the reference.
+        """Check the caller's outputs and workspace. Return the outputs with the kernel picked for the call, which is
+        None for the reference.
         """
         self.plan.check(call, given)
         if scratch is not None:
@@ -242,6 +244,7 @@ class OutVariant:
         outs = tuple([t for t in given if isinstance(t, Tensor)])
         self.plan.check_memory(call, outs, scratch)
         kernel = self.op.pick_kernel(call)
+        # How many bytes the workspace needs depends on the kernel.
         if scratch is not None:
             self.plan.check_room(call, scratch, workspace_size(kernel.workspace, call) if kernel else 0)
         return outs, kernel

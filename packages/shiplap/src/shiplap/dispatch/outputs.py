@@ -1,7 +1,7 @@
-"""The outputs of a call: allocated for a kernel to fill, or checked after a function has returned them.
+"""The outputs of a call, which are allocated for a kernel to fill, or checked after a function has returned them.
 
 A declaration does not determine the sizes in a list of tensors, the presence of an optional result or the value of a
-scalar. The reference determines them; a fake call runs it without data. The results of a kernel are checked against
+scalar. The reference determines them, and a fake call runs it without data. The results of a kernel are checked against
 the declared types.
 """
 
@@ -45,9 +45,9 @@ def result_values(result: Returned, count: int) -> list[Value]:
 
 
 def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
-    """Return from ``result`` the results that are new tensors, without those that are arguments or views of them.
+    """Return the results in ``result`` that are new tensors. Those that are arguments or views of them are left out.
 
-    Raise SL301 where another tensor stands in place of an argument that is written to.
+    Raise ``SL301`` if another tensor is returned in place of an argument that is written to.
     """
     if not spec.returned and not spec.view:
         return result
@@ -66,22 +66,22 @@ def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Retu
 
 
 def _are_list_members(spec: OpSpec, values: Sequence[Value]) -> bool:
-    """Whether ``values`` are the members of the only list that the op returns, rather than one value for
-    each result.
+    """Return whether ``values`` are the members of the only list that the op returns, rather than one value for each
+    result.
     """
     places = [i for i, r in enumerate(spec.returns) if not r.alias and r.many]
     return len(places) == len(spec.made) == 1 and isinstance(values[places[0]], Tensor)
 
 
 def _is_same_argument(value: Value, argument: Value) -> bool:
-    """Whether a result is the argument object itself, or a list of the same members."""
+    """Return whether a result is the argument object itself, or a list of the same members."""
     if isinstance(value, (list, tuple)) and isinstance(argument, (list, tuple)):
         return len(value) == len(argument) and all(v is a for v, a in zip(value, argument, strict=True))
     return value is argument
 
 
 def all_results(spec: OpSpec, args: Args, made: Result) -> Result:
-    """Return all results in declared order, taking those that are arguments from ``args``. ``made`` has only the other
+    """Return all results in declared order. Those that are arguments are taken from ``args``. ``made`` holds the other
     results, which the kernel returned.
     """
     rest = iter(result_values(cast("Returned", made), len(spec.made)) if spec.made else ())
@@ -94,7 +94,7 @@ def check_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
     """Return the results of a reference or kernel as a tuple of contiguous tensors in memory of their own, as the
     declaration promises.
 
-    Raise SL301 for results of another kind, dtype or shape.
+    Raise ``SL301`` for results of another kind, dtype or shape.
     """
     values = _check_values(spec, call, spec.made, fresh_results(spec, call.args, result))
     owned = list(tensors_in_arguments(call.args))
@@ -102,16 +102,16 @@ def check_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
 
 
 def check_view_results(spec: OpSpec, call: Binding, result: Returned) -> Result:
-    """Return the results of an op with view results unchanged. Raises SL301 for results of another kind, dtype or shape
-    than declared.
+    """Return the results of an op with view results unchanged. Raise ``SL301`` for results of another kind, dtype or
+    shape than declared.
     """
     values = _check_values(spec, call, spec.returns, result)
     return cast("Result", values[0] if len(values) == 1 else tuple(values))
 
 
 def _check_values(spec: OpSpec, call: Binding, wanted: Sequence[Return], result: Returned) -> list[Value]:
-    """Return the values in ``result`` as a list. Raises SL301 unless there are as many as ``wanted``, of the declared
-    kinds, dtypes and sizes.
+    """Return the values in ``result`` as a list. Raise ``SL301`` unless there are as many as ``wanted``, and of the
+    declared kinds, dtypes and sizes.
     """
     # A copy: sizes that only the results have are bound in it.
     values, env = result_values(result, len(wanted)), dict(call.env)
@@ -129,9 +129,7 @@ def _check_values(spec: OpSpec, call: Binding, wanted: Sequence[Return], result:
 
 
 def flatten_op_results(result: Returned) -> tuple[Tensor, ...]:
-    """Return all results as a flat tuple of tensors, so that they can be compared. A number becomes a tensor without
-    dims.
-    """
+    """Return all results as a flat tuple of tensors that can be compared. A number becomes a tensor without dims."""
     values = result if isinstance(result, (tuple, list)) else () if result is None else (result,)
     flat: list[Tensor] = []
     for value in cast("Sequence[Value]", values):
@@ -149,8 +147,8 @@ def flatten_op_results(result: Returned) -> tuple[Tensor, ...]:
 
 
 def _check_result_tensor(where: str, declared: Return, tensor: Tensor, env: dict[str, EnvValue]) -> None:
-    """Raise SL301 unless the tensor has the declared dtype, rank and sizes. ``env`` has the sizes known so far by dim
-    name, and gets those of dims that it lacks.
+    """Raise ``SL301`` unless the tensor has the declared dtype, rank and sizes. ``env`` holds the sizes known so far by
+    dim name. Sizes of dims that it lacks are added to it.
     """
     kind = declared.tensor
     assert kind is not None
@@ -166,8 +164,8 @@ def _check_result_tensor(where: str, declared: Return, tensor: Tensor, env: dict
 
 
 def _check_result_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str, EnvValue]) -> None:
-    """Raise ``refused`` unless ``size`` equals the declared size of ``dim``. ``env`` has the sizes known so far by dim
-    name, and gets ``size`` for a name that it lacks.
+    """Raise ``refused`` unless ``size`` equals the declared size of ``dim``. ``env`` holds the sizes known so far by
+    dim name. If it lacks the name, ``size`` is added to it.
     """
     if dim.kind == "name":
         wanted: EnvValue = env.setdefault(dim.text, size)
@@ -186,8 +184,8 @@ def _check_result_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str
 
 
 def _with_own_memory(value: Value, owned: list[Tensor]) -> Value:
-    """Return ``value`` with its tensors contiguous and in memory that no tensor of ``owned`` shares, copied where
-    necessary, and append these tensors to ``owned``.
+    """Return ``value`` with its tensors contiguous and in memory that no tensor of ``owned`` shares. Tensors are copied
+    if necessary, and appended to ``owned``.
     """
     if isinstance(value, (list, tuple)):
         return cast("Value", [_with_own_memory(v, owned) for v in value])
@@ -205,8 +203,8 @@ def _with_own_memory(value: Value, owned: list[Tensor]) -> Value:
 
 
 def result_of_outputs(outs: Outputs) -> Tensor | Outputs | None:
-    """Return the result of an op in the form that callers get: its only output itself, several outputs as a tuple, or
-    None for none.
+    """Return the result of an op in the form that callers get. It is the only output itself, several outputs as a
+    tuple, or None if there are none.
     """
     return outs[0] if len(outs) == 1 else outs or None
 
@@ -215,8 +213,8 @@ _output_plans: dict[str, OutputPlan] = {}  # by the digest of the declaration
 
 
 def empty_outputs(spec: OpSpec, call: Binding) -> Outputs:
-    """Return new uninitialised tensors for the outputs of a call, in declared order. All sizes must be known: the op
-    has no data-dependent ones, or ``call.env``, the values of its dims by name, has them.
+    """Return new uninitialised tensors for the outputs of a call, in declared order. All sizes must be known. If the op
+    has data-dependent ones, ``call.env``, the values of its dims by name, must hold them.
     """
     # Plans are cached by digest, as specs with equal digests allocate the same outputs.
     plan = _output_plans.get(spec.digest)
@@ -226,7 +224,7 @@ def empty_outputs(spec: OpSpec, call: Binding) -> Outputs:
 
 
 def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
-    """Return the outputs in ``result`` as a tuple of contiguous tensors in memory of their own. Raises SL301 for a
+    """Return the outputs in ``result`` as a tuple of contiguous tensors in memory of their own. Raise ``SL301`` for a
     wrong number, shape, dtype or device.
     """
     if spec.traced:
@@ -245,6 +243,8 @@ def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
         if not isinstance(value, Tensor) or value.dtype != dtype or value.device != call.device:
             got = f"{value.dtype} on {value.device}" if isinstance(value, Tensor) else type(value).__name__
             raise error("SL301", where=where, got=got, expected=f"{dtype} on {call.device}")
+        # A shape may have a data-dependent dim of a later output, so all of these are measured before shapes are
+        # compared.
         _measure_dynamic_dims(spec, where, env, out.tensor, value)
     outs = []
     for out, value in zip(spec.outputs, values, strict=True):
@@ -256,6 +256,7 @@ def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
         # A kernel that reads the memory does not notice the lazy mark of a conjugate.
         value = value.resolve_conj().resolve_neg()
         storage = value.untyped_storage().data_ptr()
+        # An output shares memory neither with an argument nor with an earlier output.
         fresh = value.contiguous() if storage not in owned else value.clone(memory_format=torch.contiguous_format)
         owned.add(fresh.untyped_storage().data_ptr())
         outs.append(fresh)
@@ -272,8 +273,8 @@ def with_own_memory(result: Any) -> Any:
 
 
 def _measure_dynamic_dims(spec: OpSpec, where: str, env: dict[str, EnvValue], kind: TensorType, value: Tensor) -> None:
-    """Add to ``env``, the sizes known by dim name, each data-dependent size that ``value`` is the first output to have,
-    and raise SL302 if one exceeds its bound.
+    """Add to ``env``, the sizes known by dim name, each data-dependent size that ``value`` is the first output to have.
+    Raise ``SL302`` if a size exceeds its bound.
     """
     if not spec.dynamic or value.dim() < len(kind.dims) - 1:
         return
@@ -284,8 +285,8 @@ def _measure_dynamic_dims(spec: OpSpec, where: str, env: dict[str, EnvValue], ki
 
 
 def check_bound(spec: OpSpec, where: str, dim: str, size: int, env: Mapping[str, EnvValue]) -> None:
-    """Raise SL302 unless ``size``, the data-dependent size of ``dim``, is at most its declared bound, computed from
-    ``env``, the other sizes by name.
+    """Raise ``SL302`` unless ``size``, the data-dependent size of ``dim``, is at most its declared bound. The bound is
+    computed from ``env``, the other sizes by name.
     """
     bound = spec.dynamic[dim]
     most = bound(env)
@@ -312,7 +313,7 @@ FitOutputs: TypeAlias = Callable[[Args, Returned], Result]
 
 @dataclass(frozen=True)
 class _ExpectedAxis:
-    """A size that is known, or a data-dependent one with its bound."""
+    """The size of one axis, which is known, or which depends on data and has a bound."""
 
     size: int
     dim: str = ""
@@ -325,9 +326,9 @@ class _ExpectedOutput:
 
 
 def can_refit_outputs(spec: OpSpec) -> bool:
-    """Whether the results of repeated calls with equal layouts can be compared with those of the first instead of the
-    full declaration. False for ops with floating-point arguments, since each call of these would have to be checked for
-    gradients.
+    """Return whether the results of repeated calls with equal layouts can be compared with those of the first instead
+    of the full declaration. Ops with floating-point arguments are excluded, because each of their calls would have to
+    be checked for gradients.
     """
     if spec.traced or spec.returned or not spec.outputs or any(a.many for a in spec.args):
         return False
@@ -338,8 +339,8 @@ def can_refit_outputs(spec: OpSpec) -> bool:
 
 
 def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
-    """Return ``fit(args, result)``, which returns the result of a repeated call after comparing its dtypes, sizes and
-    device with the outputs ``outs`` of the first ``call``. It keeps no tensor.
+    """Return ``fit(args, result)``, which returns the result of a repeated call. It compares dtypes, sizes and device
+    of the result with ``outs``, the outputs of the first ``call``. It keeps no tensor.
     """
     bounds = {dim: int(bound(call.env)) for dim, bound in spec.dynamic.items()}
     expected = []
@@ -353,8 +354,8 @@ def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
     alike, device = replace(call, args=()), call.device
 
     def fit(args: Args, result: Returned) -> Result:
-        """Return the result of a repeated call. If it differs from the first one in form, it is checked against the
-        declaration, and copied to contiguous memory of its own or refused.
+        """Return the result of a repeated call. If its form differs from that of the first result, check it against the
+        declaration. It is then refused, or copied to contiguous memory of its own.
         """
         values = (result,) if isinstance(result, Tensor) else tuple(result or ())
         if outputs_as_expected(args, values, expected, device):
@@ -365,8 +366,8 @@ def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
 
 
 def outputs_as_expected(args: Args, values: Outputs, expected: list[_ExpectedOutput], device: torch.device) -> bool:
-    """Whether ``values`` are contiguous tensors of the expected dtypes, sizes and device that share no memory with
-    ``args`` or each other.
+    """Return whether ``values`` are contiguous tensors of the expected dtypes, sizes and device. They must share no
+    memory with ``args`` or each other.
     """
     if len(values) != len(expected):
         return False

@@ -1,8 +1,8 @@
 """The folder in which ``shiplap package`` puts the files of an op, inside the package that declares it.
 
-The package is code that Python has imported, so what lies in its folder is trusted as its modules are. Who reads it is
-``shiplap.kernels.native.prebuilt`` and ``shiplap.tuning.packaged_choices``, each for its part: a first call asks here
-whether there is anything to read, and loads neither where there is not.
+Python has imported code of that package, so its folder is trusted as its modules are.
+``shiplap.kernels.native.prebuilt`` and ``shiplap.tuning.packaged_choices`` read it. A first call finds out here whether
+there is anything to read, and imports neither of them if there is not.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Python functions as kernels, run with the call's device as the current one.
 
-Kernels come in two styles, which differ in their signature. An *out-style* kernel takes the outputs' names as keywords
-and fills tensors that shiplap allocated. A *functional* kernel returns its outputs, which are then checked and made
-contiguous and fresh.
-Either may ask for ``workspace`` (uint8) by keyword. Parameters have the names of the op's arguments, in any order.
-Tensors arrive contiguous, as they do in C and Triton, unless ``strided=`` names them.
+There are two styles of kernels, with different signatures. An *out-style* kernel takes the outputs' names as keywords
+and fills tensors that Shiplap allocated. A *functional* kernel returns its outputs, which are then checked and made
+contiguous and fresh. Both may take ``workspace`` (uint8) by keyword. Parameters have the names of the op's arguments,
+in any order. Tensors arrive contiguous, as they do in C and Triton, unless ``strided=`` names them.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ class PythonFunction(Implementation):
     takes_strided = True
 
     def __init__(self, function: Callable[..., Returned]) -> None:
-        """Store the Python function that implements a kernel."""
+        """Set the Python function that implements a kernel."""
         self.function = function
 
     @property
     def name(self) -> str:
-        """The name of the kernel, that of its function."""
+        """The name of the kernel, which is that of its function."""
         return getattr(self.function, "__name__", "kernel")
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the function as the only part of the kernel's code, from which digests are made."""
+        """Yield the function as the only part of the kernel's code. Digests are computed from it."""
         yield "function", self.function
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> PythonKernel:
@@ -67,8 +66,8 @@ class PythonFunction(Implementation):
         return (WritingPythonKernel if spec.mutated else PythonKernel)(spec, terms, gives_result(spec, self.function))
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """Return the names of the function's parameters that are no argument, output or workspace, so that only a
-        config (compile-time values) can fill them. None if it accepts any keyword or does not fit the op.
+        """Return the names of the function's parameters that are no argument, output or workspace. Only a config
+        (compile-time values) can fill them. Return None if the function accepts any keyword or does not fit the op.
         """
         try:
             takes = read_parameters(self.function, partial(_parameter_error, spec, self.name))
@@ -79,7 +78,9 @@ class PythonFunction(Implementation):
 
 
 def _parameter_error(spec: OpSpec, kernel: str, got: str, fix: str = "") -> ShiplapError:
-    """Return the error SL122 for a kernel function with wrong parameters. It lists those that the kernel may have."""
+    """Return the error ``SL122`` for a kernel function with wrong parameters. It lists the parameters that the kernel
+    may have.
+    """
     named = [a.name for a in spec.args if a.keyword_only]
     named += [] if spec.dynamic or spec.traced else [o.name for o in spec.outputs]
     listed = [a.name for a in spec.args if not a.keyword_only]
@@ -93,7 +94,7 @@ class PythonKernel(Kernel):
     function: Callable[..., Returned]
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, function: Callable[..., Returned]) -> None:
-        """Bind ``function`` as a kernel of the op. Raises SL122 if its parameters do not carry the names of the op's
+        """Bind ``function`` as a kernel of the op. Raise ``SL122`` if its parameters do not have the names of the op's
         arguments.
         """
         super().__init__(spec, terms)
@@ -112,8 +113,8 @@ class PythonKernel(Kernel):
         self._pass, self._launch = compile_launch(spec, function, takes, self._free, scope)
 
     def _check_parameters(self, takes: NamedParameters) -> None:
-        """Raise SL122 unless each parameter of the function (``takes``) is an argument, an output or a compile-time
-        value, and no argument or compile-time value lacks a parameter.
+        """Raise ``SL122`` if a parameter of the function (``takes``) is no argument, output or compile-time value.
+        Raise it also if the function lacks a parameter for an argument or a compile-time value.
         """
         named = [a.name for a in self.spec.args]
         keywords = [*(self.outputs if self.out_style else ()), *([self.scratch] * self.wants_workspace)]
@@ -131,7 +132,7 @@ class PythonKernel(Kernel):
                 raise _parameter_error(self.spec, self.name, got, f"add the parameter {name!r} to the kernel")
 
     def _parameter_fix(self, name: str, takes: NamedParameters) -> str:
-        """Return the fix for a function parameter ``name`` for which there is no value, such as renaming it."""
+        """Return the fix, such as renaming, for a function parameter ``name`` for which there is no value."""
         missing = [a.name for a in self.spec.args if a.name not in takes.named]
         outputs = [n for n in self.outputs if n not in takes.named]
         if not missing and name == "out" and outputs:
@@ -142,11 +143,11 @@ class PythonKernel(Kernel):
         return "use the names in 'expected'" if missing else f"remove {name!r}, or give it a value in configs="
 
     def configure(self, values: Values) -> None:
-        """Set the config values that the function receives by keyword."""
+        """Set the config values, which the function receives by keyword."""
         self.values = values
 
     def run_call(self, call: Binding) -> Outputs:
-        """Run the kernel on a call with checked arguments, with new outputs and workspace, and return its checked
+        """Run the kernel on a call with checked arguments, with new outputs and workspace. Return its checked
         outputs.
         """
         given = allocate_workspace(self.workspace, call) if self.wants_workspace else None
@@ -157,8 +158,8 @@ class PythonKernel(Kernel):
         return outs
 
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
-        """Run the kernel on a call with checked arguments into ``outs``, with the workspace ``scratch``. The results of
-        a function that returns them are copied into ``outs``.
+        """Run the kernel on a call with checked arguments into ``outs``, with the workspace ``scratch``. If the
+        function returns its results, they are copied into ``outs``.
         """
         if scratch is None and self.wants_workspace:
             scratch = allocate_workspace(self.workspace, call)
@@ -171,7 +172,7 @@ class PythonKernel(Kernel):
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         """Run the kernel on a call with checked arguments. Return its outputs and a function that repeats the call on
-        other tensors of the same layout, or None if each call has to be checked.
+        other tensors of the same layout. The function is None if each call has to be checked.
         """
         outs = self.run_call(call)
         # The number of threads may change between calls, and with it the size of the workspace.
@@ -209,30 +210,28 @@ class PythonKernel(Kernel):
         known = self._arguments_fit_as_they_are(call)
 
         def rerun(args: Args) -> Result:
-            """Return the result of the kernel on ``args``, after comparing its form with that of the first call's
-            outputs.
-            """
+            """Return the result of the kernel on ``args``. Compare its form with that of the first call's outputs."""
             given = allocate_bytes(room, device) if self.wants_workspace else None
             return fit(args, self._call(args, device, given, {}, known))
 
         return rerun
 
     def _arguments_fit_as_they_are(self, call: Binding) -> bool:
-        """Whether all tensors of ``call`` can be passed to the function as they are, so that repeated calls with this
-        layout need no contiguous copies.
+        """Return whether all tensors of ``call`` can be passed to the function unchanged. Repeated calls with this
+        layout then need no contiguous copies.
         """
         return not self.spec.mutated and all(
             given is value for given, value in zip(call.args, self._pack_arguments(call.args)[0], strict=True)
         )
 
     def _rerun_out_style(self, made: list[tuple[str, torch.Size, torch.dtype]], call: Binding, room: int) -> Rerun:
-        """Return a function that repeats ``call`` for a kernel that fills its outputs. ``made`` has their names, shapes
-        and dtypes, ``room`` the bytes of the workspace.
+        """Return a function that repeats ``call`` for a kernel that fills its outputs. ``made`` holds their names,
+        shapes and dtypes, and ``room`` the bytes of the workspace.
         """
         device, known = call.device, self._arguments_fit_as_they_are(call)
 
         def rerun(args: Args) -> Result:
-            """Run the kernel on ``args`` into new outputs, and return these as a tuple."""
+            """Run the kernel on ``args`` into new outputs. Return these as a tuple."""
             outs = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in made])
             given = allocate_bytes(room, device) if self.wants_workspace else None
             self._call(args, device, given, dict(zip(self.outputs, outs, strict=True)), known)
@@ -243,7 +242,7 @@ class PythonKernel(Kernel):
         ((name, shape, dtype),) = made
 
         def rerun_one(args: Args) -> Tensor:  # most ops have one output: not a frame more than that takes
-            """Run the kernel on ``args`` into its only output, newly allocated, and return it."""
+            """Run the kernel on ``args`` into its only output, which is newly allocated. Return the output."""
             out = torch.empty(shape, dtype=dtype, device=device)
             self._call(args, device, allocate_bytes(room, device) if self.wants_workspace else None, {name: out}, known)
             return out
@@ -253,10 +252,10 @@ class PythonKernel(Kernel):
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
-        """Return the result of the function for ``args`` by parameter name, with outputs, config values and workspace
-        by keyword, run while ``device`` is the current CUDA device.
+        """Return the result of the function for ``args``, each passed to the parameter of its name. Outputs, config
+        values and workspace are passed by keyword. ``device`` is the current CUDA device meanwhile.
 
-        ``known`` says that an earlier call with the same layout needed no copies, so that the check is skipped.
+        If ``known`` is true, an earlier call with the same layout needed no copies, and the check is skipped.
         """
         if self.values:
             keywords.update(self.values)
@@ -270,10 +269,11 @@ class PythonKernel(Kernel):
             return launch(args, keywords)
 
     def _launch_checked(self, args: Args, keywords: dict[str, Value]) -> Returned:
-        """Call the function with contiguous copies of strided tensors, and raise SL316 if it changes an argument that
+        """Call the function with contiguous copies of strided tensors. Raise ``SL316`` if it changes an argument that
         it must not change. Copies of written arguments are copied back.
 
-        Copies and outputs must stay where they lie, since they are copied back, and may be the caller's.
+        The function must not move copies and outputs to other memory, because copies are copied back, and outputs may
+        be the caller's.
         """
         packed, copies = self._pack_arguments(args)
         # A copy whose memory is replaced could not be copied back.
@@ -298,10 +298,11 @@ class PythonKernel(Kernel):
         return _restore_copied_arguments(result, copies) if copies else result
 
     def _require_filled(self, result: Returned, outs: Sequence[Value]) -> None:
-        """Raise SL301 if a kernel that takes its outputs as parameters returns other tensors, which would
-        be dropped.
+        """Raise ``SL301`` if a kernel that takes its outputs as parameters returns other tensors. These would be
+        ignored.
         """
         owned = {t.untyped_storage().data_ptr() for t in tensors_in_arguments(outs)}
+        # Tensors without elements are left out, since they have no memory.
         others = [
             t for t in tensors_in_arguments(result if isinstance(result, (tuple, list)) else (result,)) if t.numel()
         ]
@@ -313,13 +314,13 @@ class PythonKernel(Kernel):
 
     def _pack_arguments(self, args: Args) -> tuple[Args, Copies]:
         """Return ``args`` with strided tensors replaced by contiguous copies, and ``(original, copy)`` for each
-        argument that is written to. Arguments declared strided stay.
+        argument that is written to. Arguments that are declared strided stay.
         """
         copies: Copies = []
 
         def contiguous(value: Value, mutated: bool) -> Value:
-            """Return the value with its tensors contiguous. The copy of a strided one is added to ``copies`` if the op
-            writes to the argument (``mutated``).
+            """Return the value with its tensors contiguous. If the op writes to the argument (``mutated``), the copy of
+            a strided tensor is added to ``copies``.
             """
             if isinstance(value, (list, tuple)):
                 return cast("Value", [contiguous(v, mutated) for v in value])
@@ -343,7 +344,7 @@ class WritingPythonKernel(PythonKernel):
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
-        """Call the function and return its result. Raises SL316 if an argument that it writes to has other memory or
+        """Call the function and return its result. Raise ``SL316`` if an argument that it writes to has other memory or
         another shape afterwards.
         """
         places = places_of(self.spec, args)
@@ -366,11 +367,11 @@ def compile_launch(
     free: Collection[str],
     scope: dict[str, object],
 ) -> tuple[Launch, Launch]:
-    """Return two generated functions ``(pass_on, launch)`` of ``(args, keywords)``, which call the kernel ``function``
+    """Return two generated functions ``(pass_on, launch)`` of ``(args, keywords)``. Both call the kernel ``function``
     with each argument at the parameter of its name. ``launch`` first tests that the tensors not named in ``free`` are
     contiguous.
 
-    ``launch`` calls ``otherwise`` where the test fails, or while ``unchanged`` still checks calls. Both names are in
+    If the test fails, or while ``unchanged`` still checks calls, ``launch`` calls ``otherwise``. Both names are in
     ``scope``.
     """
     positional, named = takes.split(a.name for a in spec.args)
@@ -390,8 +391,8 @@ def compile_launch(
 
 
 def _is_contiguous_argument(arg: Arg) -> str:
-    """Return the Python source of the condition that an argument, all members of a list included, is contiguous or
-    absent.
+    """Return the Python source of the condition that an argument is contiguous or absent. For a list, all members must
+    be.
     """
     name = argument_variable(arg)
     if arg.many:
@@ -400,5 +401,5 @@ def _is_contiguous_argument(arg: Arg) -> str:
 
 
 def all_contiguous(tensors: Sequence[Tensor | None] | None) -> bool:
-    """Whether each tensor of a list is contiguous. Absent members and an absent list count as contiguous."""
+    """Return whether each tensor of a list is contiguous. Absent members and an absent list count as contiguous."""
     return all(t is None or t.is_contiguous() for t in tensors or ())

@@ -1,9 +1,10 @@
-"""``RegisteredOp``: the torch registration of an op, which defines schemas and their implementations.
+"""``RegisteredOp``, the torch registration of an op, which defines schemas and their implementations.
 
-Most ops have two overloads of a name: the op, and ``raw``, the part of it below autograd. An op that returns what it
-writes to, ``name(Tensor(a!) x) -> Tensor(a!)``, has one more: ``writes``, which returns the other results. Torch can
-functionalize, fake and record that one, as it can any op that writes. The op itself calls ``writes`` and returns its
-arguments. An op whose result may be a view is its reference: torch knows what is a view of what, and its gradient.
+Most ops have two overloads of a name. These are the op, and ``raw``, the part of it below autograd. An op that returns
+arguments which it writes to, ``name(Tensor(a!) x) -> Tensor(a!)``, has one more. It is ``writes``, which returns the
+other results. Torch can functionalize, fake and record that overload, as it can any op that writes. The op itself calls
+``writes`` and returns its arguments. An op whose result may be a view is implemented by its reference. Torch then
+derives its views and its gradient.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ FUNCTIONALIZED = "We only support functionalizing operators"  # torch's words fo
 
 
 def core_overload_name(spec: OpSpec) -> str:
-    """Return the torch name of the overload that kernels implement: the op's own, or for an op that returns arguments
-    it writes to, that of a helper op that only writes.
+    """Return the torch name of the overload that kernels implement. It is the op's own name. For an op that returns
+    arguments which it writes to, it is the name of a helper op that only writes.
     """
     return overload_below_autograd(spec.opname, WRITES) if spec.returned and not spec.view else spec.opname
 
 
 def kernel_overload_names(spec: OpSpec, guarded: bool) -> tuple[str, ...]:
-    """Return the torch names that kernels implement: that of :func:`core_overload_name`, and if ``guarded`` (the op has
-    an autograd step) that of the overload below it.
+    """Return the torch names that kernels implement. They are that of :func:`core_overload_name` and, if ``guarded`` is
+    true, that of the overload below it. ``guarded`` means that the op has an autograd step.
     """
     core = core_overload_name(spec)
     return (core, overload_below_autograd(spec.opname)) if guarded else (core,)
 
 
 def _check_before_call(check: Check, call: FastPath) -> FastPath:
-    """Return ``call`` as a function that first calls ``check`` with its positional arguments."""
+    """Return a function that first calls ``check`` with its positional arguments, then ``call``."""
 
     def checked(*args: Value) -> Result:
-        """Call ``check`` with the arguments, which raises for wrong ones, and return the result of ``call``."""
+        """Call ``check`` with the arguments, which raises for wrong ones. Return the result of ``call``."""
         check(args, {})
         return call(*args)
 
@@ -60,13 +61,15 @@ def _check_before_call(check: Check, call: FastPath) -> FastPath:
 
 
 class RegisteredOp(Executor):
-    """The registration of an op.
+    """An op with its registrations in torch.
 
     Attributes:
-        mutating_overload: the op that fakes, autograd and autocast are registered for: ``overload`` itself, but for
-            an op that returns arguments.
-        cast: what autocast does to the arguments of a call, if the op has a rule.
-        variant: ``<name>__out``, for callers that own the memory, or None.
+        mutating_overload: the op for which fakes, autograd and autocast are registered. It is ``overload`` itself,
+            except for an op that returns arguments.
+        cast: the function that converts the arguments of a call under autocast, or None if the op has no rule for
+            autocast.
+        variant: the out-variant ``<name>__out``, for callers that allocate the outputs. It is None if the op has no
+            such variant.
     """
 
     mutating_overload: Overload
@@ -75,20 +78,22 @@ class RegisteredOp(Executor):
     _registrations: Registrations | None = None
 
     def operator_names(self) -> set[str]:
-        """Return the torch names under which graphs call the op: those of its overloads and of its out-variant."""
+        """Return the torch names by which graphs call the op. They are those of its overloads and of its
+        out-variant.
+        """
         variant = [self.variant.overload] if self.variant is not None else []
         return {each.name() for each in (self.overload, self.mutating_overload, self.below_autograd, *variant)}
 
     @property
     def edition(self) -> int:
-        """The number of different schemas that this process has declared under the op's name, counting from 1. Torch
-        gets a new name for each.
+        """The number of different schemas that this process has declared under the op's name, counting from 1. For each
+        of them, torch gets a new name.
         """
         return self._registrations.edition if self._registrations is not None else 1
 
     def _reregister(self) -> None:
-        """Make torch recompile the code that calls this op, by a new overload object, since compiled graphs may rely on
-        the previous declaration.
+        """Make torch recompile the code that calls this op by giving it a new overload object. Compiled graphs may rely
+        on the previous declaration.
         """
         there, name = self._registrations, self.spec.opname
         if there is not None:
@@ -102,8 +107,8 @@ class RegisteredOp(Executor):
         self._install_autograd()
 
     def install_fast_path(self) -> None:
-        """Install the shortest functions for a call without gradients, for one that autograd records and for
-        ``op.out``, from the kernels and bindings that are attached now.
+        """Install the shortest functions for a call without gradients, for one that autograd records, and for
+        ``op.out``. They depend on the kernels and bindings that are attached now.
         """
         composed = bool(self.spec.returned) or self.spec.view
         if not available("calls below autograd"):
@@ -120,14 +125,14 @@ class RegisteredOp(Executor):
 
     def _check_of_plain_calls(self) -> Check | None:
         """Return the check that refuses scalar arguments given as tensors with a gradient, if calls without tensors
-        that require one need it, else None.
+        that require one need it. Return None otherwise.
         """
         listed = any(str(a.scalar).startswith("list[") for a in self.spec.scalars)
         return self.plan.numbers if listed or not self.can_skip_dispatcher else None
 
     def _install_autograd(self) -> None:
-        """Build the functions by which autograd records calls of the op, at registration and again when a gradient is
-        declared.
+        """Build the functions by which autograd records calls of the op. This happens at registration, and again when a
+        gradient is declared.
         """
         if self.needs_autograd:
             formula = self.run_surrogate
@@ -138,14 +143,14 @@ class RegisteredOp(Executor):
             self._record_plain_call = recorder.apply if recorder is not None and self.can_skip_dispatcher else None
 
     def call_recorded(self, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of the function that records calls for autograd now. Torch has this method registered in
-        its place, since the function changes when a gradient is declared.
+        """Return the result of the function that currently records calls for autograd. torch has this method
+        registered, since that function changes when a gradient is declared.
         """
         return self.record_call(*args, **kwargs)
 
     def call_below_autograd(self, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of the op's kernels, without recording for autograd. Autocast stays in force, so that an op
-        without an autocast rule still runs under it.
+        """Return the result of the op's kernels without recording for autograd. Autocast stays on, so that it also
+        affects an op without an autocast rule.
         """
         if self.can_skip_dispatcher and not kwargs and not dispatcher_calls.any_autocast():
             return self.call_kernel(*args)
@@ -174,7 +179,9 @@ class RegisteredOp(Executor):
         return self.spec.split(self.cast(kind, self.spec.complete(args, kwargs)))
 
     def _register_with_torch(self) -> None:
-        """Define the op in torch: its overloads, fake, vmap and autocast rules, autograd and out-variant."""
+        """Define the op in torch, with its overloads, its fake, vmap and autocast rules, its autograd and its
+        out-variant.
+        """
         spec, name = self.spec, self.spec.opname
         self._registrations = there = Registrations.of(spec.namespace, name)
         # An op with view results is traced through its reference, and has no part below autograd.
@@ -193,8 +200,8 @@ class RegisteredOp(Executor):
         there.publish()
 
     def _define_overloads(self, there: Registrations, core: str) -> None:
-        """Define the overloads of the op in ``there``, its registrations in torch: the one that kernels implement
-        (``core``), the one that skips autograd, and the public one for an op that returns arguments.
+        """Define the overloads of the op in ``there``, its registrations in torch. These are the one that kernels
+        implement (``core``), the one that skips autograd, and the public one for an op that returns arguments.
         """
         name, names = self.spec.opname, kernel_overload_names(self.spec, self.needs_autograd)
         if core != name:
@@ -215,7 +222,7 @@ class RegisteredOp(Executor):
         self.can_skip_dispatcher = apart and available("calls below autograd")
 
     def _define_overload(self, there: Registrations, name: str) -> None:
-        """Define one overload under ``name``: its schema, implementation, fake and translation of errors."""
+        """Define one overload under ``name``, with its schema, implementation, fake and translation of errors."""
         there.define(schema_text(self.spec, name), dispatcher_tags(self.spec))
         there.translate_errors(name, self._explain_error, self.plan.numbers)
         there.implement(
@@ -224,8 +231,8 @@ class RegisteredOp(Executor):
         fake = make_fake(self)
 
         def keeping_calls_apart(*args: Value, **kwargs: Value) -> Result:
-            """Return the outputs of the fake implementation for an op with random results, after marking the overload
-            so that Inductor does not merge equal calls.
+            """Return the outputs of the fake implementation for an op with random results. Mark the overload, so that
+            Inductor does not merge equal calls.
             """
             dynamo.keep_calls_apart(there.overload(name))
             return fake(*args, **kwargs)
@@ -234,7 +241,7 @@ class RegisteredOp(Executor):
 
     def _explain_error(self, cause: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ShiplapError | None:
         """Return the catalogue error of a call that native code, the schema or ``functionalize`` refused with
-        ``cause``, or None if there is none.
+        ``cause``. Return None if there is none.
         """
         if self.spec.mutated and FUNCTIONALIZED in str(cause):
             got, expected = "torch.func.functionalize or a nested region", "torch.compile or torch.export alone"
@@ -242,8 +249,8 @@ class RegisteredOp(Executor):
         return self.refusal(cause) or self.plan.misfit(args, kwargs)
 
     def _define_composed(self, there: Registrations) -> None:
-        """Define the public overload of an op that returns arguments or views. It is implemented by calls of other ops,
-        which torch sees in its place when it traces.
+        """Define the public overload of an op that returns arguments or views. It is implemented by calls of other ops.
+        When torch traces, it records these ops instead.
         """
         name = self.spec.opname
         there.define(public_schema(self.spec, name), dispatcher_tags(self.spec))
@@ -256,8 +263,8 @@ class RegisteredOp(Executor):
         return all_results(self.spec, given, self.mutating_overload(*positional, **named))
 
     def _run_with_views(self, *args: Value, **kwargs: Value) -> Result:
-        """Return the checked results of the reference, run on checked arguments: the implementation of an op with view
-        results.
+        """Return the checked results of the reference, run on checked arguments. This is the implementation of an op
+        with view results.
         """
         call = self.bind(self.spec.complete(args, kwargs))
         return check_view_results(self.spec, call, self.run_reference(call.args))

@@ -19,7 +19,7 @@ def find_declared_op(name: str) -> Op | None:
 def forget_op(name: str) -> None:
     """Remove a declared op from the registry and from the keys of compile caches.
 
-    Tests do so, since their ops must not meet those of other tests. Its registrations in torch stay.
+    Tests call this function, so that their ops do not affect other tests. The op's registrations in torch stay.
     """
     del declared_ops[name]
     compile_cache_key.remove_op_from_key(name)

@@ -1,9 +1,10 @@
-"""The gradient of a gradient: shown to be right, computed from the reference, or refused by name (SL313).
+"""The gradient of a gradient. It is shown to be right, computed from the reference, or refused by name (``SL313``).
 
-Autograd differentiates the operations of a backward that it records. A part that it does not record (``detach()``, a
-kernel without a gradient, a number taken out of a tensor) and a saved result that carries no gradient are constants for
-it: the second derivative would be wrong without a word. So a backward that is recorded, as under ``create_graph=True``,
-is watched. Where a gap is found, the gradients are those of the reference, if the backward has all its arguments.
+Autograd differentiates the operations of a backward that it records. It takes for constants the parts that it does not
+record, such as ``detach()``, a kernel without a gradient or a number taken out of a tensor. It takes for a constant
+also a saved result that carries no gradient. The second derivative would then be wrong without an error. A backward
+that is recorded, as under ``create_graph=True``, is therefore watched. If such a part is found, the gradients are those
+of the reference, if the backward has all its arguments.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ Formula = Callable[[Args], Returned]  # of all arguments in declared order: the 
 
 
 class SecondDerivative:
-    """The call of an op's backward where autograd records it."""
+    """The call of an op's backward if autograd records the backward itself."""
 
     def __init__(self, spec: OpSpec, backward: Backward, formula: Formula) -> None:
-        """Prepare second derivatives for the op with the declared gradient ``backward``. ``formula`` is the
-        differentiable function from which they can be computed.
+        """Prepare second derivatives for the op with the declared gradient ``backward``. They can be computed from the
+        differentiable function ``formula``.
         """
         self.spec, self.backward, self.formula = spec, backward, formula
         self.silent = [n for n in backward.saves if n in spec.results and n in spec.detached]
@@ -41,10 +42,11 @@ class SecondDerivative:
     def __call__(
         self, grads: Sequence[Any], saved: Any, needs: Any, shapes: Mapping[str, Shape], level: int = 0
     ) -> Gradients:
-        """Return the gradients of a backward that is itself differentiated: those of the declared function if autograd
-        recorded them fully, those of the reference, or ones whose derivatives raise SL313. They are not checked.
+        """Return the gradients of a backward that is itself differentiated. They are not checked.
 
-        ``level`` is the level of torch.func at which the call was recorded, 0 outside of all.
+        If autograd recorded the declared function fully, they are its gradients. Otherwise they are those of the
+        reference, or gradients whose derivatives raise ``SL313``. ``level`` is the level of torch.func at which the
+        call was recorded, or 0 outside of torch.func.
         """
         grad: Any = grads[0] if len(self.spec.results) == 1 else tuple(grads)
         call = self.backward.fn
@@ -89,8 +91,8 @@ class SecondDerivative:
         return self._refusing(result, live if linked else [], tensors, level, gap)
 
     def _linked(self, saved: Any, needs: Any) -> bool:
-        """Whether an error can be attached to the path from the gradients to the arguments: a saved result requires a
-        gradient, or every argument whose gradient is needed was saved.
+        """Return whether an error can be attached to the path from the gradients to the arguments. It can if a saved
+        result requires a gradient, or if every argument whose gradient is needed was saved.
         """
         if any(t.requires_grad for n in self.spec.results for t in _tensors_in_nested(vars(saved).get(n))):
             return True
@@ -101,15 +103,14 @@ class SecondDerivative:
     def _refusing(
         self, result: Gradients, live: list[Tensor], tensors: list[Tensor], level: int, gap: str
     ) -> Gradients:
-        """Return the gradients ``result`` as tensors whose own derivatives raise SL313. ``gap`` is the reason: an
-        operation that autograd did not record. ``live`` are the tensors that autograd tracks and to which the error is
-        attached.
+        """Return the gradients ``result`` as tensors whose own derivatives raise ``SL313``. ``gap`` is the reason, an
+        operation that autograd did not record. The error is attached to ``live``, the tensors that autograd tracks.
 
-        Raise SL313 at once where no tensor can carry it.
+        Raise ``SL313`` immediately if no tensor can carry the error.
         """
 
         def refuse() -> ShiplapError:
-            """Return the error SL313 with the reason ``gap``, the operation of the backward that autograd did not
+            """Return the error ``SL313`` with the reason ``gap``, the operation of the backward that autograd did not
             record.
             """
             return error(
@@ -135,8 +136,8 @@ class SecondDerivative:
         rest = dict(zip(map(id, given), made, strict=True))
 
         def replaced(value: Gradient) -> Gradient:
-            """Return a gradient, or a list of them, with each tensor replaced by its counterpart whose derivative
-            raises SL313.
+            """Return a gradient, or a list of gradients, with each tensor replaced by a tensor whose derivative raises
+            ``SL313``.
             """
             if isinstance(value, Tensor):
                 return rest.get(id(value), value)
@@ -147,7 +148,7 @@ class SecondDerivative:
     # --- what the reference gives in its place ------------------------------------------------------------------------
 
     def _arguments(self, saved: Any) -> list[Value] | None:
-        """Return all arguments of the recorded call in order, or None if a tensor argument was not saved."""
+        """Return all arguments of the recorded call in order. Return None if a tensor argument was not saved."""
         given = vars(saved)
         if any(a.name not in given for a in self.spec.args):
             return None
@@ -156,8 +157,8 @@ class SecondDerivative:
         ]
 
     def _by_formula(self, args: list[Value], grads: Sequence[Any], needs: Any) -> Gradients | None:
-        """Return the gradients by argument, computed from the formula (the function whose derivative the op's gradient
-        is), so that autograd records them. None where no result depends on an argument.
+        """Return the gradients by argument, computed from the formula so that autograd records them. The formula is the
+        function whose derivative is the op's gradient. Return None if no result depends on an argument.
         """
         wanted = {a.name for a in self.spec.tensors if vars(needs)[a.name]}
         given = {a.name: v for a, v in zip(self.spec.args, args, strict=True) if a.name in wanted}
@@ -165,7 +166,7 @@ class SecondDerivative:
         pulled = [g for g in _tensors_in_nested(list(grads)) if _is_floating_point_tensor(g)]
 
         def results(*tensors: Tensor) -> tuple[Tensor, ...]:
-            """Return the floating-point results of the formula, the op's differentiable function, with ``tensors`` in
+            """Return the floating-point results of the formula, the op's differentiable function. ``tensors`` take the
             place of the tensors of the arguments that need a gradient.
             """
             rest = iter(tensors)
@@ -186,11 +187,11 @@ class SecondDerivative:
     # --- which results are constants by nature ------------------------------------------------------------------------
 
     def _varying_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
-        """Return the names of results declared without a gradient that still depend smoothly on an argument, unlike the
-        mask of a dropout. The formula, the op's differentiable function, is run on fake tensors to find them, once for
-        each set of present arguments.
+        """Return the names of results declared without a gradient that still depend smoothly on an argument. The mask
+        of a dropout, for example, does not.
 
-        All of them, where that run fails.
+        The formula, the op's differentiable function, is run on fake tensors to find them, once for each set of present
+        arguments. If that run fails, return all of them.
         """
         key = tuple(shapes.get(a.name) is not None for a in self.spec.tensors)
         if key not in self._varying:
@@ -201,8 +202,8 @@ class SecondDerivative:
         return self._varying[key]
 
     def _watched_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
-        """Return the names of results declared without a gradient that depend on an argument, found in a run of the
-        formula, the op's differentiable function, on fake tensors that require gradients.
+        """Return the names of results declared without a gradient that depend on an argument. They are found in a run
+        of the formula, the op's differentiable function, on fake tensors that require gradients.
         """
         scalars = vars(saved)
         with torch_private.fake_mode(symbolic=False), torch.enable_grad():
@@ -222,12 +223,14 @@ class SecondDerivative:
 
 
 class _DerivativeRefusal(torch.autograd.Function):
-    """The identity of the first ``count`` tensors, whose derivative is an error."""
+    """An autograd function that returns its first ``count`` tensors unchanged and raises an error if it is
+    differentiated.
+    """
 
     @staticmethod
     def forward(ctx: Any, refuse: Callable[[], ShiplapError], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return views of the first ``count`` tensors. ``ctx`` keeps ``refuse``, which makes the error for the
-        backward.
+        """Return views of the first ``count`` tensors. ``refuse``, which makes the error for the backward, is stored in
+        ``ctx``.
         """
         ctx.refuse = refuse
         return tuple([t.view_as(t) for t in tensors[:count]])
@@ -287,9 +290,9 @@ ops_without_backward: set[str] = set()  # what torch calls the declared ops with
 
 
 class AutogradGapTracker(torch.overrides.TorchFunctionMode):
-    """The mode that follows values which autograd does not follow, from a lost tensor to results.
+    """A mode that follows values which autograd does not follow, from a lost tensor to results.
 
-    A tensor is *lost* that depends on the values of one with a gradient, and has none itself.
+    A tensor is *lost* if it depends on the values of a tensor with a gradient, but has no gradient itself.
     """
 
     def __init__(self, lost: Sequence[tuple[Tensor, str]]) -> None:
@@ -302,16 +305,16 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one function of torch, note which tensors it made and which lost their gradient, and return
-        its result.
+        """Run one function of torch and return its result. Record which tensors it made, and which lost their
+        gradient.
         """
         result = func(*args, **(kwargs or {}))
         self._note(_torch_function_name(func), args, kwargs or {}, result)
         return result
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record one torch call: the tensors that it makes, and those through which no gradient flows although an
-        argument has one.
+        """Record the tensors that one torch call makes, and those through which no gradient flows although an argument
+        has one.
         """
         outs = list(_tensors_in_nested(result))
         given = [t for t in _tensors_in_nested([*args, *kwargs.values()]) if _is_floating_point_tensor(t)]
@@ -333,14 +336,15 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
                     self._lost.pop(id(out), None)
 
     def is_lost(self, tensor: Tensor) -> bool:
-        """Whether the tensor depends on values that autograd did not record, or whether values were exported to Python
-        at any time.
+        """Return whether the tensor depends on values that autograd did not record, or whether values were exported to
+        Python at any time.
         """
         return id(tensor) in self._lost or bool(self._exported)
 
     def gap(self, result: Mapping[str, Gradient], needs: Any, live: Sequence[Tensor]) -> str:
         """Return the reason why the derivative of a gradient in ``result`` that ``needs`` marks would be wrong, such as
-        an operation that was not recorded. Empty if none is. ``live`` are the tensors that autograd tracks.
+        an operation that was not recorded. Return an empty text if none would be. ``live`` are the tensors that
+        autograd tracks.
         """
         known = {id(t) for t in live}
         for name, value in result.items():
@@ -358,7 +362,7 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
 
 
 def _autograd_gap(name: str, out: Tensor) -> str:
-    """Return the reason why autograd cannot differentiate ``out``, the result of the torch function ``name``, or an
+    """Return the reason why autograd cannot differentiate ``out``, the result of the torch function ``name``. Return an
     empty text if it can.
     """
     if not is_tracked(out):
@@ -371,9 +375,7 @@ def _autograd_gap(name: str, out: Tensor) -> str:
 
 
 def _writes_in_place(name: str) -> bool:
-    """Whether the torch function ``name`` changes its first argument, as ``add_``, ``__iadd__`` and ``__setitem__``
-    do.
-    """
+    """Return whether the torch function ``name``, such as ``add_`` or ``__setitem__``, changes its first argument."""
     if name in ("__setitem__", "__set__"):
         return True
     return (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name not in ("__index__",))
@@ -388,7 +390,7 @@ def _torch_function_name(func: Any) -> str:
 
 
 def _is_floating_point_tensor(tensor: Tensor) -> bool:
-    """Whether the tensor is of a floating-point or complex dtype."""
+    """Return whether the tensor has a floating-point or complex dtype."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
@@ -408,8 +410,8 @@ def _tensors_in_nested(value: Any) -> Iterator[Tensor]:
 def _pull_back(
     results: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> Sequence[Tensor | None] | None:
-    """Return the gradient of ``results(*inputs)`` for each input, or None for an input without one, recorded by
-    autograd. None where no result depends on an input.
+    """Return the gradient of ``results(*inputs)`` for each input, or None for an input without one. Autograd records
+    the gradients. Return None if no result depends on an input.
     """
     with torch.enable_grad():
         own = [t.view_as(t) for t in inputs]  # the gradient of one argument, whatever the arguments have in common
@@ -424,8 +426,8 @@ def _pull_back(
 
 
 def _replace_floating(value: Value, rest: Iterator[Tensor | None]) -> Any:
-    """Return ``value`` with each floating-point tensor replaced by the next one of ``rest``, and other tensors by None.
-    Lists are kept.
+    """Return ``value`` with each floating-point tensor replaced by the next one of ``rest``, and any other tensor by
+    None. Lists are kept.
     """
     if isinstance(value, Tensor):
         return next(rest) if _is_floating_point_tensor(value) else None
@@ -433,8 +435,8 @@ def _replace_floating(value: Value, rest: Iterator[Tensor | None]) -> Any:
 
 
 def _detach_nested(value: Value) -> Value:
-    """Return a tensor, or the tensors in a list, detached from the autograd graph. Other values are returned as they
-    are.
+    """Return a tensor, or the tensors in a list, detached from the autograd graph. Any other value is returned
+    unchanged.
     """
     if isinstance(value, (list, tuple)):
         return cast("Value", [_detach_nested(cast("Value", v)) for v in value])

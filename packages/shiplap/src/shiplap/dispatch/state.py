@@ -1,4 +1,4 @@
-"""``OpState``: an op as data. It holds the declaration, the reference, and the kernels and gradient attached later."""
+"""``OpState``, an op as data. It holds the declaration, the reference, and the kernels and gradient attached later."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_KERNELS: list[Kernel] = []
 
 
 def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
-    """Return the author's sample builder as a function of ``(rng, sizes, dtype, device)``, by position. Raises SL123
+    """Return the author's sample builder as a function of ``(rng, sizes, dtype, device)`` by position. Raise ``SL123``
     for a parameter with another name.
     """
     names = ("rng", "sizes", "dtype", "device")
@@ -44,7 +44,7 @@ def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
 
     @wraps(sampler)
     def with_members(rng: Value, sizes: Mapping[str, Value], dtype: Value, device: Value) -> Args:
-        """Call the author's sample builder with Enum members in ``sizes``, and return its arguments with each member
+        """Call the author's sample builder with ``Enum`` members in ``sizes``. Return its arguments with each member
         replaced by the value that the torch schema takes.
         """
         return to_values(spec, named(rng, to_members(spec, sizes), dtype, device))
@@ -65,17 +65,20 @@ class OpState(HasCode):
         rule: the rule that sorts calls into buckets, whose calls share a choice.
         batching: the dims along which several calls can be replaced by one.
         shardings: the declared ways to cut a call into shards, or None to derive them from the declaration.
-        native: the native binding in use, or None while the Python binding serves the op.
-        entrance: the native functions that torch calls, from the first time that native code was attached.
+        native: the native binding in use, or None while the Python binding runs the op's calls.
+        entrance: the native functions that torch calls, or None until native code is first attached.
         plan: the checks and conversions of the arguments of a call.
         unchanged: the check that the reference does not write to its arguments.
         differentiable: whether an output can carry a gradient, and a backward can be declared.
-        needs_autograd: whether a call may have to be seen by autograd, so that the op has an autograd implementation:
-            it is differentiable, or writes to a tensor that could carry a gradient, which would be lost silently.
+        needs_autograd: whether the op has an autograd implementation, because autograd may have to see a call. This is
+            so if the op is differentiable. It is also so if the op writes to a tensor that could carry a gradient,
+            which would otherwise be lost without an error.
     """
 
     def __init__(self, spec: OpSpec, reference: Callable[..., Returned]) -> None:
-        """Start an op without kernels and gradient, with its call plan and with the facts that follow from ``spec``."""
+        """Start an op without kernels and gradient, with its call plan and with the properties that follow from
+        ``spec``.
+        """
         self.spec, self.reference = spec, gives_result(spec, reference)
         self.signature = inspect.signature(reference)
         self.kernels: dict[str, list[Kernel]] = {}
@@ -97,44 +100,43 @@ class OpState(HasCode):
     def sharding(
         self, inputs: Mapping[str, ShardedPart] | None = None, outputs: ShardedPart | Sequence[ShardedPart] = ()
     ) -> None:
-        """Declare a rule by which DTensor may shard calls of the op over devices. Declared rules replace the derived
-        ones.
+        """Declare a rule by which DTensor may shard calls of the op over devices.
 
-        Each call of this method adds one rule. ``op.sharding()`` without arguments forbids sharding.
-        ``shiplap audit --check sharding`` proves the rules.
+        Each call of this method adds one rule. Declared rules replace the derived ones. A call without arguments,
+        ``op.sharding()``, forbids sharding. ``shiplap audit --check sharding`` proves the rules.
 
         Args:
-            inputs: the name of a tensor argument → an axis along which it is sharded, ``"whole"`` if each rank has the
-                whole tensor, or ``"sum"`` if the tensors of the ranks are partial sums. The default is ``"whole"``.
+            inputs: a dict from the name of a tensor argument to the axis along which it is sharded. The value is
+                ``"whole"`` if each rank has the whole tensor, and ``"sum"`` if the tensors of the ranks are partial
+                sums. The default is ``"whole"``.
             outputs: the same for each output, in order, or for the only output. ``"max"`` and ``"min"`` state that the
                 result is the elementwise maximum or minimum over the ranks.
 
         Example: ``mm.sharding({"a": 1, "b": 0}, "sum")`` shards a matrix product along the dim that is summed over.
 
         Raises:
-            ArgumentError: SL218 for a rule that does not fit the declaration.
+            ArgumentError: ``SL218`` if a rule does not fit the declaration.
         """
         rules = () if inputs is None else (read_sharding(self.spec, inputs, outputs),)
         self.shardings = (*(self.shardings or ()), *rules)
 
     def bind(self, args: Sequence[Value]) -> Binding:
-        """Return the arguments ``args``, real tensors or fakes in declared order, as a checked call, which also has the
-        value of each dim. Trailing defaults may be left out.
+        """Return the arguments ``args``, real or fake tensors in declared order, as a checked call. The call also holds
+        the value of each dim. Trailing defaults may be left out.
 
-        Raises:
-            ArgumentError: SL201 to SL210, where the arguments do not fit the declaration.
+        Raise an ``ArgumentError``, ``SL201`` to ``SL210``, if the arguments do not fit the declaration.
         """
         return self.plan.bind(args)
 
     def run_reference(self, args: Args) -> Returned:
-        """Return the unchecked result of the reference, the op's body in PyTorch, on all arguments in declared order,
-        with autocast switched off.
+        """Return the unchecked result of the reference, the op's body in PyTorch, on all arguments in declared order.
+        Autocast is off meanwhile.
         """
         return self._run_function(self.reference, args)
 
     def run_surrogate(self, args: Args) -> Returned:
-        """Return the result of the function whose derivative is the gradient of the op (a declared surrogate, else the
-        reference), on all arguments, with autocast switched off.
+        """Return the result of the function whose derivative is the gradient of the op, on all arguments. It is a
+        declared surrogate, or else the reference. Autocast is off meanwhile.
         """
         return self._run_function(self.surrogate, args)
 
@@ -148,7 +150,9 @@ class OpState(HasCode):
 
     @property
     def surrogate(self) -> Surrogate:
-        """The function whose derivative is the gradient of the op: the declared surrogate, else the reference."""
+        """The function whose derivative is the gradient of the op. It is the declared surrogate, or else the
+        reference.
+        """
         return self.gradient.surrogate if self.gradient and self.gradient.surrogate else self.reference
 
     @property
@@ -158,15 +162,17 @@ class OpState(HasCode):
         return os.path.abspath(path)
 
     def native_kernels(self, device: str) -> list[Kernel]:
-        """Return the kernels for a device type that the author has bound, without those that templates provide."""
+        """Return the kernels for a device type that the author has bound. Kernels that templates provide are
+        left out.
+        """
         return [k for k in self.kernels.get(device, ()) if k.template is None]
 
     def native_choices(self, device: str) -> list[Kernel]:
-        """Return the kernels among which native code picks on a device type: the first ones in the order of trying, as
-        long as they are C functions of one library.
+        """Return the kernels among which native code picks on a device type. They are the first ones in the order of
+        trying, as long as they are C functions of one library.
 
-        Only Python can call a ``supports``. From the first kernel on that has one, or that is a Python function, Python
-        picks.
+        Only Python can call a ``supports``. The list therefore ends before the first kernel that has one, or that is a
+        Python function.
         """
         chosen: list[Kernel] = []
         for kernel in (kernels := self.native_kernels(device)):
@@ -183,8 +189,8 @@ class OpState(HasCode):
         """Return the kernels to try, in this order, for a call outside of compiled graphs that has no tuned choice. The
         reference runs if no kernel supports the call.
 
-        A reference declared with ``reference_is_fast_on=`` for the device type comes before templates. A template with
-        ``default=False`` runs only where a measurement has chosen it.
+        If the reference is declared with ``reference_is_fast_on=`` for the device type, it comes before templates,
+        which are left out. A template with ``default=False`` runs only if a measurement has chosen it.
         """
         bound = self.kernels.get(device, _NO_KERNELS)
         known = self._eager.get(device)
@@ -197,7 +203,7 @@ class OpState(HasCode):
 
     def attach_kernel(self, kernel: Kernel) -> None:
         """Add a kernel for its device type, in place of one with the same name. A kernel of the author is tried before
-        all others, a template's kernel last.
+        all others, and a template's kernel after them.
         """
         # A kernel of the author keeps its place when a template of the same name is declared.
         others = [k for k in self.kernels.get(kernel.device, []) if k.name != kernel.name or k.template is None]
@@ -208,17 +214,18 @@ class OpState(HasCode):
 
     @property
     def identity(self) -> str:
-        """The digest of the declaration and of the code of reference, gradient, kernels and templates, on which
-        compiled code depends.
+        """A digest of the declaration and of the code of reference, gradient, kernels and templates, on which compiled
+        code depends.
         """
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield a label and a value for each part of the op's code: reference, gradient, then kernels and templates in
-        the order of trying them.
+        """Yield a label and a value for each part of the op's code. The parts are the reference and the gradient, then
+        kernels and templates in the order of trying them.
         """
         yield f"op {self.spec.digest} {self.rule if self.rule != read_bucket_rule(self.spec) else ''}", self.reference
         yield "gradient", self.gradient
+        # The order of device types has no effect, and that of kernels has one.
         for device, kernels in sorted(self.kernels.items()):
             for kernel in kernels:
                 yield f"{device}/{kernel.name}", kernel

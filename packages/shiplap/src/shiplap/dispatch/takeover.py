@@ -1,8 +1,10 @@
-"""The takeover of an existing implementation by a declaration: its kernels and its gradient, called as they are.
+"""The takeover of the kernels and the gradient of an existing implementation by a declaration. They are called
+unchanged.
 
-The source is an op that torch knows (of ``TORCH_LIBRARY``, ``custom_op`` or ``triton_op``), a class derived from
-``autograd.Function``, or a function, such as one of pybind11. The declared op calls it below autograd. A gradient is
-taken by running the source again under autograd, since torch does not say what else a registered formula reads.
+The source is an op that is registered in torch (by ``TORCH_LIBRARY``, ``custom_op`` or ``triton_op``), a class derived
+from ``autograd.Function``, or a function, such as one of pybind11. The declared op calls it below autograd. The
+gradient is computed by another run of the source under autograd, since torch does not state what else a registered
+formula reads.
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ OTHER_RULES = {
 
 @dataclass(frozen=True)
 class Adoption:
-    """What a declared op has taken from an implementation that existed, and what it could not take.
+    """The parts that a declared op has taken from an existing implementation, and those that it could not take.
 
     Attributes:
         source: the implementation, as text.
-        taken, left: the parts, each with its reason where that is not plain.
+        taken, left: the parts as text. The reason is added where it is not obvious.
     """
 
     source: str
@@ -49,14 +51,16 @@ class Adoption:
     left: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return what the new op has taken from the source and what was left, a line each."""
+        """Return the parts that the new op has taken from the source, and those that were left, one per line."""
         rows = [*(f"  taken  {text}" for text in self.taken), *(f"  left   {text}" for text in self.left)]
         return "\n".join([f"from {self.source}:", *rows])
 
 
 @dataclass(frozen=True)
 class SourceParts:
-    """The parts of a source: how it is called, where it has kernels, and whether it has a gradient."""
+    """The parts of an existing implementation, with the function to call, the device types that have kernels, and
+    whether it has a gradient.
+    """
 
     name: str
     call: Callable[..., Any]
@@ -90,10 +94,10 @@ def take_over(op: Op, parts: SourceParts) -> Adoption:
 
 
 def read_source(spec: OpSpec, source: Source, devices: tuple[str, ...]) -> SourceParts:
-    """Return name, function, device types and differentiability of ``source``. Raises SL142 where it does not fit the
-    declaration, SL501 if torch has no such op.
+    """Return the name, function, device types and differentiability of ``source``. Raise ``SL142`` if it does not fit
+    the declaration, or ``SL501`` if torch has no such op.
 
-    ``devices``: on which it is called, empty for those for which it has kernels.
+    ``devices`` are the device types on which it is called. If empty, they are those for which it has kernels.
     """
     if isinstance(source, str):
         return _read_registered(spec, source, devices)
@@ -116,8 +120,8 @@ def source_name(source: object) -> str:
 
 
 def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> SourceParts:
-    """Return the parts of the op that is registered in torch as ``name``. Raises SL142 where its schema does not fit
-    the declaration, SL501 if there is no such op.
+    """Return the parts of the op that is registered in torch as ``name``. Raise ``SL142`` if its schema does not fit
+    the declaration, or ``SL501`` if there is no such op.
     """
     namespace, _, rest = name.partition("::")
     overload = find_overload(namespace, rest) if rest else None
@@ -149,20 +153,21 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
         raise _unfit_source_error(spec, got, f"writes to {', '.join(spec.mutated) or 'no argument'}", fix)
 
     def call(*args: Any) -> Any:
-        """Return the result of the op registered in torch for the declared arguments ``args``, each passed under the
-        name that its schema has for it.
+        """Return the result of the op registered in torch for the declared arguments ``args``. Each is passed under its
+        name in the op's schema.
         """
         values = dict(zip(own, args, strict=True))
         return overload(**{name: values[mine] for name, mine in places.items()})
 
     left = [text for key, text in OTHER_RULES.items() if key in keys]
+    # A declared op that writes to its arguments can have no backward.
     differentiable = has_gradient(name) and not written
     return SourceParts(name, call, there, differentiable, tuple(dict.fromkeys(left)))
 
 
 def _check_count(spec: OpSpec, name: str, function: Callable[..., Any], context: int) -> None:
-    """Raise SL142 if ``function`` cannot take the declared arguments by position, and ``context`` more before them.
-    Nothing is checked if its signature is unknown.
+    """Raise ``SL142`` if ``function`` cannot take the declared arguments by position, with ``context`` more before
+    them. If its signature is unknown, nothing is checked.
     """
     try:
         signature = inspect.signature(function)
@@ -176,17 +181,17 @@ def _check_count(spec: OpSpec, name: str, function: Callable[..., Any], context:
 
 
 def _unfit_source_error(spec: OpSpec, got: str, expected: str, fix: str = "") -> ShiplapError:
-    """Return SL142, the error of a source that does not fit the declaration."""
+    """Return the error ``SL142`` for a source that does not fit the declaration."""
     return error("SL142", where=spec.name, got=got, expected=expected, fix=fix)
 
 
 def _kernel_by_name(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel function that takes the arguments by name and passes them in declared order to ``call``, the
-    existing implementation that the new op takes over.
+    """Return a kernel function that takes the arguments by name and passes them in declared order to ``call``. ``call``
+    is the existing implementation that the new op takes over.
     """
 
     def kernel(**values: Any) -> Any:
-        """Run the existing implementation without recording gradients, and return its result, a tuple for several
+        """Run the existing implementation without recording gradients. Return its result, which is a tuple for several
         outputs.
         """
         # The op's own gradient is recorded above the kernel, not the operations of the source.
@@ -198,14 +203,14 @@ def _kernel_by_name(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any
 
 
 def _source_gradient(spec: OpSpec, call: Callable[..., Any]) -> GradientFn:
-    """Return a gradient function for the new op, which runs ``call``, the existing implementation, again under autograd
+    """Return a gradient function for the new op. It runs ``call``, the existing implementation, again under autograd
     and differentiates it.
     """
     tensors = {a.name for a in spec.tensors}
 
     def gradients(grad: Any, saved: Any, needs: Any) -> Mapping[str, Any]:
         """Return the gradient of each needed argument by name, from a new run of the existing implementation under
-        autograd. Raises SL304 inside a transform of torch.func.
+        autograd. Raise ``SL304`` inside a transform of torch.func.
         """
         if is_transform_active():  # its tensors cannot be made leaves
             got, fix = "a gradient by torch.func, of a source that autograd differentiates", "declare @op.backward"
@@ -247,13 +252,13 @@ def _flatten_nested(value: Any) -> list[Any]:
 
 
 def _requires_gradient(value: Any) -> bool:
-    """Whether the value is a tensor that requires a gradient."""
+    """Return whether the value is a tensor that requires a gradient."""
     return isinstance(value, Tensor) and value.requires_grad
 
 
 def _in_form_of(value: Any, found: Any) -> Any:
-    """Return the next gradients of the iterator ``found`` in the form of ``value``: a list for a list, else one. None
-    for a value that requires no gradient.
+    """Return the next gradients of the iterator ``found`` in the form of ``value``, which is a list or a single value.
+    Return None for a value that requires no gradient.
     """
     if isinstance(value, (list, tuple)):
         return [_in_form_of(v, found) for v in value]

@@ -1,4 +1,4 @@
-"""The table of tuned choices in this process: ``Op.pick_kernel`` looks calls up, and ``shiplap.tune`` adds entries.
+"""The table of tuned choices in this process. ``Op.pick_kernel`` looks calls up, and ``shiplap.tune`` adds entries.
 
 Nothing is measured here. ``active`` is False in a process without tuned or frozen choices that records no calls. A call
 then costs one attribute access. An entry names the digest of the op for which it was made, and is ignored for an op
@@ -27,10 +27,11 @@ MOST_REMEMBERED_CALLS = 4096  # calls remembered per op: exact sizes may all dif
 
 @dataclass(frozen=True)
 class ChoiceEntry:
-    """One line of the table. ``key`` is ``(device type, *BucketRule.key)``, ``source`` the identity of the op.
+    """One tuned choice in the table.
 
-    ``place`` names what a choice depends on beside the call, such as the code around it in a compiled graph. Eager
-    calls ignore an entry that has a place.
+    ``key`` is ``(device type, *BucketRule.key)``, and ``source`` the identity of the op. ``place`` names what a choice
+    depends on besides the call, such as the code around it in a compiled graph. Eager calls ignore a choice that has a
+    place.
     """
 
     op: str
@@ -42,14 +43,14 @@ class ChoiceEntry:
 
     @property
     def call(self) -> tuple[str, str, Key, tuple[tuple[str, str], ...]]:
-        """The calls to which the entry applies, as a key: op, digest of the op's code, rounded sizes and dtypes, and
-        the code around the call in a compiled graph on which the choice depends.
+        """The key of the calls to which the choice applies. It consists of the op, the digest of the op's code, the
+        rounded sizes and dtypes, and the code around the call in a compiled graph.
         """
         return self.op, self.source, self.key, self.place
 
 
 class MissingChoice:
-    """The answer of a lookup without an entry. The declared default config runs."""
+    """The result of a lookup that finds no choice. The declared default config runs."""
 
 
 MISSING_CHOICE = MissingChoice()
@@ -57,16 +58,16 @@ _checks: dict[tuple[str, str], Callable[[Config], bool]] = {}  # by device type 
 
 
 class UnprovenChoice(MissingChoice):
-    """An entry for a kernel whose configs depend on sizes. Each call checks that the config is valid for its sizes."""
+    """A choice of a kernel whose configs depend on sizes. Each call checks that the config is valid for its sizes."""
 
     def __init__(self, kernel: Kernel, entry: ChoiceEntry) -> None:
-        """Start without any checked call, for an entry whose config the kernel declares only for some sizes."""
+        """Start without any checked call, for a choice whose config the kernel declares only for some sizes."""
         self.kernel, self.entry = kernel, entry
         self.known: dict[Key, Kernel | MissingChoice] = {}
 
     def variant_for_call(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
-        """Return the kernel with the config of this entry if that config is declared for the sizes of ``call``, else
-        the constant MISSING_CHOICE. Results are stored by sizes.
+        """Return the kernel with the config of this choice if that config is declared for the sizes of ``call``.
+        Otherwise return the constant ``MISSING_CHOICE``. Results are stored by sizes.
         """
         # Lists cannot be keys of a dict.
         sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
@@ -78,8 +79,8 @@ class UnprovenChoice(MissingChoice):
         return answer
 
     def _prove(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
-        """Return the kernel with the config of this entry if that config is declared for the sizes of ``call``.
-        Otherwise issue a notice and return the constant MISSING_CHOICE.
+        """Return the kernel with the config of this choice if that config is declared for the sizes of ``call``.
+        Otherwise issue a notice and return the constant ``MISSING_CHOICE``.
         """
         space = self.kernel.space
         listed = space.configs(call.env) if space is not None else ()
@@ -93,12 +94,12 @@ class UnprovenChoice(MissingChoice):
 
 
 def _entry_summary(entry: ChoiceEntry) -> str:
-    """Return the config of an entry as text of at most 200 characters."""
+    """Return the config of a choice as text of at most 200 characters."""
     return str(entry.config)[:200]
 
 
 def _notice_ignored_entry(op: OpState, why: str) -> None:
-    """Issue a notice, once for each op, that a stored choice is not used, and why."""
+    """Issue a notice, once for each op, that a stored choice is not used. ``why`` is the reason."""
     notice(f"stale {op.spec.name}", f"{op.spec.name}: a stored choice is not used: {why}")
 
 
@@ -123,7 +124,7 @@ _asked = False  # whether the packages of all declared ops have been looked into
 
 def note_declared_op() -> None:
     """Note that an op was declared, whose package may ship tuned choices. They are read at the next call, since an
-    import reads no files.
+    import must read no files.
     """
     global _asked
     _asked = False
@@ -131,17 +132,15 @@ def note_declared_op() -> None:
 
 
 def ready_calls(op: str) -> ReadyCalls:
-    """Return the dict of functions that repeat earlier calls of ``op`` without checks, the same object each time. It is
-    cleared when choices or ops change.
+    """Return the dict of functions that repeat earlier calls of ``op`` without checks, the same object for each
+    request. It is cleared when choices or ops change.
     """
     return _ready.setdefault(op, {})
 
 
 def ensure_choices_loaded() -> None:
     """Load the tuned choices of environment variables and of packages, once after an import, at the first call or
-    trace.
-
-    An import reads nothing.
+    trace. An import reads none of them.
     """
     global _looked, _asked
     if not _looked:
@@ -161,18 +160,18 @@ def ensure_choices_loaded() -> None:
 
 
 def refresh_active() -> None:
-    """Recompute the flag ``active``, which makes calls look up tuned choices: there are entries, a frozen table, an
-    observer that records calls, or files still to read.
+    """Recompute the flag ``active``, which makes calls look up tuned choices. It is true if there are choices, a frozen
+    table, an observer that records calls, or files that are not read yet.
     """
     global active
     active = bool(_entries or frozen or observer is not None or not (_looked and _asked))
 
 
 def install_choice_entries(entries: list[ChoiceEntry], file: str | None = None, *, below: bool = False) -> None:
-    """Add tuned choices to the table. With ``file`` they replace all other entries and are frozen, with ``file=""`` the
-    table is unfrozen.
+    """Add tuned choices to the table. If ``file`` is given, they replace all other choices and are frozen. If it is an
+    empty text, the table is unfrozen.
 
-    With ``below``, an existing entry for the same calls stays.
+    If ``below`` is true, an existing choice for the same calls stays.
     """
     global frozen, _asked
     if file is not None:
@@ -193,7 +192,7 @@ def resolved_choices(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
     """Return the tuned choices for ``op`` that fit its present kernels, by device type followed by the key of a call.
     The value None stands for the reference.
 
-    The value is a :class:`MissingChoice` for an entry whose config only Python can check.
+    If only Python can check the config of a choice, the value is a :class:`MissingChoice`.
     """
     table = _resolved.get(op.spec.name)
     if table is None:
@@ -202,8 +201,8 @@ def resolved_choices(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
 
 
 def forget_derived_choices() -> None:
-    """Clear what was derived from tuned choices: the entries resolved to kernels, the looked-up calls and the stored
-    functions that repeat calls. Called after choices or ops have changed.
+    """Clear everything that was derived from tuned choices, after choices or ops have changed. That is the choices
+    resolved to kernels, the looked-up calls, and the stored functions that repeat calls.
     """
     _resolved.clear()
     _memo.clear()
@@ -212,13 +211,15 @@ def forget_derived_choices() -> None:
 
 
 def choice_entries() -> list[ChoiceEntry]:
-    """Return all tuned choices (a kernel and its compile-time values for calls of some sizes) of this process."""
+    """Return all tuned choices of this process. A tuned choice is a kernel and its compile-time values for calls of
+    some sizes.
+    """
     return [e for table in _entries.values() for e in table.values()]
 
 
 def choices_digest(op: str) -> str:
-    """Return a digest of the tuned choices for the op, which is part of the key of compiled graphs. Empty without
-    choices.
+    """Return a digest of the tuned choices for the op, which is part of the key of compiled graphs. Return an empty
+    text if there are none.
     """
     entries = _entries.get(op, {}).values()
     lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}|{e.place}" for e in entries)
@@ -226,8 +227,8 @@ def choices_digest(op: str) -> str:
 
 
 def find_choice(op: OpState, call: Binding) -> Kernel | MissingChoice | None:
-    """Return the kernel that a tuned choice names for this call, with its compile-time values, None for the reference,
-    or the constant MISSING_CHOICE if there is no choice and kernels are tried in order.
+    """Return the kernel that a tuned choice names for this call, with its compile-time values. Return None if it names
+    the reference. If there is no choice, return the constant ``MISSING_CHOICE``, and kernels are tried in order.
     """
     if not (_looked and _asked):
         ensure_choices_loaded()
@@ -258,14 +259,16 @@ def find_choice(op: OpState, call: Binding) -> Kernel | MissingChoice | None:
 
 
 def has_tunable_kernels(op: OpState, device: str) -> bool:
-    """Whether the op has a choice to tune on the device type: several kernels, or one with configs."""
+    """Return whether there is something to tune for the op on the device type, which is several kernels, or one with
+    configs.
+    """
     kernels = op.kernels.get(device, [])
     return len(kernels) > 1 or any(k.space is not None for k in kernels)
 
 
 def _report_missing_choice(op: OpState, device: str, key: Key) -> MissingChoice:
-    """Issue a notice that the frozen table, a file of choices that replaces measurements, lacks one for this call, or
-    raise SL607 in strict mode. Return the constant MISSING_CHOICE.
+    """Issue a notice that the frozen table has no choice for this call, and return the constant ``MISSING_CHOICE``. In
+    strict mode, raise ``SL607`` instead. A frozen table is a file of choices that replaces measurements.
     """
     wanted = f"{op.spec.name} {op.rule.text(key)} on {device}"
     if settings().strict:
@@ -275,11 +278,10 @@ def _report_missing_choice(op: OpState, device: str, key: Key) -> MissingChoice:
 
 
 def _resolve_entries(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
-    """Return the entries of ``op`` by key, each as the kernel with its config, or None for the reference. Entries that
-    no longer fit the op are reported and left out.
+    """Return the tuned choices of ``op`` by key, each as the kernel with its config, or None for the reference.
 
-    Entries come from files, so each is checked. An entry with another digest, or with a kernel or config that does not
-    exist, is left out and reported.
+    The choices come from files, so each is checked. A choice with another digest, or with a kernel or config that does
+    not exist, is left out and reported.
     """
     table: dict[Key, Kernel | MissingChoice | None] = {}
     source = op.identity
@@ -307,8 +309,8 @@ def _resolve_entries(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
 
 
 def _with_entry_config(kernel: Kernel, entry: ChoiceEntry) -> Kernel | UnprovenChoice | None:
-    """Return ``kernel`` with the compile-time values of the entry. An :class:`UnprovenChoice` if only the sizes of a
-    call decide whether the kernel declares these values, None if it does not.
+    """Return ``kernel`` with the compile-time values of the choice, or None if the kernel does not declare them. Return
+    an :class:`UnprovenChoice` if that depends on the sizes of a call.
     """
     space, checks = kernel.space, _checks.get((kernel.device, kernel.name))
     if space is None:
@@ -323,15 +325,16 @@ def _with_entry_config(kernel: Kernel, entry: ChoiceEntry) -> Kernel | UnprovenC
 
 
 def check_configs(device: str, kernel: str, check: Callable[[Config], bool]) -> None:
-    """Accept stored configs of a kernel that it does not declare, if ``check(config)`` is true.
+    """Accept stored configs of a kernel that it does not declare, if ``check(config)`` is true. The config must have
+    the names and types of a declared one.
 
-    This serves vendor libraries, whose lists of algorithms are long and which refuse unknown numbers themselves. The
-    config must have the names and types of a declared one.
+    This is meant for vendor libraries, whose lists of algorithms are long. These libraries refuse unknown numbers
+    themselves.
     """
     _checks[device, kernel] = check
 
 
 def _same_config_form(space: Space, config: Config) -> bool:
-    """Whether ``config`` has the names and types of the values of the kernel's declared configs."""
+    """Return whether ``config`` has the names and types of the values of the kernel's declared configs."""
     first = space.fixed[0].items if space.fixed else ()
     return [(n, type(v)) for n, v in first] == [(n, type(v)) for n, v in config.items]

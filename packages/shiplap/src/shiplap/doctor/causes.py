@@ -13,7 +13,7 @@ from shiplap.doctor.places import imported_from, innermost_relevant, is_function
 
 @dataclass(frozen=True)
 class BreakMessage:
-    """A message of torch, taken apart: its first line, explanation, hints, debug context and registry id."""
+    """A message of torch, split into its first line, explanation, hints, debug context and registry id."""
 
     reason: str
     explanation: str = ""
@@ -25,7 +25,9 @@ class BreakMessage:
 
 @dataclass(frozen=True)
 class BreakCause:
-    """A cause of graph breaks, with an explanation for readers who do not know the compiler, and what removes it."""
+    """A cause of graph breaks. It has an explanation for readers who do not know the compiler, and a text that says
+    what removes it.
+    """
 
     id: str
     title: str
@@ -233,8 +235,8 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
 
 
 def classify_message(message: BreakMessage) -> str:
-    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, found from torch's message, or ``"other"`` if
-    no rule matches.
+    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, found from torch's message. Return ``"other"``
+    if no rule matches.
     """
     # The first rule that matches decides, so that their order matters.
     for cause, reason, context in CAUSE_RULES:
@@ -244,16 +246,19 @@ def classify_message(message: BreakMessage) -> str:
 
 
 def classify_break(message: BreakMessage, place: SourcePlace) -> str:
-    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, from torch's message or, where that is
-    unspecific, from the source line: ``address`` for a line with ``.data_ptr(``.
+    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, from torch's message.
+
+    If the message is unspecific, the source line decides. A line with ``.data_ptr(`` then has the cause ``"address"``.
     """
     cause = classify_message(message)
     return "address" if cause in ("exception", "object", "other") and ".data_ptr(" in place.code else cause
 
 
 def owner_of_break(cause: str, message: BreakMessage, stack: Sequence[SourcePlace]) -> str:
-    """Return whose code breaks the graph: ``"yours"`` for the user's program, the name of a library, or ``"torch"``.
-    ``stack`` has the source lines of the calls that led to the break, outermost first.
+    """Return whose code breaks the graph.
+
+    It is ``"yours"`` for the user's program, the name of a library, or ``"torch"``. ``stack`` has the source lines of
+    the calls that led to the break, from the outermost on.
     """
     at = innermost_relevant(stack)
     if at is None:
@@ -275,13 +280,13 @@ def owner_of_break(cause: str, message: BreakMessage, stack: Sequence[SourcePlac
 
 
 def _text(message: BreakMessage) -> str:
-    """Return explanation and context of torch's message in one text, which name the function at fault."""
+    """Return explanation and context of torch's message in one text. They name the function at fault."""
     return f"{message.explanation}\n{message.context}"
 
 
 def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:
-    """Return the name of the kernel or call that breaks the graph, as torch's message and the source line show it, else
-    the text of the statement.
+    """Return the name of the kernel or call that breaks the graph, from torch's message and the source line. If neither
+    shows one, return the text of the statement.
     """
     # The debug context names the callee more surely than the source line, so its formats are tried first.
     if match := re.search(r"module: ([\w.]+), qualname: ([\w.<>]+)", message.context):
@@ -347,7 +352,7 @@ _CALLS_OF_CAUSE: dict[str, tuple[str, ...]] = {
 
 def find_call_at(place: SourcePlace, cause: str) -> ast.expr | None:
     """Return the syntax node of the call on the line of ``place`` that fits the cause, or of a subscript such as
-    ``x[mask]``. None if there is neither.
+    ``x[mask]``. Return None if there is neither.
     """
     node = statement_at(place)
     if node is None:
@@ -364,8 +369,9 @@ def find_call_at(place: SourcePlace, cause: str) -> ast.expr | None:
 
 
 def _innermost_call(calls: list[ast.Call]) -> ast.Call | None:
-    """Return the call whose arguments call nothing else, since it runs first, or None for no calls. Casts and
-    constructors of torch only count if there are no others.
+    """Return the call whose arguments call nothing else, since it runs first. Return None if there are no calls.
+
+    Casts and constructors of torch only count if there are no other calls.
     """
     plain = [c for c in calls if not re.match(r"torch\.|.*\.(numpy|detach|cpu|contiguous)$", ast.unparse(c.func))]
     # ast.walk is breadth first, so the last call is the innermost.
@@ -373,8 +379,8 @@ def _innermost_call(calls: list[ast.Call]) -> ast.Call | None:
 
 
 def _own_expressions(node: ast.stmt) -> Iterator[ast.expr]:
-    """Yield the expressions in the head of a statement, outermost first, without those in the bodies of ``if``, ``for``
-    and ``with``.
+    """Yield the expressions in the head of a statement, from the outermost on. Those in the bodies of ``if``, ``for``
+    and ``with`` are left out.
     """
     # Statements in the body have lines of their own, and a break there is reported at those.
     own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]

@@ -12,7 +12,9 @@ from shiplap.render.lines import Line, TextTable, line, relative_place, row
 
 @dataclass(frozen=True)
 class SourcePlace:
-    """A line of source. ``package`` is the installed package that it belongs to, empty for the user's own code."""
+    """A line of source. ``package`` is the installed package to which it belongs, or an empty text for the user's own
+    code.
+    """
 
     file: str
     line: int
@@ -26,8 +28,8 @@ class SourcePlace:
 
     @property
     def short(self) -> str:
-        """The file relative to its installed package and the line: ``transformers/models/x.py:123``. The whole path for
-        the user's own code.
+        """The file relative to its installed package, and the line, such as ``transformers/models/x.py:123``. For the
+        user's own code it is the whole path.
         """
         # From the right: a virtual environment may lie in a folder that has the name of the package.
         _, package, rest = self.file.rpartition(f"/{self.package}/") if self.package else ("", "", "")
@@ -35,14 +37,14 @@ class SourcePlace:
 
     @property
     def shown(self) -> str:
-        """The file and line for display: relative to its installed package, or for the user's own code to the current
-        directory.
+        """The file and line for display. The file is relative to its installed package, or to the current directory for
+        the user's own code.
         """
         return self.short if self.package else relative_place(str(self))
 
     def around(self, radius: int = 1) -> list[tuple[int, str, bool]]:
-        """Return ``(number, text, whether it is this line)`` of the lines around, ``radius`` on each side. Empty if the
-        source cannot be read.
+        """Return ``(number, text, whether it is this line)`` for this line and ``radius`` lines on each side. Return an
+        empty list if the source cannot be read.
         """
         lines = linecache.getlines(self.file)
         numbers = range(max(1, self.line - radius), min(len(lines), self.line + radius) + 1)
@@ -54,20 +56,24 @@ class Break:
     """A line at which ``torch.compile`` broke the graph, for one reason. Repetitions are counted.
 
     Attributes:
-        place: the line to change: innermost frame that is neither torch nor Python's standard library.
-        user: innermost line of the user's own code; differs from ``place`` inside an installed package.
-        chain: frames from the user's script to ``place``, outermost first, torch's own left out.
-        cause: id of the cause, a key of ``shiplap.doctor.causes.BREAK_CAUSES``. ``title``, ``why``: its texts there.
+        place: the line to change, which is the innermost frame outside of torch and Python's standard library.
+        user: the innermost line of the user's own code. It differs from ``place`` inside an installed package.
+        chain: the frames from the user's script to ``place``, from the outermost on, without torch's own.
+        cause: the id of the cause, a key of ``shiplap.doctor.causes.BREAK_CAUSES``.
+        title, why: the cause's texts there.
         call: the kernel or call at fault, as far as it can be named.
-        reason, explanation, hints, registry: torch's words and the id of torch's graph-break registry.
-        page: the address of the entry in the registry, where there is one.
-        fix: one sentence; ``example``: code that does it, where there is some.
-        graphs: compiled functions that it cut. Each cut is at least one more graph and one more dispatch.
-        seconds: compile time spent on those.
-        skipped: torch could not resume after it, so the whole function runs uncompiled.
-        owner: whose code has to change: ``"yours"``, the name of a library, or ``"torch"``.
-        before, after: operations of the graphs in front of it and behind it, as far as they were compiled.
-        follows: the entry whose consequence it is, empty for a break of its own.
+        reason, explanation, hints: torch's message in parts.
+        registry: the id of the message in torch's registry of graph breaks.
+        page: the address of the registry's page about it, or an empty text.
+        fix: one sentence that says how to remove the break.
+        example: code that removes it, or an empty text.
+        graphs: the number of compiled functions that it cut. Each cut is at least one more graph and one more
+            dispatch.
+        seconds: the compile time spent on those.
+        skipped: whether torch could not resume after it, so that the whole function runs uncompiled.
+        owner: whose code has to change. It is ``"yours"``, the name of a library, or ``"torch"``.
+        before, after: the numbers of operations in the graphs in front of it and behind it, as far as compiled.
+        follows: the break or recompile that causes it, or an empty text.
     """
 
     place: SourcePlace
@@ -95,7 +101,7 @@ class Break:
 
     @property
     def subject(self) -> str:
-        """The call that breaks the graph. For recompiles, the attribute of this name has the value that varied."""
+        """The call that breaks the graph. For a recompile, the attribute of this name is the value that varied."""
         return self.call
 
     @property
@@ -105,7 +111,7 @@ class Break:
 
     @property
     def words(self) -> str:
-        """Torch's whole message about the break: reason, explanation and hints."""
+        """Torch's whole message about the break, which is its reason, explanation and hints."""
         return "\n".join((self.reason, self.explanation, *self.hints))
 
     @property
@@ -115,26 +121,29 @@ class Break:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The identity of the break, which stays the same when lines move: file, function, cause, call and reason."""
+        """The identity of the break, which stays the same when lines move. It has file, function, cause, call and
+        reason.
+        """
         return self.place.file, self.place.function, self.cause, self.call, self.reason
 
     @property
     def cost(self) -> tuple[bool, int, float]:
-        """The sort key of graph breaks by importance: whether the function runs uncompiled, number of graphs, compile
-        time in seconds.
+        """The sort key of graph breaks by importance. It has whether the function runs uncompiled, the number of
+        graphs, and the compile time in seconds.
         """
         return self.skipped, self.graphs, self.seconds
 
     @property
     def effect(self) -> str:
-        """The consequences of the break in words: what it cuts, how often, and the compile time."""
+        """The consequences of the break in words. They are what it cuts, how often, and the compile time."""
         cut = "runs uncompiled" if self.skipped else f"cuts {_format_count(self.graphs, 'function')}"
         graphs = f"; {_format_count(self.before, 'operation')} in front of it, {self.after} behind it"
         return f"{cut}, seen {self.times}x, {self.seconds:.2f} s of compilation{graphs}"
 
     def lines(self, number: int) -> Iterator[Line]:
-        """Yield the text lines that show the graph break: its source, cause, cost, torch's message and the fix.
-        ``number`` is printed in front of the first one.
+        """Yield the text lines that show the graph break.
+
+        They have its source, cause, cost, torch's message and the fix. ``number`` is printed in front of the first one.
         """
         yield line(f"{number}. {self.place.shown}", "bold", (f"  {self.call}", "bold red"))
         for n, text, here in self.place.around():
@@ -157,16 +166,20 @@ class Break:
 
 @dataclass(frozen=True)
 class Recompile:
-    """A function that was compiled again because one guard failed; repeated failures of that guard are counted.
+    """A function that was compiled again because one guard failed. Repeated failures of that guard are counted. A guard
+    is torch's condition for reusing compiled code.
 
     Attributes:
-        cause: what varied: ``"size"``, ``"value"``, ``"type"``, ... (``shiplap.doctor.recompiles.VARIATION_KINDS``).
+        cause: what varied, such as ``"size"`` or ``"type"`` (a key of ``shiplap.doctor.recompiles.VARIATION_KINDS``).
         title: the cause in words.
-        subject: the argument, dim or attribute that varied; ``values``: what it was, in order, as far as torch says.
-        guard: the first failed guard in torch's words; ``reason``: torch's whole text about it.
-        reader: the line that read what varied, where torch names it; ``owner``: whose line it is.
-        follows: the break whose consequence it is, empty for a recompile of its own.
-        limit: torch stopped compiling the function after so many versions. It now runs uncompiled.
+        subject: the argument, dim or attribute that varied.
+        values: the values that it had, in order, as far as torch says.
+        guard: the first failed guard in torch's words.
+        reason: torch's whole text about the guard.
+        reader: the line that read what varied, or None if torch does not name it.
+        owner: whose line it is.
+        follows: the break that causes it, or an empty text.
+        limit: whether torch stopped compiling the function after so many versions. It then runs uncompiled.
     """
 
     place: SourcePlace
@@ -187,7 +200,9 @@ class Recompile:
 
     @property
     def headline(self) -> str:
-        """The condition of the first guard that failed, in torch's syntax."""
+        """The condition of the first guard that failed, in torch's syntax. A guard is a condition for reusing compiled
+        code.
+        """
         return self.guard
 
     @property
@@ -197,33 +212,38 @@ class Recompile:
 
     @property
     def at(self) -> SourcePlace:
-        """The place of the line that read the value which varied, or else that of the function."""
+        """The place of the line that read the value which varied. It is the place of the function if that line is not
+        known.
+        """
         return self.reader or self.place
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The identity of the recompile, which stays the same when lines move: file, function, cause and subject."""
+        """The identity of the recompile, which stays the same when lines move. It has file, function, cause and
+        subject.
+        """
         return self.place.file, self.place.function, "recompile", self.cause, self.subject.partition(", dim ")[0]
 
     @property
     def cost(self) -> tuple[bool, int, float]:
-        """The sort key of recompiles by importance: whether torch's limit was reached, number of recompiles, compile
-        time in seconds.
+        """The sort key of recompiles by importance. It has whether torch's limit was reached, the number of recompiles,
+        and the compile time in seconds.
         """
         return self.limit, self.times, self.seconds
 
     @property
     def effect(self) -> str:
-        """The consequences of the recompile in words: how often the function was compiled again, the compile time, and
-        the values that varied.
+        """The consequences of the recompile in words. They are how often the function was compiled again, the compile
+        time, and the values that varied.
         """
         values = f"; values {', '.join(self.values)}" if self.values else ""
         limit = "; torch has stopped compiling it" if self.limit else ""
         return f"{self.times}x, {self.seconds:.2f} s of compilation{values}{limit}"
 
     def lines(self) -> Iterator[Line]:
-        """Yield the text lines that show the recompile: its function, cause, cost, the failed guard (torch's condition
-        for reusing compiled code) and the fix.
+        """Yield the text lines that show the recompile.
+
+        They have its function, cause, cost, the failed guard (torch's condition for reusing compiled code) and the fix.
         """
         yield line(f"recompiled: {self.place.shown}", "bold", (f"  {self.place.function}", "bold red"))
         yield from row("cause", f"{self.title}: {self.subject}")
@@ -239,7 +259,7 @@ class Recompile:
 
 @dataclass(frozen=True)
 class Skip:
-    """A reason for which CUDA graphs were requested and not used."""
+    """A reason for which CUDA graphs were requested but not used."""
 
     reason: str
     place: SourcePlace | None = None
@@ -247,7 +267,7 @@ class Skip:
     fix: str = ""
 
     def lines(self) -> Iterator[Line]:
-        """Yield the text lines that show the skipped CUDA graph: reason and fix."""
+        """Yield the text lines that show the skipped CUDA graph, with its reason and fix."""
         at = f" at {self.place.shown}" if self.place else ""
         yield line(f"CUDA graph skipped {self.times}x{at}: {self.reason}", "bold")
         yield from row("fix", self.fix, "green")
@@ -259,9 +279,13 @@ class Diagnosis:
     """The findings of one run of a program, the most costly first.
 
     Attributes:
-        target: the command or function; ``compiled``: functions that torch compiled or tried to.
-        graphs: graphs that came out; ``seconds``: compile time of all of them; ``processes``: that compiled anything.
-        exit_code: the program's own; ``error``: the exception that ended it, where it was seen.
+        target: the command or function.
+        compiled: the number of functions that torch compiled or tried to compile.
+        graphs: the number of resulting graphs.
+        seconds: the compile time of all of them.
+        processes: the number of processes that compiled anything.
+        exit_code: the exit status of the program.
+        error: the exception that ended it, or an empty text if none was seen.
     """
 
     target: str
@@ -295,15 +319,16 @@ class Diagnosis:
 
     @property
     def by_cause(self) -> list[tuple[str, str, list[Break]]]:
-        """The graph breaks grouped by cause, as ``(title, explanation, breaks)``, the most costly cause first."""
+        """The graph breaks grouped by cause, as ``(title, explanation, breaks)``. The most costly cause comes first."""
         order = list(dict.fromkeys(b.cause for b in self.breaks))
         ranked = sorted(self.breaks, key=lambda b: order.index(b.cause))
         groups = (list(group) for _, group in groupby(ranked, key=lambda b: b.cause))
         return [(group[0].title, group[0].why, group) for group in groups]
 
     def lines(self) -> Iterator[Line | TextTable]:
-        """Yield the text of the diagnosis: a ranked table, then each break, recompile and skip with its code and fix,
-        then the summary.
+        """Yield the text of the diagnosis.
+
+        It is a ranked table, then each break, recompile and skip with its code and fix, then the summary.
         """
         if self.breaks:
             yield self._table()

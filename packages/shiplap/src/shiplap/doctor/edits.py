@@ -21,11 +21,13 @@ Edits = tuple[Edit, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """An entry as editors see it: its place in the program, its texts, and the program's present source.
+    """A break or recompile as editors see it, with its place in the program, its texts, and the program's present
+    source. Editors propose edits that may remove it.
 
     Attributes:
-        file: the entry's file, relative to the program; None where it lies outside of it.
-        call, subject: the call at fault, or the thing that varied; ``text``: torch's words about it.
+        file: the file of the break or recompile, relative to the program, or None if it lies outside of it.
+        subject: the call at fault, or the thing that varied.
+        text: torch's words about it.
         texts: files that earlier remedies have changed.
     """
 
@@ -39,13 +41,15 @@ class Case:
     texts: dict[str, str] = field(default_factory=dict)
 
     def source(self, file: str) -> Source:
-        """Return a Python file of the program, with the changes that remedies of earlier graph breaks and recompiles
+        """Return a Python file of the program with the changes that remedies of earlier graph breaks and recompiles
         have made to it.
         """
         return Source(file, self.texts[file] if file in self.texts else self._read(file))
 
     def _read(self, file: str) -> str:
-        """Return the text of a file of the program, empty for one that is not UTF-8, so that it is not edited."""
+        """Return the text of a file of the program. Return an empty text for a file that is not UTF-8, so that it is
+        not edited.
+        """
         try:
             return (self.root / file).read_text(encoding="utf-8")
         except UnicodeDecodeError:
@@ -53,7 +57,7 @@ class Case:
 
     @cached_property
     def own(self) -> Source | None:
-        """The source of the file in which the break or recompile is, None if it is not a file of the program."""
+        """The source of the file in which the break or recompile is, or None if it is not a file of the program."""
         return self.source(self.file) if self.file else None
 
     def sources(self) -> Iterator[Source]:
@@ -69,8 +73,9 @@ Editor = Callable[[Case], Iterator[Edits]]
 
 
 def of_statement(edit: Callable[[Case, Source, ast.stmt], Iterator[Edits]]) -> Editor:
-    """Return an editor, a function that proposes edits for a break or recompile, which calls ``edit(case, source,
-    statement)`` with the statement at fault, and yields nothing without one.
+    """Return an editor that calls ``edit(case, source, statement)`` with the statement at fault.
+
+    An editor is a function that proposes edits for a break or recompile. It yields none if there is no such statement.
     """
 
     @wraps(edit)
@@ -84,14 +89,14 @@ def of_statement(edit: Callable[[Case, Source, ast.stmt], Iterator[Edits]]) -> E
 
 @dataclass(frozen=True)
 class Source:
-    """A file's text with its syntax tree, and the characters at which each node starts and ends."""
+    """A file's text with its syntax tree, and the characters at which each of its nodes starts and ends."""
 
     file: str
     text: str
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The syntax tree of the file, empty for a file that cannot be parsed."""
+        """The syntax tree of the file. It is empty for a file that cannot be parsed."""
         try:
             return ast.parse(self.text)
         except (SyntaxError, ValueError):
@@ -100,7 +105,7 @@ class Source:
 
     @cached_property
     def _starts(self) -> list[int]:
-        """Return the offset of the first character of each line, then the length of the text."""
+        """Return the offset of the first character of each line, followed by the length of the text."""
         starts = [0]
         for line in self.text.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
@@ -112,7 +117,7 @@ class Source:
         return start + len(self.text[start:].encode()[:column].decode(errors="ignore")) if column else start
 
     def span(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
-        """Return the offsets of the first character of a node and of the one behind it."""
+        """Return the offsets of the first character of a node and of the character behind it."""
         return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno or 0, node.end_col_offset or 0)
 
     def code(self, node: ast.stmt | ast.expr) -> str:
@@ -125,7 +130,7 @@ class Source:
         return Edit(self.file, *self.span(node), text)
 
     def statement(self, line: int) -> ast.stmt | None:
-        """Return the innermost statement that covers a line, or None."""
+        """Return the innermost statement that covers a line, or None if there is none."""
         return innermost_statement(self.tree, line)
 
     def parents(self) -> dict[ast.AST, ast.AST]:
@@ -133,12 +138,13 @@ class Source:
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def outermost(self, line: int) -> ast.stmt | None:
-        """Return the module-level statement that covers a line, or None."""
+        """Return the module-level statement that covers a line, or None if there is none."""
         return next((n for n in self.tree.body if n.lineno <= line <= (n.end_lineno or n.lineno)), None)
 
     def before_definition(self, line: int, text: str) -> Edit | None:
-        """Return the edit that inserts ``text`` in front of the module-level statement, such as a function or class,
-        that covers a line, or None without one.
+        """Return the edit that inserts ``text`` in front of the module-level statement that covers a line.
+
+        The statement is a function or class, for example. Return None if there is no such statement.
         """
         node = self.outermost(line)
         if node is None:
@@ -159,7 +165,7 @@ class Source:
         return Edit(self.file, at, at, text.rstrip("\n") + "\n")
 
     def imports(self, name: str) -> bool:
-        """Whether the file binds ``name`` by an ``import`` statement of the module level."""
+        """Return whether the file binds ``name`` by an ``import`` statement of the module level."""
         imports = (n for n in self.tree.body if isinstance(n, ast.Import))
         bound = (a.asname or a.name.partition(".")[0] for n in imports for a in n.names)
         return name in bound
@@ -191,12 +197,14 @@ def whole_lines(source: Source, nodes: list[ast.stmt]) -> str:
 
 
 def add_setting(statement: str, *modules: str) -> Editor:
-    """Return an editor, a function that proposes edits for a break or recompile, which inserts the setting
-    ``statement`` below the imports of the main file, with imports of torch and ``modules`` where they are missing.
+    """Return an editor that inserts the setting ``statement`` below the imports of the main file.
+
+    An editor is a function that proposes edits for a break or recompile. Missing imports of torch and ``modules`` are
+    added.
     """
 
     def edit(case: Case) -> Iterator[Edits]:
-        """Yield the edit that inserts the setting into the main file of the program, unless it is there already."""
+        """Yield the edit that inserts the setting into the main file of the program, unless it is already there."""
         # Where the program begins is not known, so a setting could come too late.
         if case.main is None:
             return
@@ -229,8 +237,8 @@ def _print_texts(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 
 def add_hinted_settings(case: Case) -> Iterator[Edits]:
-    """Yield an edit for each setting of ``torch._dynamo.config`` that torch's message about the break recommends: it
-    inserts that setting.
+    """Yield an edit for each setting of ``torch._dynamo.config`` that torch's message about the break recommends. The
+    edit inserts that setting.
     """
     # A setting that hides what fails, such as suppress_errors, removes no break.
     kinds = "capture|allow|force|trace|enable|specialize"
@@ -240,8 +248,10 @@ def add_hinted_settings(case: Case) -> Iterator[Edits]:
 
 
 def add_dynamic_source(setting: str) -> Editor:
-    """Return an editor, a function that proposes edits for a recompile, which adds the name of the varied value to
-    ``setting`` of ``torch.compiler.config``: ``dynamic_sources`` or ``unbacked_sources``.
+    """Return an editor that adds the name of the varied value to ``setting`` of ``torch.compiler.config``.
+
+    An editor is a function that proposes edits for a recompile. ``setting`` is ``dynamic_sources`` or
+    ``unbacked_sources``.
     """
 
     def edit(case: Case) -> Iterator[Edits]:
@@ -257,8 +267,8 @@ def add_dynamic_source(setting: str) -> Editor:
 
 
 def compile_dynamic(case: Case) -> Iterator[Edits]:
-    """Yield edits that pass ``dynamic=True`` to the decorator of the compiled function, else to all calls of
-    ``torch.compile``.
+    """Yield edits that pass ``dynamic=True`` to the decorator of the compiled function. If it has none, pass it to all
+    calls of ``torch.compile``.
     """
     decorated: list[Edit] = []
     called: list[Edit] = []
@@ -287,8 +297,9 @@ _COMPILE_OPTIONS = frozenset({"fullgraph", "dynamic", "backend", "mode", "option
 
 
 def _is_compile(node: ast.expr, call: ast.Call | None) -> bool:
-    """Whether an expression is ``torch.compile``, or ``call`` the method ``compile`` of a module. Other classes have
-    methods of this name with other arguments.
+    """Return whether an expression is ``torch.compile``, or ``call`` is a call of the method ``compile`` of a module.
+
+    Other classes have methods of this name with other arguments.
     """
     if not isinstance(node, ast.Attribute) or node.attr != "compile":
         return False
@@ -310,8 +321,10 @@ def _with_dynamic(source: Source, node: ast.expr) -> Edit:
 
 
 def together(*editors: Editor) -> Editor:
-    """Return an editor, a function that proposes edits for a break or recompile, which makes the first edits of each of
-    ``editors`` at once, and none if one of them has none.
+    """Return an editor that makes the first edits of each of ``editors`` at once.
+
+    An editor is a function that proposes edits for a break or recompile. This one proposes none if one of ``editors``
+    has none.
     """
 
     def edit(case: Case) -> Iterator[Edits]:
@@ -328,8 +341,8 @@ def together(*editors: Editor) -> Editor:
 
 @of_statement
 def guard_effect(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that puts ``if not torch.compiler.is_compiling():`` in front of a call whose result is
-    not used.
+    """Yield the edit that puts ``if not torch.compiler.is_compiling():`` in front of a call. The result of the call
+    must be unused.
     """
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         indent = indent_of(source, node)
@@ -341,16 +354,17 @@ def guard_effect(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 
 def guard_call(text: str, named: str = "") -> Editor:
-    """Return an editor, a function that proposes edits for a graph break, which puts ``text`` around the call at fault,
-    or around each call whose name matches the pattern ``named``.
+    """Return an editor that puts ``text`` around the call at fault, or around each call whose name matches the pattern
+    ``named``.
 
-    ``{call}`` in the text stands for the call, which compiled code does without.
+    An editor is a function that proposes edits for a graph break. ``{call}`` in the text stands for the call, which
+    compiled code then does without.
     """
 
     @of_statement
     def edit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-        """Yield, for each call on the line that is at fault or matches the pattern, the edit that puts the text around
-        it.
+        """Yield the edit that puts the text around a call, for each call on the line that is at fault or matches the
+        pattern.
         """
         for call in _calls_on_line(node, case.line):
             name = source.code(call.func)
@@ -376,7 +390,7 @@ def guard_context(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]
 
 
 def _calls_on_line(node: ast.stmt, line: int) -> list[ast.Call]:
-    """Return the calls in the head of a statement that cover the line ``line``, outermost first."""
+    """Return the calls in the head of a statement that cover the line ``line``, from the outermost on."""
     own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]
     nodes = [n for child in own for n in ast.walk(child) if isinstance(n, ast.Call)]
     return [n for n in nodes if n.lineno <= line <= (n.end_lineno or n.lineno)]
@@ -415,7 +429,7 @@ def _ends_in(arguments: list[ast.expr], name: str) -> bool:
 
 
 def _is_disable(node: ast.expr) -> bool:
-    """Whether an expression is ``torch.compiler.disable`` or a call of it."""
+    """Return whether an expression is ``torch.compiler.disable`` or a call of it."""
     called = node.func if isinstance(node, ast.Call) else node
     return bool(re.fullmatch(r"torch\.(compiler|_dynamo)\.disable", ast.unparse(called)))
 
@@ -433,7 +447,9 @@ def hoist_class(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 @of_statement
 def assume_constant(case: Case, source: Source, _: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that decorates the function around the call at fault with
-    ``torch.compiler.assume_constant_result``, if it takes no arguments.
+    ``torch.compiler.assume_constant_result``.
+
+    The function must take no arguments.
     """
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.FunctionDef) or node.name != case.function:
@@ -449,8 +465,9 @@ def assume_constant(case: Case, source: Source, _: ast.stmt) -> Iterator[Edits]:
 
 @of_statement
 def hoist_call(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that moves the call at fault to the module level, where it runs once, if it uses imported names
-    and constants only.
+    """Yield the edit that moves the call at fault to the module level, where it runs once.
+
+    The call may only use imported names and constants.
     """
     for call in _calls_on_line(node, case.line):
         names = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
@@ -490,7 +507,7 @@ def pass_by_position(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 
 def _find_forward(case: Case, name: str) -> tuple[Source, ast.FunctionDef] | None:
-    """Return the method ``forward`` of the program's class ``name``, with its source file, or None."""
+    """Return the method ``forward`` of the program's class ``name`` with its source file, or None if there is none."""
     for source in case.sources():
         for node in ast.walk(source.tree):
             if isinstance(node, ast.ClassDef) and node.name == name:

@@ -14,8 +14,9 @@ from shiplap.doctor.scratch import Edit
 
 @of_statement
 def keep_tensor(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that removes ``.item()``, ``float()`` and ``bool()`` where their results are operands of
-    arithmetic or arguments of torch, so that values stay tensors.
+    """Yield the edit that removes ``.item()``, ``float()`` and ``bool()``, so that values stay tensors.
+
+    They are removed if their results are operands of arithmetic or arguments of torch.
     """
     parents = source.parents()
     edits = []
@@ -32,8 +33,8 @@ def keep_tensor(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 
 def _tensor_of_number(call: ast.Call) -> ast.expr | None:
-    """Return the tensor that a call turns into a number, or None for other calls. ``int()`` is left alone, as it also
-    cuts off digits.
+    """Return the tensor that a call turns into a number, or None for other calls. ``int()`` does not count, since it
+    also cuts off digits.
     """
     if isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args:
         return call.func.value
@@ -44,18 +45,20 @@ def _tensor_of_number(call: ast.Call) -> ast.expr | None:
 
 
 class _AsTensor(ast.NodeTransformer):
-    """A condition as an expression of tensors: ``not``, ``and`` and ``or`` become operators, numbers stay tensors."""
+    """A converter of a condition to an expression of tensors. ``not``, ``and`` and ``or`` become operators, and numbers
+    stay tensors.
+    """
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        """Return ``~x`` for ``not x``, with its operand converted as well, so that a condition becomes a tensor of
-        bools.
+        """Return ``~x`` for ``not x``, with its operand converted as well. A condition becomes a tensor of bools by
+        this.
         """
         self.generic_visit(node)
         return ast.UnaryOp(ast.Invert(), node.operand) if isinstance(node.op, ast.Not) else node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        """Return ``a & b`` for ``a and b``, and ``a | b`` for ``a or b``, with the operands converted as well, so that
-        a condition becomes a tensor of bools.
+        """Return ``a & b`` for ``a and b``, and ``a | b`` for ``a or b``, with the operands converted as well. A
+        condition becomes a tensor of bools by this.
         """
         self.generic_visit(node)
         op: ast.operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
@@ -71,7 +74,7 @@ class _AsTensor(ast.NodeTransformer):
 
 
 def _condition(test: ast.expr) -> str:
-    """Return the source of a condition on tensors as a tensor of bools, with ``&``, ``|`` and ``~``."""
+    """Return the source of a condition on tensors as an expression of bool tensors, with ``&``, ``|`` and ``~``."""
     # A copy, since other edits read the same tree.
     return ast.unparse(_AsTensor().visit(copy.deepcopy(test)))
 
@@ -102,7 +105,7 @@ def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 
 def _assigned(source: Source, node: ast.stmt) -> tuple[str, str] | None:
-    """Return ``(name, value)`` of a plain assignment, such as ``("x", "x + 1")`` for ``x += 1``. None for other
+    """Return ``(name, value)`` of a plain assignment, such as ``("x", "x + 1")`` for ``x += 1``. Return None for other
     statements.
     """
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -114,8 +117,9 @@ def _assigned(source: Source, node: ast.stmt) -> tuple[str, str] | None:
 
 
 def _returned_pair(source: Source, node: ast.If) -> tuple[ast.expr, ast.expr, ast.stmt] | None:
-    """Return the values that both sides of an ``if`` return, and the last statement that belongs to them. None if they
-    do not return one value each.
+    """Return the values that both sides of an ``if`` return, and the last statement that belongs to them.
+
+    Return None if the sides do not return one value each.
     """
     if len(node.body) != 1 or not isinstance(node.body[0], ast.Return) or node.body[0].value is None:
         return None
@@ -175,7 +179,7 @@ def _assigned_names(body: list[ast.stmt]) -> list[str]:
 
 
 def _enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None:
-    """Return the innermost function around a node, or None."""
+    """Return the innermost function around a node, or None if there is none."""
     parents = source.parents()
     while node in parents:
         node = parents[node]
@@ -199,8 +203,8 @@ def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
 
 
 def _names_before(source: Source, node: ast.stmt) -> set[str]:
-    """Return the local names that are assigned before a statement of a function, its parameters included. Empty outside
-    of a function.
+    """Return the local names that are assigned before a statement of a function, including its parameters. Return an
+    empty set outside of a function.
     """
     function = _enclosing_function(source, node)
     if function is None:
@@ -264,8 +268,9 @@ def _message_text(node: ast.expr | None) -> str:
 
 @of_statement
 def declare_expression(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield edits that declare the expression of a statement, which the compiler cannot trace, as an op of Shiplap: its
-    result has the size of the first input or, as an alternative, no dims.
+    """Yield edits that declare an expression as an op of Shiplap. The compiler cannot trace the expression.
+
+    The result of the op has the size of the first input or, as an alternative, no dims.
     """
     value = getattr(node, "value", None)
     if not isinstance(node, ast.Assign | ast.Return | ast.AnnAssign) or value is None:

@@ -29,12 +29,12 @@ from shiplap.errors import ShiplapError, error, first_line
 
 
 def diagnose_command(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diagnosis:
-    """Run ``command`` as it would run on its own, with torch's trace switched on, and return the diagnosis of all its
+    """Run ``command`` as it would run on its own, with torch's trace switched on. Return the diagnosis of all its
     processes.
 
     The program keeps its arguments, directory, streams and exit status. It gets one more environment variable,
-    ``TORCH_TRACE``. Ctrl-C reaches it as always, and all compilations until then are diagnosed. SL701 if it cannot be
-    started.
+    ``TORCH_TRACE``. Ctrl-C reaches it as always, and all compilations until then are diagnosed. Raise ``SL701`` if it
+    cannot be started.
     """
     with _trace_directory() as directory:
         try:
@@ -49,7 +49,7 @@ def diagnose_command(command: Sequence[str], stdout: IO[Any] | int | None = None
 
 
 def _start_error(command: Sequence[str], e: OSError) -> ShiplapError:
-    """Return SL701 for a command that cannot be started, with a fix for a script without ``python``."""
+    """Return ``SL701`` for a command that cannot be started. The error has a fix for a script without ``python``."""
     where, expected = " ".join(command), "a program, such as 'python script.py'"
     if command[0].endswith(".py") and Path(command[0]).is_file():
         fix = f"let Python run the file: shiplap doctor -- python {where}"
@@ -59,8 +59,9 @@ def _start_error(command: Sequence[str], e: OSError) -> ShiplapError:
 
 @contextlib.contextmanager
 def _trace_directory() -> Iterator[Path]:
-    """Enter a context with a new directory for torch's trace, removed at the end. It lies in the user's own trace
-    directory, if there is one, and is kept there.
+    """Return a context with a new directory for torch's trace, which is removed at the end.
+
+    If the user has a trace directory, the new one is in it and is kept.
     """
     if wanted := os.environ.get("TORCH_TRACE"):
         # The user's own tools expect the trace below the folder of the variable.
@@ -72,8 +73,8 @@ def _trace_directory() -> Iterator[Path]:
 
 
 def _wait_for_exit(process: subprocess.Popen[Any]) -> int:
-    """Return the exit status of ``process`` as a shell reports it. Ctrl-C does not end the wait, as the program handles
-    the interrupt itself.
+    """Return the exit status of ``process`` as a shell reports it. Ctrl-C does not end the wait, since the program
+    handles the interrupt itself.
     """
     while True:
         try:
@@ -84,20 +85,19 @@ def _wait_for_exit(process: subprocess.Popen[Any]) -> int:
 
 
 def shell_status(status: int) -> int:
-    """Return an exit status as a shell reports it: 128 plus the number of a signal, which ``subprocess`` reports as a
-    negative number.
+    """Return an exit status as a shell reports it. A signal, which ``subprocess`` reports as a negative number, becomes
+    128 plus its number.
     """
     return status if status >= 0 else 128 - status
 
 
 def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
-    """Call ``fn(*args, **kwargs)`` and return a diagnosis: each graph break with its line, its cause and its remedy,
-    recompiles and skipped CUDA graphs.
+    """Call ``fn(*args, **kwargs)`` and return a diagnosis of its graph breaks, recompiles and skipped CUDA graphs.
 
-    It is called once as it is. If nothing was compiled by then, it is called once more under ``torch.compile`` with the
-    eager backend, which breaks graphs where every backend does. An exception that ``fn`` raises ends up in
-    ``Diagnosis.error``. Code that is compiled already is not compiled again and adds nothing: start afresh
-    (``torch.compiler.reset()``).
+    Each graph break has its line, its cause and its remedy. ``fn`` is called once as it is. If nothing was compiled, it
+    is called once more under ``torch.compile`` with the eager backend. That backend breaks graphs at the same places as
+    every backend. An exception that ``fn`` raises is stored in ``Diagnosis.error``. Code that is already compiled adds
+    nothing, since it is not compiled again. Call ``torch.compiler.reset()`` first.
 
     Example::
 
@@ -115,8 +115,10 @@ def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
 
 
 def _record_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[EventTrace, str]:
-    """Call ``fn`` and return ``(trace, failure)``: the events that torch's compiler logged during the call, and the
-    first line of an exception, empty for none.
+    """Call ``fn`` and return ``(trace, failure)``.
+
+    The trace has the events that torch's compiler logged during the call. The failure is the first line of an
+    exception, or an empty text.
     """
     failure = ""
     # Recorded even if the call raises: the breaks ahead of the exception are findings as well.
@@ -131,8 +133,9 @@ def _record_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def diagnose_trace(
     trace: EventTrace, target: str, *, exit_code: int = 0, failure: str = "", paths: tuple[Path, ...] = ()
 ) -> Diagnosis:
-    """Return the diagnosis of torch's events in ``trace``, for the program or function called ``target``. ``paths`` are
-    folders in which modules of the program are found, to draft op declarations of their functions.
+    """Return the diagnosis of torch's events in ``trace``, for the program or function called ``target``.
+
+    ``paths`` are folders in which modules of the program are found, to draft op declarations of their functions.
     """
     compiled = list_compilations(trace)
     recompiles = tuple(group_recompiles(compiled))
@@ -155,8 +158,9 @@ def diagnose_trace(
 
 
 def _name_consequence(b: Break, recompiles: tuple[Recompile, ...]) -> Break:
-    """Return a graph break that is torch's limit of recompiles with a reference to the recompiles that cause it. Other
-    breaks are returned unchanged.
+    """Return a graph break with a reference to the recompiles that cause it, if it is torch's limit of recompiles.
+
+    Other breaks are returned unchanged.
     """
     if b.cause == "recompiles" and any(r.place == b.place and r.limit for r in recompiles):
         return replace(b, follows=f"the recompiles of {b.place.function} below")
@@ -165,6 +169,7 @@ def _name_consequence(b: Break, recompiles: tuple[Recompile, ...]) -> Break:
 
 def _group_breaks(seen: Iterator[Sighting], compiled: list[Compilation], paths: tuple[Path, ...]) -> list[Break]:
     """Return one graph break for each line, reason and call among the occurrences ``seen``, the most costly first.
+
     ``compiled`` has the program's compilations.
     """
     groups: dict[tuple[str, int, str, str], list[Sighting]] = {}
@@ -179,8 +184,8 @@ def _group_breaks(seen: Iterator[Sighting], compiled: list[Compilation], paths: 
 
 
 def _operations_around(rows: list[Sighting], compiled: list[Compilation]) -> tuple[int, int]:
-    """Return the number of operations in the graphs that end at a break, whose occurrences are ``rows``, and in the
-    largest graph that begins behind it.
+    """Return the numbers of operations before and after a break with the occurrences ``rows``. They are those of the
+    graphs that end there, and of the largest graph that begins there.
     """
     keys, at = {(s.process, s.compile_id) for s in rows}, rows[0].stack
     before = sum(c.operations for c in compiled if c.key in keys)
@@ -190,7 +195,7 @@ def _operations_around(rows: list[Sighting], compiled: list[Compilation]) -> tup
 
 
 def _make_break(rows: list[Sighting], compiled: list[Compilation], paths: tuple[Path, ...]) -> Break:
-    """Return one graph break made from ``rows``, all its occurrences. ``compiled`` has the program's compilations,
+    """Return one graph break made from ``rows``, all its occurrences. ``compiled`` has the program's compilations, and
     ``paths`` the folders of its modules.
     """
     longest = max(rows, key=lambda s: len(s.stack))  # resumed functions are logged without those that called them
@@ -236,8 +241,9 @@ _SKIP_FIXES = (
 
 
 def _cuda_graph_skips(compiled: Sequence[Compilation]) -> list[Skip]:
-    """Return the CUDA graphs that were requested in ``compiled``, the program's compilations, but skipped by torch,
-    grouped by reason, the most frequent first.
+    """Return the CUDA graphs that the program requested but torch skipped, grouped by reason, the most frequent first.
+
+    ``compiled`` has the program's compilations.
     """
     groups: dict[str, list[Compilation]] = {}
     for c in compiled:
@@ -256,6 +262,6 @@ def _cuda_graph_skips(compiled: Sequence[Compilation]) -> list[Skip]:
 
 
 def _shorten_skip_reason(reason: str) -> str:
-    """Return torch's reason for skipping a CUDA graph in one line, without preamble and stack."""
+    """Return torch's reason for skipping a CUDA graph in one line. The preamble and the stack are left out."""
     first = reason.strip().splitlines()[0]
     return re.sub(r"^(skipping cudagraphs due to )+", "", first).partition(" Found from")[0].strip(" .:")

@@ -74,8 +74,9 @@ ExampleWriter = Callable[[BreakMessage, SourcePlace, str, tuple[Path, ...]], str
 def remedy_for_break(
     cause: str, message: BreakMessage, place: SourcePlace, call: str, owner: str, paths: tuple[Path, ...] = ()
 ) -> tuple[str, str]:
-    """Return ``(sentence, example code)`` that say how to remove a graph break with this cause and call at fault. The
-    code is empty where there is none or the line is not the user's own.
+    """Return ``(sentence, example code)`` that say how to remove a graph break with this cause and call at fault.
+
+    The code is an empty text if there is none or if the line is not the user's own.
     """
     if cause == "disabled" and owner != "yours":
         return _DISABLED_ELSEWHERE.get(owner, _DISABLED_ELSEWHERE[""]).format(owner=owner), ""
@@ -85,15 +86,17 @@ def remedy_for_break(
 
 
 def _example_from_template(template: str) -> ExampleWriter:
-    """Return a function that writes an example of a fix: ``template`` with the source line of the break in place of
-    ``__AT__``.
+    """Return a function that writes an example of a fix. It is ``template`` with the source line of the break in place
+    of ``__AT__``.
     """
     return lambda message, place, call, paths: template.replace("__AT__", place.code)
 
 
 def _draft_declaration(message: BreakMessage, place: SourcePlace, call: str, paths: tuple[Path, ...]) -> str:
-    """Return the draft of an op declaration for ``call``, the call at fault, whose function is looked for in ``paths``
-    too, or an empty text if no declaration can bind it.
+    """Return the draft of an op declaration for ``call``, the call at fault, or an empty text if no declaration can
+    bind it.
+
+    Its function is also looked for in ``paths``.
     """
     module, _, name = call.rpartition(".")
     fn = _import_function(module, name, paths) if "qualname" in message.context else None
@@ -120,7 +123,7 @@ def _draft_declaration(message: BreakMessage, place: SourcePlace, call: str, pat
 
 
 def _signatures_of_function(fn: object, where: str) -> list[DraftSignature]:
-    """Return the signatures of a function for a draft, an empty list if none can be read."""
+    """Return the signatures of a function for a draft, or an empty list if none can be read."""
     try:
         return [s for s in signatures_of_function(fn, where) if callable(fn)] if callable(fn) else []
     except ShiplapError:  # its signature cannot be read: the call as written says more
@@ -128,7 +131,9 @@ def _signatures_of_function(fn: object, where: str) -> list[DraftSignature]:
 
 
 def _signatures_of_call(place: SourcePlace) -> list[DraftSignature]:
-    """Return the signature of the call as it is written at ``place``, in a list. Empty if there is no call."""
+    """Return a list with the signature of the call as it is written at ``place``. The list is empty if there is no
+    call.
+    """
     call = find_call_at(place, "foreign")
     if not isinstance(call, ast.Call):
         return []
@@ -138,8 +143,8 @@ def _signatures_of_call(place: SourcePlace) -> list[DraftSignature]:
 
 
 def _import_function(module: str, name: str, paths: tuple[Path, ...]) -> object:
-    """Return the function ``name`` of a module of the diagnosed program, found in ``paths`` or installed, or None if it
-    cannot be imported.
+    """Return the function ``name`` of a module of the diagnosed program, or None if it cannot be imported. The module
+    is found in ``paths`` or installed.
     """
     if not module:
         return None
@@ -155,7 +160,7 @@ def _import_function(module: str, name: str, paths: tuple[Path, ...]) -> object:
 
 @contextlib.contextmanager
 def _extended_sys_path(paths: tuple[Path, ...]) -> Iterator[None]:
-    """Enter a context in which ``paths`` come first on ``sys.path``."""
+    """Return a context in which ``paths`` come first on ``sys.path``."""
     before = list(sys.path)
     sys.path[:0] = [str(p) for p in paths]
     try:

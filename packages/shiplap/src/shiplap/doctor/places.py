@@ -23,7 +23,7 @@ _DOCTOR_FOLDER = str(Path(__file__).resolve().parent) + "/"
 
 
 def parse_frames(text: str) -> list[SourcePlace]:
-    """Return the frames of a printed traceback as places, outermost first."""
+    """Return the frames of a printed traceback as places, from the outermost on."""
     return [make_place(file, int(line), function) for file, line, function in _FRAME_LINE.findall(text)]
 
 
@@ -35,8 +35,9 @@ def make_place(file: str, line: int, function: str = "") -> SourcePlace:
 
 
 def _original_function_name(function: str) -> str:
-    """Return the name of the user's function for a name in torch's trace, which continues ``forward`` after a break as
-    ``torch_dynamo_resume_in_forward_at_12``.
+    """Return the name of the user's function for a name in torch's trace.
+
+    Torch continues ``forward`` after a break as ``torch_dynamo_resume_in_forward_at_12``.
     """
     match = re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_\d+", function)
     return "" if function == "?" else match[1].replace("__", "") if match else function
@@ -44,8 +45,8 @@ def _original_function_name(function: str) -> str:
 
 @cache
 def owning_package(file: str) -> str:
-    """Return the installed package to which ``file`` belongs, ``"python"`` for the standard library, an empty text for
-    the user's own code.
+    """Return the installed package to which ``file`` belongs. Return ``"python"`` for the standard library, and an
+    empty text for the user's own code.
     """
     # Ahead of the standard library, whose folder contains site-packages.
     if match := _SITE_PACKAGE.search(file):
@@ -62,25 +63,26 @@ def owning_package(file: str) -> str:
 
 
 def _is_outside_torch(p: SourcePlace) -> bool:
-    """Whether a place is neither in torch nor in Python's standard library."""
+    """Return whether a place is neither in torch nor in Python's standard library."""
     return p.package not in _TORCH_PACKAGES and p.package != "python"
 
 
 def innermost_relevant(stack: Sequence[SourcePlace]) -> SourcePlace | None:
-    """Return the innermost place outside of torch and Python's standard library, else the innermost place. None for an
-    empty stack.
+    """Return the innermost place outside of torch and Python's standard library, or else the innermost place. Return
+    None for an empty stack.
     """
     return next((p for p in reversed(stack) if _is_outside_torch(p)), stack[-1] if stack else None)
 
 
 def innermost_of_user(stack: Sequence[SourcePlace]) -> SourcePlace | None:
-    """Return the innermost place in the user's own code, or None."""
+    """Return the innermost place in the user's own code, or None if there is none."""
     return next((p for p in reversed(stack) if not p.package), None)
 
 
 def relevant_chain(stack: Iterable[SourcePlace], end: SourcePlace) -> tuple[SourcePlace, ...]:
-    """Return the places of ``stack`` that lead to ``end``, from the user's first one on, each once, without those in
-    torch, Python and this diagnosis.
+    """Return the places of ``stack`` that lead to ``end``, each once, from the user's first one on.
+
+    Those in torch, Python and this diagnosis are left out.
     """
     steps = [p for p in stack if _is_outside_torch(p) and not p.file.startswith(_DOCTOR_FOLDER)]
     # Frames ahead of the user's first line belong to a launcher such as torchrun.
@@ -90,13 +92,15 @@ def relevant_chain(stack: Iterable[SourcePlace], end: SourcePlace) -> tuple[Sour
 
 
 def statement_at(p: SourcePlace) -> ast.stmt | None:
-    """Return the syntax node of the innermost statement that covers the line, or None if the source cannot be read."""
+    """Return the syntax node of the innermost statement that covers the line. Return None if the source cannot be
+    read.
+    """
     tree = _parse_file(p.file)
     return None if tree is None else innermost_statement(tree, p.line)
 
 
 def innermost_statement(tree: ast.AST, line: int) -> ast.stmt | None:
-    """Return the innermost statement of a syntax tree that covers a line, or None."""
+    """Return the innermost statement of a syntax tree that covers a line, or None if there is none."""
     statements = (n for n in ast.walk(tree) if isinstance(n, ast.stmt))
     around = [n for n in statements if n.lineno <= line <= (n.end_lineno or n.lineno)]
     return around[-1] if around else None  # breadth first: the last is the innermost
@@ -104,7 +108,9 @@ def innermost_statement(tree: ast.AST, line: int) -> ast.stmt | None:
 
 @cache
 def is_function_disabled(file: str, name: str) -> bool:
-    """Whether the file marks its own function ``name`` with ``torch.compiler.disable``, as a decorator or by a call."""
+    """Return whether the file marks its own function ``name`` with ``torch.compiler.disable``, as a decorator or by a
+    call.
+    """
     tree = _parse_file(file)
     for node in ast.walk(tree) if tree else ():
         marks: list[ast.expr] = []
@@ -129,8 +135,8 @@ def imported_from(file: str, name: str) -> str:
 
 @cache
 def definition_line(file: str, line: int) -> int:
-    """Return the line of the ``def`` of the innermost function around ``line``, or ``line`` itself outside of a
-    function.
+    """Return the line of the ``def`` of the innermost function around ``line``. Return ``line`` itself if it is outside
+    of a function.
     """
     # A later match lies deeper, so the innermost function wins.
     tree, start = _parse_file(file), line

@@ -32,15 +32,16 @@ _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Probe:
-    """The state of one run. ``spec``: ``mode`` ("record", "compare" or "time"), ``recording``, ``result``, ``eager``
-    (whether torch.compile is to use its eager backend), ``uncompiled`` (whether compiled functions run eagerly) and
-    ``ignored`` (Python values that are not compared, since they vary by themselves).
+    """The state of one run of the program.
+
+    ``spec`` has the keys ``mode`` (``"record"``, ``"compare"`` or ``"time"``), ``recording``, ``result``, ``eager``,
+    ``uncompiled`` and ``ignored``. ``eager`` says whether ``torch.compile`` uses its eager backend, and ``uncompiled``
+    whether compiled functions run eagerly. ``ignored`` names Python values that are not compared, since they vary by
+    themselves.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        """Start without any observed call. ``spec`` has the mode (``time``, ``record`` or ``compare``) and the paths of
-        results.
-        """
+        """Start without any observed call. ``spec`` has the mode and the paths of results."""
         self.spec = spec
         self.calls: list[dict[str, Any]] = []
         self.times: dict[str, list[float]] = {}
@@ -64,8 +65,8 @@ class Probe:
 
         @functools.wraps(original)
         def compile(model: Any = None, **options: Any) -> Any:
-            """Return ``model`` compiled by torch's own function, so that its calls are timed, recorded or compared.
-            Without a model, return a decorator.
+            """Return ``model`` compiled by torch's own function. Its calls are timed, recorded or compared. Without a
+            model, return a decorator.
             """
             if model is None:
                 return lambda fn: compile(fn, **options)
@@ -84,8 +85,8 @@ class Probe:
             torch.compiler.set_stance("force_eager")
 
     def _wrap(self, torch: ModuleType, compiled: Callable[..., Any], model: Any) -> Callable[..., Any]:
-        """Return ``compiled``, made of ``model``, as a function whose calls are timed, recorded or compared, except for
-        those inside of another such call.
+        """Return ``compiled``, made of ``model``, as a function whose calls are timed, recorded or compared. Those
+        inside of another such call are not.
         """
         owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
@@ -93,7 +94,7 @@ class Probe:
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
-            """Return the result of the compiled function. The call is timed, recorded or compared unless it is inside
+            """Return the result of the compiled function. The call is timed, recorded or compared, unless it is inside
             of another one or is traced.
             """
             # Inner calls are part of the outer one, whose results are compared.
@@ -110,8 +111,10 @@ class Probe:
     def _observe(
         self, torch: ModuleType, name: str, compiled: Callable[..., Any], owner: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Return the result of ``compiled``. The call is timed, recorded with inputs and results, or repeated on
-        recorded inputs and compared with recorded results, as the mode says.
+        """Return the result of ``compiled``. The mode says how the call is observed.
+
+        The call is timed, or recorded with its inputs and results. Otherwise it is repeated on recorded inputs and
+        compared with recorded results.
         """
         if self.spec["mode"] == "time":
             start = time.perf_counter()
@@ -143,8 +146,8 @@ class Probe:
         return result
 
     def _copies(self, torch: ModuleType, leaves: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-        """Return the leaves, named tensors and simple values, with copies of the tensors, and add the sizes of these to
-        the attribute ``bytes``.
+        """Return the leaves, which are named tensors and simple values, with copies of the tensors. Add the sizes of
+        these to the attribute ``bytes``.
         """
         copies = []
         for path, leaf in leaves:
@@ -156,8 +159,10 @@ class Probe:
         return copies
 
     def _results(self, torch: ModuleType, result: Any, given: Any) -> dict[str, Any]:
-        """Return copies of the return value of a call (``outputs``), of its arguments afterwards (``given`` as
-        ``state``), and the ``gradients``, each as a list of names and values.
+        """Return copies of the results of a call, each as a list of names and values.
+
+        They are its return value (``outputs``), its arguments after the call (``given`` as ``state``), and the
+        ``gradients``.
         """
         outputs = list(find_leaves(torch, result))
         return {
@@ -167,8 +172,8 @@ class Probe:
         }
 
     def _compare(self, torch: ModuleType, where: str, known: dict[str, Any], found: dict[str, Any]) -> None:
-        """Append a text to ``differences`` for each result in ``found``, those of a call at ``where``, that differs
-        from the recorded one in ``known``.
+        """Append a text to ``differences`` for each result that differs. ``found`` has the results of a call at
+        ``where``, and ``known`` the recorded ones.
         """
         for kind in ("outputs", "state", "gradients"):
             expected, got = known[kind], found[kind]
@@ -194,8 +199,9 @@ class Probe:
                 self.counts[kind] += sum(isinstance(v, torch.Tensor) for _, v in expected)
 
     def finish(self, torch: ModuleType | None) -> None:
-        """Write the recorded calls, or compare their number with the recorded one, and write times and differences as
-        JSON to the result file that ``spec`` names.
+        """Write times and differences as JSON to the result file that ``spec`` names.
+
+        The recorded calls are written too or, when comparing, their number is compared with that of the recording.
         """
         if self.spec["mode"] == "record" and torch is not None:
             torch.save(self.calls, self.spec["recording"])
@@ -213,8 +219,9 @@ class Probe:
 def find_leaves(
     torch: ModuleType, value: Any, path: str = "", depth: int = 0, seen: set[int] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield ``(path, leaf)`` of the tensors and simple values in nested containers, modules and plain objects. The path
-    has the keys and attribute names that lead to the leaf.
+    """Yield ``(path, leaf)`` of the tensors and simple values in nested containers, modules and plain objects.
+
+    The path has the keys and attribute names that lead to the leaf.
     """
     seen = set() if seen is None else seen
     if isinstance(value, (torch.Tensor, *_SIMPLE)):
@@ -237,7 +244,7 @@ def find_leaves(
 
 
 def seed_generators(torch: ModuleType) -> None:
-    """Seed the random generators of torch, Python and NumPy, so that each run draws the same parameters."""
+    """Seed the random generators of torch, Python and NumPy. Each run then draws the same parameters."""
     torch.manual_seed(0)
     random.seed(0)
     if "numpy" in sys.modules:
@@ -265,8 +272,8 @@ def restore_rng(torch: ModuleType, state: dict[str, Any]) -> None:
 
 
 def restore_inputs(torch: ModuleType, given: list[tuple[str, Any]], recorded: list[tuple[str, Any]]) -> None:
-    """Copy the values in ``recorded`` into the tensors in ``given`` with the same name, where sizes and dtypes are
-    equal and values differ.
+    """Copy the values in ``recorded`` into the tensors in ``given`` with the same name, if sizes and dtypes are equal
+    and values differ.
     """
     values = dict(recorded)
     with torch.no_grad():
@@ -279,8 +286,10 @@ def restore_inputs(torch: ModuleType, given: list[tuple[str, Any]], recorded: li
 
 
 def gradients(torch: ModuleType, outputs: list[Any]) -> list[tuple[str, Any]] | None:
-    """Return ``(name, gradient)`` of all leaf tensors of autograd on which the outputs depend, for random gradients of
-    the outputs. None if autograd fails.
+    """Return ``(name, gradient)`` of all leaf tensors of autograd on which the outputs depend, or None if autograd
+    fails.
+
+    The gradients of the outputs are random.
     """
     targets = [t for t in outputs if t.requires_grad and t.is_floating_point()]
     leaves = find_graph_leaves(targets)
@@ -317,15 +326,17 @@ def find_graph_leaves(targets: list[Any]) -> list[Any]:
 
 
 def leaf_name(leaf: Any) -> str:
-    """Return a name for a tensor, made of its shape and a digest of its values, so that equal tensors of two runs have
-    one name.
+    """Return a name for a tensor, made of its shape and a digest of its values. Equal tensors of two runs have one
+    name.
     """
     digest = hashlib.sha256(leaf.detach().double().cpu().numpy().tobytes()).hexdigest()[:12]
     return f"of {tuple(leaf.shape)} {digest}"
 
 
 def difference(torch: ModuleType, expected: Any, got: Any) -> str:
-    """Return in words how ``got`` differs from ``expected``, a tensor or a simple value. Empty if they agree."""
+    """Return in words how ``got``, a tensor or a simple value, differs from ``expected``. Return an empty text if they
+    agree.
+    """
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         if type(expected) is not type(got):
             return f"is of type {type(got).__name__} instead of {type(expected).__name__}"
@@ -342,15 +353,15 @@ def difference(torch: ModuleType, expected: Any, got: Any) -> str:
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
-    """A finder that lets the import of torch end with a call of ``then``."""
+    """An import finder that calls ``then`` at the end of the import of torch."""
 
     def __init__(self, then: Callable[[ModuleType], None]) -> None:
-        """Store ``then``, which is called with the module torch after its import."""
+        """Store ``then``, a function that is called with the module torch after its import."""
         self.then = then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the import spec of torch with a loader that calls ``then`` after the import, once. None for any other
-        module.
+        """Return, once, the import spec of torch with a loader that calls ``then`` after the import. Return None for
+        any other module.
         """
         if name != "torch":
             return None
@@ -389,8 +400,9 @@ def run_program(arguments: list[str], paths: list[str]) -> None:
 
 
 def run(spec: dict[str, Any], arguments: list[str]) -> None:
-    """Run the program with the calls of its compiled functions timed, recorded or compared, as ``spec`` says, and write
-    the result file, also where the program raises.
+    """Run the program with the calls of its compiled functions timed, recorded or compared, as ``spec`` says.
+
+    The result file is written even if the program raises an error.
     """
     probe = Probe(spec)
     sys.meta_path.insert(0, _TorchFinder(probe.patch_compile))

@@ -15,7 +15,9 @@ from shiplap.doctor.sightings import Compilation
 
 @dataclass(frozen=True)
 class VariationKind:
-    """A kind of variation: its title, the remedy in one sentence, and an example with ``{name}`` as placeholder."""
+    """A kind of variation. It has a title, the remedy in one sentence, and an example with ``{name}`` as
+    placeholder.
+    """
 
     title: str
     fix: str
@@ -94,7 +96,9 @@ VARIATION_KINDS: dict[str, VariationKind] = {
 
 @dataclass(frozen=True)
 class GuardFailure:
-    """A failed guard: the property that varied, and its values before and after."""
+    """A failed guard, which is torch's condition for reusing compiled code. It has the property that varied, and its
+    values before and after.
+    """
 
     cause: str
     subject: str
@@ -110,8 +114,10 @@ _KIND_OF_TENSOR_GUARD = {"size": "size", "rank": "rank", "stride": "stride", "dt
 
 
 def parse_failed_guard(reason: str) -> GuardFailure:
-    """Return which value varied, and its values, from torch's text of a failed guard (a condition for reusing compiled
-    code): ``0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5``.
+    """Return which value varied, and its values, from torch's text of a failed guard, its condition for reusing
+    compiled code.
+
+    Such a text is ``0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5``.
     """
     guard = _guard_condition(reason)
     if "Cache line invalidated" in guard or re.match(r"\w*\W*___stack\d", guard):
@@ -151,8 +157,9 @@ def plain_source(name: str) -> str:
 
 
 def _parse_tensor_guard(match: re.Match[str], reason: str) -> GuardFailure:
-    """Return which property of a tensor varied, and its values, from the match of a pattern with ``reason``, torch's
-    text of a failed guard.
+    """Return which property of a tensor varied, and its values.
+
+    ``match`` is the match of a pattern with ``reason``, torch's text of a failed guard.
     """
     values = tuple(v for v in (match["old"], match["new"]) if v)
     cause = _KIND_OF_TENSOR_GUARD.get(match["what"].split()[-1], "device")
@@ -167,8 +174,8 @@ def _parse_tensor_guard(match: re.Match[str], reason: str) -> GuardFailure:
 
 
 def _guard_condition(reason: str) -> str:
-    """Return the condition that failed, from torch's text of a failed guard, without the compile id before it and the
-    source line and stack behind it.
+    """Return the condition that failed, from torch's text of a failed guard. The compile id before it and the source
+    line and stack behind it are left out.
     """
     first = re.sub(r"^\d+/\d+: ", "", reason.strip().splitlines()[0])
     return re.split(r"\s+# |\s+\(HINT|\. Guard failed", first)[0].strip()
@@ -176,15 +183,16 @@ def _guard_condition(reason: str) -> str:
 
 def _source_of_guard(guard: str) -> str:
     """Return the expression on which ``guard``, a condition for reusing compiled code, depends, spelled as in the
-    program, or an empty text.
+    program. Return an empty text if there is none.
     """
     match = re.search(r"\(([^,()]+)", guard) or re.match(r"(?:not )?([\w.\[\]']+)", guard)
     return plain_source(match[1]) if match else ""
 
 
 def find_reader(reason: str, file: str) -> SourcePlace | None:
-    """Return the place of the line that read the value which a guard compares, from ``reason``, torch's text of the
-    failed guard with ``# y = x[n] # model.py:12 in forward``. None if it is not there.
+    """Return the place of the line that read the value which a guard compares, or None if it is not there.
+
+    It is found in ``reason``, torch's text of the failed guard, which has ``# y = x[n] # model.py:12 in forward``.
     """
     match = re.search(r"#\s+(\S*?):(\d+) in (\w+)", reason)
     if match is None:
@@ -195,8 +203,8 @@ def find_reader(reason: str, file: str) -> SourcePlace | None:
 
 
 def _is_written(subject: str, place: SourcePlace) -> bool:
-    """Whether the function at ``place`` assigns the attribute ``subject``, such as ``self.count``, so that each call
-    changes it.
+    """Return whether the function at ``place`` assigns the attribute ``subject``, such as ``self.count``. Each call
+    then changes it.
     """
     function = statement_at(place)
     for node in ast.walk(function) if function else ():
@@ -206,7 +214,9 @@ def _is_written(subject: str, place: SourcePlace) -> bool:
 
 
 def group_recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
-    """Return one recompile for each function, cause and varied value among the compilations, the most costly first."""
+    """Return one recompile for each function, cause and varied value among the compilations. The most costly one comes
+    first.
+    """
     groups: dict[tuple[str, int, str, str], list[tuple[Compilation, str, GuardFailure]]] = {}
     for c in compiled:
         reason = c.metrics.get("recompile_reason")
@@ -224,8 +234,9 @@ def group_recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
 
 
 def _make_recompile(rows: list[tuple[Compilation, str, GuardFailure]]) -> Recompile:
-    """Return the recompile that stands for ``rows``, all compilations with the same failed guard, each with torch's
-    text and its parsed form.
+    """Return the recompile that stands for ``rows``, all compilations with the same failed guard.
+
+    Each row has a compilation, torch's text and its parsed form.
     """
     (first, reason, failure), varied = rows[0], VARIATION_KINDS[rows[0][2].cause]
     subject, _, dim = failure.subject.partition(", dim ")

@@ -12,8 +12,9 @@ from shiplap import torch_private
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """The newest wording of one entry. Texts are templates whose ``{fields}`` are filled in where torch raises the
-    error.
+    """The newest wording of one entry of torch's catalogue of graph breaks.
+
+    Its texts are templates. Torch fills in their ``{fields}`` when it raises the error.
     """
 
     id: str
@@ -29,7 +30,9 @@ class RegistryEntry:
 
 @cache
 def registry_entries() -> dict[str, RegistryEntry]:
-    """Return all entries of torch's catalogue of graph breaks by id. Empty if this version of torch ships none."""
+    """Return all entries of torch's catalogue of graph breaks by id. Return an empty dict if this version of torch
+    ships none.
+    """
     path = torch_private.graph_break_registry()
     if path is None:
         return {}
@@ -44,14 +47,15 @@ def _parse_entry(id: str, row: dict[str, object]) -> RegistryEntry:
 
 
 def entry_by_id(id: str) -> RegistryEntry | None:
-    """Return the catalogue entry with an id, in any case of letters, or None."""
+    """Return the catalogue entry with an id, in any case of letters, or None if there is none."""
     return registry_entries().get(id.upper())
 
 
 @cache
 def _type_patterns() -> tuple[tuple[re.Pattern[str], RegistryEntry], ...]:
-    """Return ``(pattern, entry)`` of all entries in torch's catalogue of graph breaks, the longest first. The pattern
-    matches the entry's ``type``, the first line of a message.
+    """Return ``(pattern, entry)`` of all entries in torch's catalogue of graph breaks, the longest first.
+
+    The pattern matches the entry's ``type``, which is the first line of a message.
     """
     # Longest first: a short type may be the start of a longer one.
     rows = sorted(registry_entries().values(), key=lambda e: -len(e.type))
@@ -59,7 +63,7 @@ def _type_patterns() -> tuple[tuple[re.Pattern[str], RegistryEntry], ...]:
 
 
 def entry_by_type(text: str) -> RegistryEntry | None:
-    """Return the catalogue entry whose type matches the first line of a message without an id, or None. Types may have
-    ``{fields}``.
+    """Return the catalogue entry whose type matches the first line of a message without an id, or None if there is
+    none. Types may have ``{fields}``.
     """
     return next((entry for pattern, entry in _type_patterns() if pattern.match(text)), None)

@@ -24,7 +24,7 @@ class Remedy:
         causes: the causes of breaks, or the kinds of variation of recompiles, for which it is tried.
         reason, call: patterns that torch's first line and the call at fault have to match.
         own: whether the line has to be in the program's own files. Settings help wherever the line is.
-        caveat: what it changes that a comparison of results does not show.
+        caveat: its effects that a comparison of results does not show.
     """
 
     id: str
@@ -37,8 +37,9 @@ class Remedy:
     caveat: str = ""
 
     def fits(self, entry: Break | Recompile) -> bool:
-        """Whether the remedy can be tried on a break or recompile: its cause, the owner of the code, torch's message
-        and the call or varied value match.
+        """Return whether the remedy can be tried on a break or recompile.
+
+        Its cause, the owner of the code, torch's message, and the call or varied value have to match.
         """
         placed = not self.own or entry.owner == "yours"
         caused = not self.causes or entry.cause in self.causes

@@ -19,7 +19,9 @@ _PASSED_OVER = ("node_modules", "site-packages", "__pycache__")
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of a file: characters ``start`` to ``end`` become ``text``. ``file`` is relative to the program."""
+    """A change of a file, in which characters ``start`` to ``end`` become ``text``. ``file`` is relative to the
+    program.
+    """
 
     file: str
     start: int
@@ -57,7 +59,7 @@ class Program:
 
 
 def parse_program(command: Sequence[str]) -> Program:
-    """Return interpreter, arguments and folder of the program that a command runs. Raises SL703 for a command other
+    """Return interpreter, arguments and folder of the program that a command runs. Raise ``SL703`` for a command other
     than Python with a script or module.
     """
     name = Path(command[0]).name
@@ -83,7 +85,7 @@ def parse_program(command: Sequence[str]) -> Program:
 
 
 def list_python_files(root: Path) -> Iterator[Path]:
-    """Yield the Python files below ``root``, without hidden folders, links and installations. Stops soon after
+    """Yield the Python files below ``root``. Hidden folders, links and installations are left out. Stop soon after
     ``MAX_FILES``.
     """
     count = 0
@@ -99,14 +101,17 @@ def list_python_files(root: Path) -> Iterator[Path]:
 
 
 def _is_copied_folder(folder: Path) -> bool:
-    """Whether a folder belongs to the program: it is neither hidden nor a link nor an installation."""
+    """Return whether a folder belongs to the program. It does if it is neither hidden nor a link nor an
+    installation.
+    """
     installed = folder.name in _PASSED_OVER or (folder / "pyvenv.cfg").exists()
     return not (folder.name.startswith(".") or folder.is_symlink() or installed)
 
 
 def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
-    """Copy the Python files below ``root`` to ``target``, link all other files there, write the texts of ``changed``, a
-    dict by relative file name, and return ``target``.
+    """Copy the Python files below ``root`` to ``target``, link all other files there, and return ``target``.
+
+    ``changed`` has the texts of changed files by relative file name, which are written to the copy.
     """
     target.mkdir(parents=True)
     for entry in sorted(root.iterdir()):
@@ -124,8 +129,9 @@ def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
 
 
 def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dict[str, str] | None:
-    """Return the texts of files by name with ``edits`` applied, or None if a result is no valid Python. Files that
-    ``texts`` lacks are read below ``root``.
+    """Return the texts of files by name with ``edits`` applied, or None if a result is not valid Python.
+
+    Files that ``texts`` lacks are read below ``root``.
     """
     texts = dict(texts)
     # From the end of a file to its start, so that positions stay right. What is named first at a position comes first.
@@ -143,14 +149,14 @@ def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dic
 
 
 def with_own_newlines(file: Path, text: str) -> str:
-    """Return ``text`` with the line ends of ``file``, CRLF if most of its lines have them."""
+    """Return ``text`` with the line ends of ``file``. They are CRLF if most of its lines have them."""
     content = file.read_bytes()
     return text.replace("\n", "\r\n") if 2 * content.count(b"\r\n") > content.count(b"\n") else text
 
 
 def diff_texts(root: Path, texts: dict[str, str], against: dict[str, str] | None = None) -> str:
-    """Return a unified diff to ``texts`` from the texts in ``against`` or, for files that it lacks, from those below
-    ``root``.
+    """Return a unified diff to ``texts`` from the texts in ``against``. Files that it lacks are compared with those
+    below ``root``.
     """
     parts: list[str] = []
     for file, text in sorted(texts.items()):

@@ -48,7 +48,9 @@ class Compilation:
 
     @property
     def frame(self) -> tuple[int, str]:
-        """The identity of the compiled function, equal for all its compilations: process and torch's frame id."""
+        """The identity of the compiled function, which is its process and torch's frame id. It is equal for all its
+        compilations.
+        """
         return self.process, self.compile_id.partition("/")[0]
 
     @property
@@ -58,21 +60,21 @@ class Compilation:
 
     @property
     def resumes_at(self) -> int:
-        """The line at which this compilation continues a function after a break, 0 for one that starts at its
-        beginning.
+        """The line at which this compilation continues a function after a break. It is 0 for one that starts at the
+        function's beginning.
         """
         match = re.fullmatch(r"torch_dynamo_resume_in_.+_at_(\d+)", self.function)
         return int(match[1]) if match else 0
 
     @property
     def key(self) -> tuple[int, str]:
-        """The identity of this compilation: process and compile id."""
+        """The identity of this compilation, which is its process and compile id."""
         return self.process, self.compile_id
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """One occurrence of a break in the log."""
+    """One occurrence of a graph break in torch's log."""
 
     message: BreakMessage
     stack: tuple[SourcePlace, ...]
@@ -106,8 +108,10 @@ def list_compilations(trace: EventTrace) -> list[Compilation]:
 
 
 def find_sightings(trace: EventTrace, compiled: list[Compilation]) -> Iterator[Sighting]:
-    """Yield the occurrences of graph breaks in a trace: first those that torch logged, then those of compilations in
-    ``compiled`` that failed without a logged break.
+    """Yield the occurrences of graph breaks in a trace.
+
+    The first are those that torch logged. Then follow those of compilations in ``compiled`` that failed without a
+    logged break.
     """
     seconds = {c.key: c.seconds for c in compiled}
     logged = list(trace.events_of_kind("dynamo_graph_break_reason"))
@@ -120,13 +124,14 @@ def find_sightings(trace: EventTrace, compiled: list[Compilation]) -> Iterator[S
 
 
 def _compilation_key(event: TraceEvent) -> tuple[int, str]:
-    """Return process and compile id of an event, which identify the compilation that it belongs to."""
+    """Return process and compile id of an event. They identify the compilation to which it belongs."""
     return event.process, event.compile_id
 
 
 def _sighting_of_log(event: TraceEvent, seconds: float) -> Sighting:
-    """Return the occurrence of a graph break that torch logged as ``event``, with its message and stack. ``seconds`` is
-    its share of the compile time.
+    """Return the occurrence of a graph break that torch logged as ``event``, with its message and stack.
+
+    ``seconds`` is its share of the compile time.
     """
     text = event.payload
     match = _STACK_START.search(text)
@@ -142,8 +147,9 @@ def _sighting_of_log(event: TraceEvent, seconds: float) -> Sighting:
 
 
 def _sighting_of_failure(c: Compilation) -> Sighting:
-    """Return the occurrence of a graph break for the compilation ``c``, which failed without logging one, as with
-    fullgraph=True or too many recompiles.
+    """Return the occurrence of a graph break for the compilation ``c``, which failed without logging one.
+
+    This happens with ``fullgraph=True`` or too many recompiles.
     """
     m = c.metrics
     message = parse_break_message(str(m.get("fail_reason") or m["fail_type"]), str(m["fail_type"]))
@@ -155,7 +161,7 @@ def _sighting_of_failure(c: Compilation) -> Sighting:
 
 
 def parse_break_message(text: str, kind: str = "") -> BreakMessage:
-    """Return torch's message about a graph break split into reason, explanation, hints and context. ``kind`` is the
+    """Return torch's message about a graph break, split into reason, explanation, hints and context. ``kind`` is the
     reason of an empty text.
     """
     skipped = SKIPPED_TEXT in text or "graph break in loop" in text or "results in a skip" in text
@@ -182,5 +188,5 @@ def parse_break_message(text: str, kind: str = "") -> BreakMessage:
 
 
 def _strip_lines(text: str) -> str:
-    """Return the non-empty lines of ``text`` without indentation."""
+    """Return the lines of ``text`` that are not empty, without indentation."""
     return "\n".join(line.strip() for line in text.strip().splitlines() if line.strip())

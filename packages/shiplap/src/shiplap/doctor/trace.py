@@ -25,7 +25,9 @@ _PREFIXES_OF_EVENTS = ('{"artifact": ', '{"compilation_metrics": ', '{"dynamo_st
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An event of the trace. ``kind``: an artifact's name, else the event's key; ``data``: its fields; ``compile_id``:
+    """An event of the trace.
+
+    ``kind`` is an artifact's name, or else the event's key. ``data`` has its fields, and ``compile_id`` is
     ``"frame/version"``.
     """
 
@@ -38,7 +40,7 @@ class TraceEvent:
 
 @dataclass
 class EventTrace:
-    """All events of a run that are read later, in order, process by process."""
+    """All events of a run that are read later. They are in order, process by process."""
 
     events: list[TraceEvent] = field(default_factory=list)
 
@@ -47,8 +49,9 @@ class EventTrace:
         return (e for e in self.events if e.kind == kind)
 
     def add(self, process: int, metadata: dict[str, Any], payload: Callable[[], str]) -> None:
-        """Append an event of torch's trace unless its kind is not used by the diagnosis. ``payload()`` returns its text
-        and is only called if needed.
+        """Append an event of torch's trace unless the diagnosis does not use its kind.
+
+        ``payload()`` returns the event's text, and is only called if needed.
         """
         kind = _kind_of_event(metadata)
         if kind is None:
@@ -70,7 +73,7 @@ def _kind_of_event(metadata: dict[str, Any]) -> str | None:
 
 
 def _compile_id(metadata: dict[str, Any]) -> str:
-    """Return the id of the compilation that an event belongs to, from its frame and version, which is unique within a
+    """Return the id of the compilation to which an event belongs, from its frame and version. It is unique within a
     process.
     """
     prefix = f"{metadata['compiled_autograd_id']}/" if "compiled_autograd_id" in metadata else ""
@@ -78,7 +81,7 @@ def _compile_id(metadata: dict[str, Any]) -> str:
 
 
 def read_trace_files(directory: Path) -> EventTrace:
-    """Return the events in the trace files of a directory, the oldest file first. A line that a crash has cut off is
+    """Return the events in the trace files of a directory, from the oldest file on. A line that a crash has cut off is
     left out.
     """
     trace = EventTrace()
@@ -124,7 +127,7 @@ def _parse_header(line: str) -> tuple[int, dict[str, Any]] | None:
 
 @contextmanager
 def record_events() -> Iterator[EventTrace]:
-    """Enter a context that collects the events of torch's trace in this process. A trace that the user has switched on
+    """Return a context that collects the events of torch's trace in this process. A trace that the user has switched on
     continues.
     """
     import os

@@ -18,13 +18,18 @@ class TriedEntry:
     """A break or recompile and what was found for it.
 
     Attributes:
-        where, call, cause, owner: the line, the call or the thing that varied, the cause in words, whose line it is.
-        remedy: the id of the remedy that helped, empty where none did; ``title``, ``caveat``: its texts.
-        diff: what it changes; ``before``, ``after``: the number of entries without and with it.
+        where: the line.
+        call: the call at fault, or the thing that varied.
+        cause: the cause in words.
+        owner: whose line it is.
+        remedy: the id of the remedy that helped, or an empty text if none did.
+        title, caveat: the texts of the remedy.
+        diff: the remedy's changes of files.
+        before, after: the numbers of breaks and recompiles without and with the remedy.
         outputs, gradients: the numbers of tensors that were compared and agreed.
-        refused: the remedies that were tried before it, with why each did not help.
-        with_others: the entry went with the remedy of another one.
-        times: how often a recompile occurred without and with the remedy; the second is 0 where it was removed.
+        refused: the remedies that were tried before it, with the reasons why they did not help.
+        with_others: whether a remedy of another break or recompile has removed this one.
+        times: how often a recompile occurred without and with the remedy. The second number is 0 if it was removed.
     """
 
     where: str
@@ -46,8 +51,9 @@ class TriedEntry:
 
     @classmethod
     def of(cls, entry: Break | Recompile, remedy: Remedy | None = None, **found: Any) -> TriedEntry:
-        """Return the record of a trial on ``entry``, a break or recompile, with the remedy that was applied, if any.
-        ``found`` are further fields of the record.
+        """Return the record of a trial on ``entry``, a break or recompile.
+
+        ``remedy`` is the remedy that was applied, if any. ``found`` are further fields of the record.
         """
         if remedy is not None:
             found |= {"remedy": remedy.id, "title": remedy.title, "caveat": remedy.caveat}
@@ -59,8 +65,9 @@ class TriedEntry:
         return bool(self.remedy and not self.times[1]) or self.with_others
 
     def lines(self, number: int) -> Iterator[Line]:
-        """Yield the text lines that show the break or recompile and its remedy, or that there is none. ``number`` is
-        printed in front of the first one.
+        """Yield the text lines that show the break or recompile and its remedy, or that there is none.
+
+        ``number`` is printed in front of the first one.
         """
         yield line(f"{number}. {self.where}", "bold", (f"  {self.call}", "bold red"))
         yield from row("cause", self.cause)
@@ -83,7 +90,7 @@ class TriedEntry:
         yield line()
 
     def _what_was_tried(self) -> str:
-        """Return in words which remedies were tried without success, each with the reason."""
+        """Return in words which remedies were tried without success, and why each of them failed."""
         if not self.refused:
             return "none in the catalogue fits this cause and owner"
         return "; ".join(f"{id}: {reason}" for id, reason in self.refused.items())
@@ -91,7 +98,9 @@ class TriedEntry:
 
 @dataclass(frozen=True)
 class RunTime:
-    """The seconds of a steady call of a compiled function, None where it was called fewer than three times."""
+    """The seconds of a steady call of a compiled function. They are None if the function was called fewer than three
+    times.
+    """
 
     function: str
     calls: int
@@ -100,8 +109,8 @@ class RunTime:
     remedied: float | None
 
     def lines(self) -> Iterator[Line]:
-        """Yield the text line that shows the times of a call of the function: uncompiled, compiled, and with the
-        remedies.
+        """Yield the text line that shows the times of a call of the function. They are those uncompiled, compiled, and
+        with the remedies.
         """
         if self.compiled is None:
             text = f"called {self.calls}x: a steady call is measured from three calls on"
@@ -116,10 +125,13 @@ class Treatment:
     """All that the trials of a program showed.
 
     Attributes:
-        before: the diagnosis of the program as it is; ``after``: with all remedies that helped.
-        tried: an entry each; ``times``: a compiled function each.
+        before: the diagnosis of the unchanged program.
+        after: the diagnosis of the program with all remedies that helped.
+        tried: what was found for each break and recompile.
+        times: the times of each compiled function.
         ignored: Python values that differ in two runs of the unchanged program, and so were not compared.
-        diff: the changes of all remedies; ``changed``: the new text of each changed file, by its path.
+        diff: the changes of all remedies.
+        changed: the new text of each changed file, by its path.
     """
 
     target: str
@@ -145,7 +157,7 @@ class Treatment:
         return f"{removed} of {len(self.tried)} entries have a remedy that was shown to remove them; {left}"
 
     def lines(self) -> Iterator[Line]:
-        """Yield the text of all trials: each break or recompile with its remedy, the times, and the summary."""
+        """Yield the text of all trials. It has each break or recompile with its remedy, the times, and the summary."""
         for number, each in enumerate(self.tried, 1):
             yield from each.lines(number)
         for each_time in self.times:

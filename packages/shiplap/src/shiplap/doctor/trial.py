@@ -31,7 +31,7 @@ _PATIENCE = (4, 60)
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a program under the probe."""
+    """One run of a program under the probe, which observes its compiled functions."""
 
     diagnosis: Diagnosis
     status: int
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def entries(self) -> list[Break | Recompile]:
-        """The breaks and recompiles of the run, without those that are a consequence of others."""
+        """The breaks and recompiles of the run, without those that others cause."""
         found: list[Break | Recompile] = [*self.diagnosis.breaks, *self.diagnosis.recompiles]
         return [e for e in found if not e.follows]
 
@@ -59,9 +59,10 @@ class Laboratory:
         self.ignored: tuple[str, ...] = ()
 
     def run(self, texts: dict[str, str], mode: str, *, uncompiled: bool = False, show: bool = False) -> Run | None:
-        """Run a copy of the program with the files ``texts`` changed. Return its diagnosis and, in ``mode`` compare,
-        how its results differ from the recorded run, or None beyond the time limit. ``uncompiled`` runs it without
-        compilation, ``show`` shows its output.
+        """Run a copy of the program with the files ``texts`` changed. Return the run, or None beyond the time limit.
+
+        The run has a diagnosis and, in the ``mode`` compare, how its results differ from the recorded run.
+        ``uncompiled`` runs it without compilation, and ``show`` shows its output.
         """
         self.number += 1
         place = self.folder / str(self.number)
@@ -138,8 +139,10 @@ def count_times(entry: Break | Recompile, run: Run) -> int:
 
 
 def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, *, fewer: bool = False) -> str:
-    """Return the reason why the run ``after`` does not prove that a remedy removes ``entry``, a break or recompile, or
-    an empty text. ``before`` is the run without it. ``fewer`` accepts an entry that still occurs.
+    """Return the reason why the run ``after`` does not prove that a remedy removes ``entry``, or an empty text.
+
+    ``entry`` is a break or recompile. ``before`` is the run without the remedy. ``fewer`` accepts an entry that still
+    occurs.
     """
     if after is None:
         return "the program ran too long"
@@ -172,12 +175,13 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
 
 
 def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *, measure: bool = True) -> Treatment:
-    """Run ``command``, try the remedies for each break and recompile in a copy of the program, and return which of them
-    helped.
+    """Run ``command``, try the remedies for each break and recompile in a copy of the program, and return what helped.
 
-    The first run is as the program is. The runs of trials use the eager backend, which breaks graphs where each backend
-    does, from seeded generators, so that parameters are drawn alike. SL702 where nothing is compiled, SL703 for a
-    command that cannot be run in a copy, SL704 where two runs without a change differ.
+    The first run is that of the unchanged program. The runs of trials use the eager backend, which breaks graphs at the
+    same places as every backend. Their random generators are seeded, so that parameters are drawn alike.
+
+    Raise ``SL702`` if nothing is compiled, and ``SL703`` for a command that cannot be run in a copy. Raise ``SL704`` if
+    two runs without a change differ.
     """
     program = parse_program(command)
     with tempfile.TemporaryDirectory(prefix="shiplap-doctor-") as folder:
@@ -212,8 +216,9 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
 
 
 def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], dict[str, str], Run]:
-    """Return ``(records, changed files, last run)``, after trying the remedies of each break and recompile, on top of
-    the changes of those that helped before. New breaks and recompiles are treated as well.
+    """Return ``(records, changed files, last run)`` after trying the remedies of each break and recompile.
+
+    Each is tried on top of the changes of those that helped before. New breaks and recompiles are treated as well.
     """
     texts: dict[str, str] = {}
     now, done, tried = first, set[tuple[str, ...]](), list[TriedEntry]()
@@ -238,8 +243,9 @@ def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], 
 
 
 def _ordered(run: Run) -> list[Break | Recompile]:
-    """Return the breaks and recompiles of a run in the order in which they are tried: first all but those about torch's
-    limit of recompiles, which others cause.
+    """Return the breaks and recompiles of a run in the order in which they are tried.
+
+    Those about torch's limit of recompiles come last, since others cause them.
     """
     limits = [e for e in run.entries if e.cause == "recompiles"]
     return [*(e for e in run.entries if e not in limits), *limits]
@@ -248,8 +254,10 @@ def _ordered(run: Run) -> list[Break | Recompile]:
 def _try_entry(
     laboratory: Laboratory, entry: Break | Recompile, texts: dict[str, str], now: Run
 ) -> tuple[TriedEntry, dict[str, str], Run]:
-    """Return ``(record, changed files, run)`` of the first remedy that removes ``entry``, a break or recompile, else of
-    the one that makes it rarer, else the files ``texts`` and the run ``now`` as they were.
+    """Return ``(record, changed files, run)`` of the first remedy that removes ``entry``, a break or recompile.
+
+    If none does, return those of the remedy that makes it rarer. If there is none either, return ``texts`` and ``now``
+    unchanged.
     """
     refused: dict[str, str] = {}
     fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
@@ -289,7 +297,9 @@ def _candidates(
     program: Program, entry: Break | Recompile, texts: dict[str, str]
 ) -> Iterator[tuple[Remedy, dict[str, str]]]:
     """Yield ``(remedy, changed files)`` for each remedy of ``entry``, a break or recompile, and each alternative of its
-    edit, made in the files ``texts``. Equal results are yielded once.
+    edit.
+
+    The edits are made in the files ``texts``. Equal results are yielded once.
     """
     seen: list[dict[str, str]] = [texts]
     case = make_case(program, entry, texts)
@@ -305,8 +315,9 @@ def _candidates(
 
 
 def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str]) -> Case:
-    """Return file, line, call at fault or varied value, and message of ``entry``, a break or recompile, in the form
-    that the functions which propose edits take.
+    """Return ``entry``, a break or recompile, in the form that the functions which propose edits take.
+
+    It has the file, the line, the call at fault or varied value, and the message.
     """
     place = entry.at
     if isinstance(entry, Break) and not Path(place.file).is_relative_to(program.root):
@@ -325,9 +336,11 @@ def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str])
 
 
 def _measure_times(laboratory: Laboratory, shown: Run, texts: dict[str, str]) -> tuple[RunTime, ...]:
-    """Return the time of a call that compiles nothing, of each compiled function: uncompiled, compiled, and with the
-    changed files ``texts``.
+    """Return the times of a call that compiles nothing, for each compiled function.
+
+    They are those uncompiled, compiled, and with the changed files ``texts``.
     """
+    # The limit comes from a run with the eager backend. These runs may generate code, which takes longer.
     laboratory.limit = None
     eager = laboratory.run({}, "time", uncompiled=True)
     better = laboratory.run(texts, "time") if texts else None
@@ -342,7 +355,8 @@ def _measure_times(laboratory: Laboratory, shown: Run, texts: dict[str, str]) ->
 
 
 def _steady(seconds: Sequence[float]) -> float | None:
-    """Return the seconds of a call that compiled nothing: the least of the later half of ``seconds``, the times of all
-    calls in order. None for fewer than three.
+    """Return the seconds of a call that compiled nothing, or None for fewer than three calls.
+
+    It is the least time of the later half of ``seconds``, which has the times of all calls in order.
     """
     return min(seconds[len(seconds) // 2 :]) if len(seconds) >= 3 else None

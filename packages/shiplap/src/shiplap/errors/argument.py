@@ -15,26 +15,29 @@ register(
         (
             "SL201",
             "a tensor has the wrong number of dims",
-            "The declaration fixes the rank of the argument.",
-            "reshape or unsqueeze the tensor",
+            "The declaration, or the function that was called, fixes the number of dims of this argument.",
+            "reshape the tensor to the number of dims under 'expected', for example with x.unsqueeze(0)",
         ),
         (
             "SL202",
             "sizes disagree",
-            "A dim name that occurs several times in the declaration stands for the same size everywhere.",
-            "pass tensors whose named dims agree",
+            (
+                "A dim name that occurs several times in the declaration stands for the same size everywhere. "
+                "Functions also require equal sizes, such as one row of features for each voxel."
+            ),
+            "pass tensors with the sizes under 'expected'",
         ),
         (
             "SL203",
             "a size differs from the declared size",
             "The declaration fixes the size of this dim.",
-            "pass a tensor of the declared size",
+            "pass a tensor that has the size under 'expected' in this axis",
         ),
         (
             "SL204",
             "the dtype is not accepted",
-            "The declaration lists the dtypes that the argument accepts.",
-            "convert the tensor with .to(dtype)",
+            "The declaration, or the function that was called, lists the dtypes that the argument accepts.",
+            "convert the tensor with .to(dtype) to a dtype that 'expected' lists",
         ),
         (
             "SL205",
@@ -51,66 +54,87 @@ register(
         (
             "SL206",
             "devices disagree",
-            "All tensors of a call must be on one device.",
-            "move the tensor with .to(device)",
+            (
+                "All tensors of a call must be on one device. Code that was built for the CPU takes only tensors on "
+                "the CPU."
+            ),
+            "move the tensor under 'where' with .to(device) to the device under 'expected'",
         ),
         (
             "SL207",
             "the memory layout is not supported",
-            "The op requires contiguous tensors, or the layout that its declaration names.",
-            "call .contiguous() first",
+            (
+                "The op requires contiguous tensors, or the layout that its declaration names. Its kernel may also "
+                "require aligned memory."
+            ),
+            "pass x.contiguous() in place of x",
         ),
         (
             "SL208",
             "a precondition does not hold",
             "The declaration, or the function that was called, requires the condition named under 'expected'.",
-            "pass values that fulfil the condition",
+            "pass values that fulfil the condition under 'expected'",
         ),
         (
             "SL209",
             "an argument has the wrong type",
-            "The schema fixes the number and the types of the arguments.",
-            "pass the declared type",
+            "The signature of the op or function fixes the number, the names and the types of the arguments.",
+            "pass a value of the type under 'expected'",
         ),
         (
             "SL210",
             "a mutated tensor overlaps itself",
-            "Two elements of the tensor share memory, so a write to it has no defined result.",
-            "pass x.clone(), and read the result from the clone; x itself stays as it was",
+            (
+                "The op writes to the tensor. Where two of its elements share memory, the result of the write is not "
+                "defined. The same holds for memory that it shares with another tensor of the call."
+            ),
+            "pass y = x.clone() in place of x, and use y after the call. The values of x do not change",
         ),
         (
             "SL211",
             "the op does not accept these values",
             "The op is not defined for every value of its inputs. The line 'got' shows the value that it cannot use.",
-            "correct the values that the message names",
+            "replace or remove the input value that 'got' describes",
         ),
         (
             "SL212",
             "the given output does not fit",
-            "An out-variant fills contiguous tensors of the declared shape and dtype.",
-            "pass torch.empty of the expected shape and dtype",
+            (
+                "An out-variant, the call with out=, writes its results to given tensors. They must be contiguous "
+                "and have the declared shape and dtype."
+            ),
+            "pass torch.empty(shape, dtype=dtype, device=device) with the values under 'expected'",
         ),
         (
             "SL213",
             "the given workspace does not fit",
-            "A kernel relies on the size and the alignment of its workspace.",
-            "pass torch.empty(op.workspace_bytes(...), dtype=torch.uint8, device=...)",
+            (
+                "A workspace is a tensor of bytes in which a kernel keeps temporary values. The kernel relies on its "
+                "size and alignment."
+            ),
+            (
+                "pass workspace=torch.empty(op.workspace_bytes(*arguments), dtype=torch.uint8, device=device), with "
+                "the arguments and the device of the call"
+            ),
         ),
         (
             "SL214",
             "the C ABI cannot carry this dtype",
             (
-                "A C kernel identifies a dtype by its DLPack code. A dtype without a code of its own would be "
-                "mistaken for another dtype."
+                "A C kernel identifies a dtype by its code in DLPack, the standard for passing tensors between "
+                "libraries. A dtype without a code of its own would be mistaken for another dtype."
             ),
-            "convert the tensor to a dtype with a DLPack code, such as torch.float32, or view its bytes as torch.uint8",
+            (
+                "convert the tensor to a dtype with a DLPack code, such as torch.float32, or view its bytes as "
+                "torch.uint8"
+            ),
         ),
         (
             "SL215",
             "the sparse tensor would lose its gradient",
             (
                 "Reentrant checkpointing computes gradients only for tensors that its function takes and returns "
-                "directly. It computes no gradient for a tensor inside of another object, such as a SparseTensor."
+                "directly. It computes none for a tensor inside of another object, such as a SparseTensor."
             ),
             "pass use_reentrant=False to torch.utils.checkpoint.checkpoint",
         ),
@@ -118,25 +142,36 @@ register(
             "SL216",
             "the call mixes DTensors and plain tensors",
             "A plain tensor does not say whether it is the whole tensor or the shard of one rank.",
-            "convert the plain tensors with distribute_tensor, or pass .to_local() of each DTensor",
+            (
+                "convert each plain tensor with torch.distributed.tensor.distribute_tensor(t, mesh, placements). If "
+                "the op is to run on the local shards alone, pass x.to_local() of each DTensor x"
+            ),
         ),
         (
             "SL217",
             "the op has no sharding rule for this call",
             (
-                "Shiplap runs an op on sharded tensors only if a sharding rule says how the results of the ranks form"
-                " the result of the whole. It never gathers shards silently."
+                "Shiplap runs an op on sharded tensors only if a sharding rule says how the results of the ranks "
+                "form the result of the whole. It never gathers shards silently. No rule can cover DTensors in a "
+                "list."
             ),
-            "redistribute the tensors to Replicate(), or declare a rule with op.sharding(...)",
+            (
+                "pass x.redistribute(placements=[Replicate()] * x.device_mesh.ndim) for each sharded tensor x, or "
+                'declare a rule such as op.sharding({"x": 0}, 0). In a list, pass plain tensors'
+            ),
         ),
         (
             "SL218",
             "the sharding rule does not fit the op",
             (
-                "A sharding rule says for each tensor argument and each output along which axis it is sharded, or how"
-                " the tensors of the ranks are combined."
+                "A sharding rule gives each tensor argument and each output an axis along which it is sharded, or a "
+                'word. "whole" means that each rank has all of it, and "sum", "max" or "min" how the tensors of the '
+                "ranks are combined. An op that writes to its arguments or takes lists of tensors can have no rule."
             ),
-            'write for example op.sharding({"x": 0}, 0); an axis, "whole", "sum", "max" and "min" are allowed',
+            (
+                'give each tensor an axis, "whole", "sum", "max" or "min", such as op.sharding({"x": 0}, 0). If the '
+                "op writes to its arguments or takes lists of tensors, remove op.sharding"
+            ),
         ),
         (
             "SL219",
@@ -145,17 +180,26 @@ register(
                 "A split of the rows can separate neighbouring voxels of one scene, and convolutions would then give "
                 "wrong results. Pipeline parallelism splits each micro-batch in this way."
             ),
-            "split the batch by scenes with x[start:stop], and pass plain tensors between pipeline stages",
+            (
+                "split the batch by scenes, as in x[start:stop]. For pipeline parallelism, use "
+                "sparse3d.pipeline.split and sparse3d.pipeline.stage"
+            ),
         ),
         (
             "SL220",
-            "a number carries a gradient",
-            "The schema has a number there: what autograd knows of the tensor would be lost.",
-            'pass number.item() or number.detach(), or declare the argument as a tensor, Float[Tensor, ""]',
+            "a tensor that requires a gradient was passed as a number",
+            (
+                "The op takes a plain number here, which carries no gradient. The gradient of the tensor would "
+                "silently be lost."
+            ),
+            (
+                'if the gradient is needed, declare the argument as a tensor: Float[Tensor, ""]. If not, pass '
+                "number.item()"
+            ),
         ),
         (
             "SL221",
-            "an argument is none of its choices",
+            "an argument is not one of its allowed values",
             "The declaration lists the only values that the argument may have, as a Literal or an Enum.",
             "pass one of the values that 'expected' lists",
         ),

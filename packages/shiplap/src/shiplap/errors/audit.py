@@ -20,20 +20,25 @@ register(
             "SL501",
             "the target names no declared op",
             "An audit works on ops that are declared with sl.op or sl.adopt.",
-            "pass module:op, a file that declares ops, or namespace::name of a declared op",
+            (
+                "pass a file that declares ops, module:op such as mylib.ops:scale, or the name of a declared op such "
+                "as mylib::scale"
+            ),
         ),
         (
             "SL502",
             "no samples can be generated",
             "Shiplap could not derive sizes or values for test inputs from the declaration.",
-            "declare a builder with @op.samples: fn(rng, sizes, dtype, device) -> all arguments, "
-            "where rng is a torch.Generator and sizes maps each dim and each scalar to the value asked for",
+            (
+                "write a function build(rng, sizes, dtype, device) under @op.samples that returns all arguments. rng "
+                "is a torch.Generator, and sizes maps each dim and each scalar to the value asked for"
+            ),
         ),
         (
             "SL503",
             "no check has this name",
-            "The name of a check is the name of its file in shiplap/audit/checks.",
-            "use names that shiplap.audit.CHECKS lists",
+            "checks= and --check take the names of the checks of an audit.",
+            "use a name that 'expected' lists",
         ),
     ],
 )
@@ -45,10 +50,10 @@ register(
             "SL504",
             "a result with a verdict was used as a condition",
             (
-                "A verdict has three values, for an audit proven, failed and incomplete. Incomplete is no failure and "
-                "no success, so that a result is neither true nor false."
+                "A verdict has three values, for an audit proven, failed and incomplete. Incomplete means neither "
+                "success nor failure, so a result cannot be converted to bool."
             ),
-            "use the property that you need, such as: assert sl.audit(op).proven",
+            "test the verdict that you need, such as: assert sl.audit(op).proven",
         ),
     ],
 )

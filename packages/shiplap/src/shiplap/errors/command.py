@@ -19,116 +19,171 @@ register(
         (
             "SL601",
             "the target cannot be imported",
-            "An op exists only after the module that declares it has been imported.",
-            "correct the error that the import raises, or pass another target",
+            (
+                "An op or a model exists only after the code that defines it has been imported. That code raised the "
+                "error under 'got'."
+            ),
+            "correct the code that raises the error under 'got', or pass another target",
         ),
         (
             "SL602",
             "the file cannot be read or written",
-            "The file does not exist, you may not access it, or its content is not what the command expects.",
-            "correct what 'got' names, or pass another path",
+            (
+                "The file does not exist, you may not access it, the disk is full, or the content is not what the "
+                "command expects."
+            ),
+            (
+                "pass the path of a file that fits 'expected', or remove the obstacle under 'got', such as a missing "
+                "permission"
+            ),
         ),
         (
             "SL603",
             "required packages are not installed",
             "This command needs packages that are not installed with shiplap itself.",
-            "install the packages that the message names",
+            "run pip install with the packages that 'expected' lists",
         ),
         (
             "SL604",
             "the signature cannot be read",
-            "'shiplap init' drafts a declaration from annotations, a docstring or a torch schema.",
+            (
+                "'shiplap init' drafts a declaration from annotations, from a signature in the docstring, or from a "
+                "torch schema. It found none of them, or one that it cannot read."
+            ),
             "annotate the function, or write its signature as the first line of its docstring",
         ),
         (
             "SL605",
             "the device is not available",
-            "The command runs only on the device that it was given.",
-            "run 'shiplap env' to list the devices, then pass one of them",
+            (
+                "The command runs only on the device that --device names, and torch cannot use that device on this "
+                "machine."
+            ),
+            "run 'shiplap env' to list the devices, then pass one of them, such as --device cpu",
         ),
         (
             "SL606",
             "the op has no valid inputs to tune on",
             (
-                "An integer tensor may hold indices. With meaningless indices a wrong or slow kernel can look right "
-                "or fast."
+                "An integer tensor may hold indices. With meaningless indices, a wrong kernel can look right and a "
+                "slow one fast. So Shiplap draws no random integers for tuning."
             ),
-            "declare a builder with @op.samples: fn(rng, sizes, dtype, device) -> all arguments",
+            "write a function build(rng, sizes, dtype, device) under @op.samples that returns all arguments",
         ),
         (
             "SL607",
-            "the frozen table has no choice for this call",
+            "the frozen table has no entry for this call",
             (
-                "'shiplap freeze' wrote this table, and it has no entry for the shapes of this call. With "
-                "SHIPLAP_STRICT=1 Shiplap raises an error instead of using the default config."
+                "'shiplap freeze' wrote this table of tuned choices, and it has no entry for the shapes of this "
+                "call. With SHIPLAP_STRICT=1, Shiplap raises an error instead of using the default config."
             ),
-            "run 'shiplap tune' for this call and 'shiplap freeze' again, or unset SHIPLAP_STRICT",
+            (
+                "tune the calls and write the table again: shiplap tune --profile calls.jsonl && shiplap freeze -o "
+                "tuned.json. To run with the default config, unset SHIPLAP_STRICT"
+            ),
         ),
         (
             "SL608",
             "tuning is not allowed here",
             (
-                "A measurement takes seconds, so Shiplap never tunes inside an op, a backward pass or a CUDA graph "
-                "capture."
+                "A measurement takes seconds. So Shiplap never tunes inside an op, a backward pass, a traced "
+                "function or a CUDA graph capture. It also does not tune while a process that it started for tuning "
+                "imports the module of the op."
             ),
-            "tune before the model runs, with 'shiplap tune' or with sl.tune(op) at start-up",
+            (
+                "tune before the model runs, with 'shiplap tune' or with sl.tune(op) at start-up. If sl.tune(op) is "
+                'at the top level of a module, put it under if __name__ == "__main__":'
+            ),
         ),
         (
             "SL609",
             "the table of choices cannot be trusted",
-            "Shiplap does not use a table that is damaged, edited or made for other versions.",
-            "write the table again with 'shiplap freeze' or 'shiplap cache export'",
+            (
+                "Shiplap does not use a table of tuned choices that is damaged, was edited, or was made with other "
+                "versions."
+            ),
+            (
+                "write the table again with: shiplap freeze -o tuned.json (a file of the cache with: shiplap cache "
+                "export FILE)"
+            ),
         ),
         (
             "SL610",
-            "the sample falls into another bucket",
-            "A choice applies to all calls of one bucket, so Shiplap must measure it on arguments of that bucket.",
-            "let the builder declared with @op.samples return the sizes that it is called with",
+            "the sample builder returned other sizes than it was asked for",
+            (
+                "Calls whose sizes fall into one bucket share a tuned choice. Shiplap must measure it on arguments "
+                "of that bucket, and the builder returned arguments of another one."
+            ),
+            "let the function under @op.samples return arguments of the sizes that it is called with",
         ),
         (
             "SL611",
-            "the tuning process has failed",
-            "Candidates run in a separate process, which has to import the op.",
-            "make the module that declares the op importable, or tune with isolate=False",
+            "the process that tunes has failed",
+            (
+                "Shiplap runs the kernels that it compares in a separate process, which imports the op and draws its "
+                "inputs. That process ended, or raised the error under 'got'."
+            ),
+            (
+                "correct the error under 'got', so that the module that declares the op can be imported in a new "
+                "process. To tune in this process, pass isolate=False"
+            ),
         ),
         (
             "SL612",
             "the tuning budget is not a valid time",
-            "Tuning stops after the time that the budget gives.",
-            "pass seconds, or text such as 90s, 5m or 1h",
+            "The budget is the time after which tuning stops. It must be more than 0 seconds.",
+            "pass a number of seconds, or a text such as 90s, 5m or 1h",
         ),
         (
             "SL613",
             "the arguments do not fit the command",
             "An argument is missing or outside of its range, or two arguments contradict each other.",
-            "run 'shiplap VERB --help' and correct the arguments",
+            "pass what 'expected' shows. Run 'shiplap VERB --help' to list the arguments",
         ),
         (
             "SL614",
-            "no installed package has this verb",
-            "Some verbs come with shiplap. Other verbs come with packages that are installed separately.",
-            "install the package that has the verb, or use a verb that 'shiplap --help' lists",
+            "shiplap has no command of this name",
+            (
+                "Some commands come with shiplap. Others come with packages that are installed separately, such as "
+                "shiplap-backend."
+            ),
+            (
+                "use a command that 'shiplap --help' lists. If the command belongs to another package, install that "
+                "package"
+            ),
         ),
         (
             "SL615",
             "the inputs of the reference cannot be made",
-            "The judge calls the reference and the candidate on inputs that the author of the reference provides.",
-            "define get_inputs() in the file of the reference, or pass --inputs file.py:function",
+            (
+                "The judge calls the reference and the candidate on inputs that the author of the reference "
+                "provides. These must be a list with at least one tensor."
+            ),
+            (
+                "define get_inputs() in the file of the reference, or pass --inputs file.py:function. If it exists, "
+                "correct the error under 'got'"
+            ),
         ),
         (
             "SL616",
             "the reference fails on its own inputs",
             (
-                "The judge compares the results of a candidate with those of the reference, so the reference must run"
-                " on its inputs."
+                "The judge compares the results of a candidate with those of the reference, so the reference must "
+                "run on its inputs."
             ),
-            "correct the reference, or the arguments that get_inputs and get_init_inputs return",
+            "call the reference on what get_inputs() returns, and correct the code that raises the error under 'got'",
         ),
         (
             "SL617",
             "the sandbox for the candidate cannot be started",
-            "The judge calls a candidate only in a process that the Linux kernel has sandboxed.",
-            "run the judge on Linux, and correct the problem that 'got' names",
+            (
+                "The judge calls a candidate only in a process that the Linux kernel has sandboxed. This system is "
+                "not Linux, or the process ended at its start."
+            ),
+            (
+                "if 'got' names another system, run the judge on Linux. If it tells how the process ended, remove "
+                "that cause and run the judge again"
+            ),
         ),
     ],
 )

@@ -20,259 +20,347 @@ register(
             "SL101",
             "the op name is not valid",
             (
-                "A torch op is called namespace::name. Both parts must be Python identifiers, and the namespace "
-                "must not belong to torch."
+                "A torch op is called namespace::name, or namespace::name.overload. Each part must be an ASCII "
+                "identifier that is no keyword of Python. The namespace and the name must not be those of torch "
+                "itself."
             ),
-            'write @sl.op("namespace::name")',
+            'give the op a name of this form, such as @sl.op("mylib::scale")',
         ),
         (
             "SL102",
-            "an argument has no usable annotation",
-            "Shiplap derives the op's schema, its argument checks and its fake implementation from the annotations.",
-            'annotate the argument, for example x: Float[Tensor, "n c"] or stride: int = 1',
+            "an annotation is missing or cannot be evaluated",
+            (
+                "Shiplap derives the op's schema, its argument checks and its fake implementation from the "
+                "annotations of the function."
+            ),
+            (
+                'annotate each argument, such as x: Float[Tensor, "n c"] or stride: int = 1, and import each name '
+                "that an annotation uses"
+            ),
         ),
         (
             "SL103",
             "a torch schema cannot express this argument",
             (
-                "The arguments of an op cross the dispatcher as tensors, numbers, strings, lists of these, and as "
-                "dtypes, devices, layouts, memory formats and generators. Other Python objects have no type there."
+                "A torch schema gives each argument an ASCII name, a type and perhaps a default. The types are "
+                "tensors, numbers, strings, lists of these, dtypes, devices, layouts, memory formats, generators, "
+                "and classes derived from sl.Opaque."
             ),
-            "pass the fields of the argument as separate arguments of these types",
+            (
+                "annotate the argument with a type that 'expected' lists. If it is an object of your own, pass those "
+                "of its fields that the op reads as separate arguments"
+            ),
         ),
         (
             "SL104",
-            "the size of an output dim is not determined",
+            "the size of an output dim is unknown",
             (
-                "A fake tensor needs the size of every output. The size of each output dim must therefore come from "
-                "an input, an expression or an upper bound."
+                "Shiplap must know the size of every output dim before a kernel runs. The size must therefore be "
+                "that of an input's dim, an expression in dims=, or an upper bound in bounds=."
             ),
             (
-                'give dims={"m": "<expression>"} if the size is computable, or the upper bound in '
-                'bounds={"m": "<expression>"} if it depends on data'
+                "if an input has the same size, use the name of its dim. If the size can be computed, write "
+                'dims={"m": "n // 2"} with your own expression. If it depends on data, write an upper bound: '
+                'bounds={"m": "n"}'
             ),
         ),
         (
             "SL105",
-            "a dim expression is not valid",
-            "Shiplap evaluates dim expressions on symbolic sizes, where only a small set of operations is possible.",
+            "a dim of the declaration is not valid",
             (
-                "use names of dims and int arguments with + - * // %, comparisons, "
-                "len prod min max cdiv gcd pow2 pow2ceil where broadcast"
+                "Shiplap evaluates dims for real and for symbolic sizes, so only names, whole numbers and a few "
+                "operations are possible. Each name must have one meaning, and an argument must determine its value."
+            ),
+            (
+                "write what 'expected' describes. An expression may use names of dims and int arguments, whole "
+                "numbers, + - * // %, comparisons, subscripts, and the functions len, prod, min, max, cdiv, gcd, "
+                "pow2, pow2ceil, where and broadcast"
             ),
         ),
         (
             "SL106",
-            "the dtype of an output is not determined",
+            "the dtype of an output is unknown",
             (
-                "A dtype class such as Float stands for several dtypes, and an output takes the one of an input "
-                "with the same class."
+                "A dtype class such as Float stands for several dtypes. An output of such a class gets the dtype of "
+                "an input with the same class, and no required input has this class."
             ),
-            "use a concrete class (Float32, Int64, ...) or a class that an input also uses",
+            'annotate the output with one dtype, such as Float32[Tensor, "n"], or with the dtype class of an input',
         ),
         (
             "SL107",
-            "mutates= lists an argument that cannot be mutated",
-            "An entry of mutates= must be the name of a tensor argument.",
-            "name a tensor argument of the signature",
+            "an option of the declaration names an unsuitable argument",
+            (
+                "mutates=, contiguous= and specialize= list arguments of the op by their names. An op can write only "
+                "to tensors, so mutates= takes nothing but tensors and lists of tensors."
+            ),
+            "name only arguments of the signature, and in mutates= only tensors or lists of tensors",
         ),
         (
             "SL108",
             "the op name is already taken",
-            "Two different functions declare an op of the same name.",
-            "rename one of the two ops; running the same definition again is allowed",
+            (
+                "Two functions in different places declare an op of the same name. The second would replace the "
+                "first for every caller."
+            ),
+            "give one of the two functions, which 'got' and 'expected' name, another op name",
         ),
         (
             "SL109",
-            "the return annotation does not describe the outputs",
-            "Shiplap allocates the outputs from the return annotation.",
-            'annotate "-> Float[Tensor, \\"n co\\"]", a tuple of such tensors, or "-> None" with mutates=',
+            "the return annotation does not describe the results",
+            (
+                "Shiplap derives the schema of the op from the return annotation, and allocates the outputs by it. "
+                "outputs= gives each new result a name of its own."
+            ),
+            (
+                'write -> Float[Tensor, "n m"] for one tensor, -> tuple[Float[Tensor, "n"], Float[Tensor, "m"]] for '
+                "several, or -> None with mutates= if the op only writes to arguments"
+            ),
         ),
         (
             "SL110",
             "the backward function does not fit the op",
             (
-                "A backward function reads arguments and results of the op by their names, and returns one gradient "
-                "for each argument that it names."
+                "A backward is one function, or several declared ops that return new tensors. It gets arguments and "
+                "results of the op by their names, and returns a gradient for each argument that needs one."
             ),
-            "return a dict {argument name: gradient}; read and save arguments and outputs by their names",
+            (
+                "write a function of (grad, saved, needs) that returns a dict {argument name: gradient}, or pass one "
+                "declared op for each gradient"
+            ),
         ),
         (
             "SL112",
-            "the autocast rule is not known",
-            "The rule says which dtype the floating-point inputs get under torch.autocast.",
-            "use 'widest', 'autocast', 'float32' or None",
+            "the autocast rule is unknown",
+            (
+                "autocast= names the dtype to which the floating-point arguments of a call are converted under "
+                "torch.autocast."
+            ),
+            (
+                'write autocast="widest" for the widest dtype among them, "autocast" for the dtype of the autocast '
+                'context, "float32", or None for no conversion'
+            ),
         ),
         (
             "SL113",
             "the declaration is not finished",
             (
-                "'shiplap init' writes a draft with the names and types of an op. Only the author of the op knows the"
-                " sizes of its outputs and the arguments that it mutates."
+                "'shiplap init' writes a draft with the names and types of an op. Only the author of the op knows "
+                "the sizes of its outputs and the arguments that it mutates."
             ),
-            "fill in the lines marked FILL, then write sl.op (or sl.adopt) in place of unfinished",
+            (
+                "fill in each line that is marked FILL, then replace unfinished by the decorator that the first "
+                "lines of the draft name, sl.op or sl.adopt"
+            ),
         ),
         (
             "SL114",
-            "the template does not follow the rules for templates",
+            "the kernel template of the op cannot be used",
             (
-                "Inductor inserts the code of neighbouring operations at the template's hooks. A template must "
-                "therefore have one output, and store it through a hook."
+                "Inductor puts the code of neighbouring operations into the template. So the op must have one output "
+                "of known size, must write to no argument, and must take no list of tensors. A Triton template also "
+                "needs grid=, and every template needs a config."
             ),
-            "change the place under 'got' to what 'expected' says",
+            (
+                "if the op has several outputs, writes to an argument or takes a list of tensors, bind a kernel with "
+                "@op.kernel in place of the template. Otherwise write the file or the option under 'got' as "
+                "'expected' shows"
+            ),
         ),
         (
             "SL115",
             "the bucket rule does not fit the op",
             (
-                "Calls of one bucket share a tuned choice. A bucket rule states, for dims and scalars of the op, "
-                "which values fall into one bucket."
+                "Calls of one bucket share a tuned choice. The rule gives each dim and scalar of the op a kind. "
+                '"pow2" rounds its value up to a power of two, "exact" keeps it, and "none" ignores it.'
             ),
-            'call op.buckets("pow2", k="exact") with names of its free dims and scalars',
+            (
+                'give each name that \'expected\' lists the kind "pow2", "exact" or "none", such as '
+                'op.buckets("pow2", k="exact")'
+            ),
         ),
         (
             "SL116",
             "the kernel has no valid config",
-            "A config gives a value to each compile-time parameter. At least one config must fit the sizes.",
-            'give configs=[{"BLOCK": 64}, ...] with keywords of the kernel, one of which fits every size',
+            (
+                "A config is a dict with a value for each compile-time parameter of the kernel. configs= needs at "
+                "least one config that fits the sizes of the call. A C kernel needs integers, under the same names "
+                "in each config."
+            ),
+            (
+                "pass configs= as a list of dicts whose keys are keywords of the kernel, such as "
+                'configs=[{"BLOCK": 64}, {"BLOCK": 128}]. If none fits the sizes under \'got\', add one that does'
+            ),
         ),
         (
             "SL117",
             "calls cannot be joined along this dim",
             (
-                "Shiplap joins several calls into one by concatenating tensors along this dim. Each argument that has "
-                "the dim, and every output, must have it as one whole axis."
+                "op.batches lets Shiplap join several calls into one, with tensors concatenated along this dim. The "
+                "dim must be one whole axis of an argument and of every output. The op must not write to arguments, "
+                "and no other size may be computed from the dim."
             ),
-            "name a dim that is one whole axis of an argument and of every output",
+            (
+                "call op.batches with a dim that is one whole axis of an argument and of every output. If the op has "
+                "no such dim, remove the call of op.batches"
+            ),
         ),
         (
             "SL118",
-            "the tolerance has no number or no reason",
+            "the tolerance lacks a number or a reason",
             (
                 "A declared tolerance permits a kernel to differ from its reference by more than rounding. Such a "
                 "tolerance must state a relative error and a reason."
             ),
-            'give tolerance=(1e-3, "tanh stands for erf")',
+            'pass a number between 0 and 1 and the reason, such as tolerance=(1e-3, "tanh stands for erf")',
         ),
         (
             "SL119",
             "nondifferentiable= does not fit the op",
             (
-                "An entry names a result that carries no gradient, or a tensor argument through which none flows. "
-                "What an op writes to stays part of the graph that it belongs to."
+                "nondifferentiable= names results that carry no gradient, and tensor arguments through which no "
+                "gradient flows. An argument that the op writes to cannot be named, since it stays in the graph of "
+                "autograd."
             ),
-            "name tensor arguments that the op does not write to, or results, as outputs= calls them",
+            "name only results, and tensor arguments that the op does not write to",
         ),
         (
             "SL120",
             "random= does not fit the op",
             (
-                "Random results are the same for the same seed. It comes from an int, an integer tensor or a generator "
-                "among the arguments, or from torch's own generator, random='global'."
+                "Random results must be the same for the same seed. The seed is an int, an integer tensor or a "
+                "generator among the arguments, or the state of torch's own generator. An op whose result may be a "
+                "view cannot be random."
             ),
-            "name the argument that seeds the op, or write random='global'",
+            (
+                "write random= with the name of the argument that seeds the op. If the op draws from torch's own "
+                "generator, write random='global'"
+            ),
         ),
         (
             "SL121",
             "unordered= does not fit the results",
             (
-                "The entries name results whose rows, along the first dim, are a set: the audit compares them in any "
-                "order. Several results are ordered together, row by row."
+                "unordered= names results whose rows, along the first dim, may come in any order. The audit brings "
+                "the rows of all named results into one order, so these must have the same number of rows."
             ),
-            "name results with a first dim that is the same for all",
+            "name only single tensors that have the same first dim",
         ),
         (
             "SL122",
             "the kernel does not fit the op",
             (
-                "A kernel of a device type takes the arguments of the op by their names, so that their order cannot be "
-                "mistaken. It may take the outputs by their names, the values of its configs and the workspace."
+                'A kernel belongs to a device type such as "cpu". Shiplap passes it the arguments of the op by their '
+                "names. It may also take the outputs, the values of its configs and the workspace by their names."
             ),
-            'give the kernel the parameters of the op, and bind it with @op.kernel("cpu")',
+            (
+                "give the kernel the parameters that 'expected' lists, and bind it to a device type, such as "
+                '@op.kernel("cpu")'
+            ),
         ),
         (
             "SL123",
-            "a function takes a parameter for which there is no value",
+            "the sample builder takes a parameter for which there is no value",
             (
-                "Functions that belong to a declaration are called by the names of their parameters, so that their "
-                "order cannot be mistaken."
+                "Shiplap calls the function under @op.samples with values for the parameters rng, sizes, dtype and "
+                "device, which it finds by their names."
             ),
-            "use the names that 'expected' lists",
+            "name the parameters rng, sizes, dtype and device. Give any other parameter a default",
         ),
         (
             "SL130",
             "aliases= does not fit the results",
             (
-                "Each result is fresh, an argument that the op writes to, or a tensor that may be a view of an "
-                "argument. A torch schema says which, and torch relies on it."
+                "Each result is a new tensor, an argument that the op writes to, or a tensor that may be a view of "
+                "an argument. The schema of the op says which, and torch relies on it."
             ),
-            'give aliases=("x", None): for each result the name of a tensor argument, or None for a fresh one',
+            (
+                "give aliases= one entry for each result: the name of a tensor argument, or None for a new tensor, "
+                'such as aliases=("x", None)'
+            ),
         ),
         (
             "SL131",
-            "an op with views has no kernels",
+            "a kernel or a gradient was added to an op that returns views",
             (
-                "A view moves no data, so a kernel would have nothing to do. Torch sees through such an op to its "
-                "reference, which gives the gradient and the transforms too."
+                "A view moves no data, so a kernel would have nothing to do. Torch runs the reference of such an op, "
+                "and takes the gradient and transforms such as vmap from it."
             ),
-            "leave the reference alone, or return fresh tensors and remove the argument from aliases=",
+            (
+                "remove the kernel or the gradient. If the op computes new values, return new tensors and remove the "
+                "argument from aliases="
+            ),
         ),
         (
             "SL132",
-            "a trace reads an attribute of an object that its class does not declare",
+            "the reference reads an attribute that the class of an argument does not declare",
             (
-                "While a graph is traced, the reference tells the sizes of results. They may depend on the fields of "
-                "an object alone, since the graph is compiled for the values of those."
+                "While torch traces a graph, the reference computes the sizes of the results. Of an object it may "
+                "read only the attributes in fields= of its class, because the graph is compiled for their values."
             ),
-            "name the attribute in the fields= of the class",
+            (
+                "if sizes depend on the attribute, add it to fields=, such as class Table(sl.Opaque, "
+                'fields=("size",)). If not, do not read it in the reference'
+            ),
         ),
         (
             "SL133",
             "a result has no value while a graph is traced",
             (
-                "The reference tells what an op returns, and is run without data. A graph has symbols for integers "
-                "that depend on data, none for other numbers that leave an op, and no branch can depend on one."
+                "While a graph is traced, the reference runs on tensors without data. A graph can carry an int that "
+                "depends on data, but no other number. So the reference must not return such a float or bool, nor "
+                "branch on it."
             ),
-            "return a tensor without dims, and call .item() on it outside of the op",
+            "return a tensor without dims in place of the number, and call .item() on it outside of the op",
         ),
         (
             "SL134",
-            "the values that the backward reads cannot be found",
+            "Shiplap cannot find the values that the backward reads",
             (
-                "A call keeps for its backward what the backward reads. Shiplap finds the reads in the code of the "
-                "function and of its helpers, where each is an attribute of saved that is written out."
+                "A call keeps for its backward only the values that the backward reads. Shiplap finds them in the "
+                "code of the backward and of its helpers, where each must be written as saved.name."
             ),
             'name the arguments and results that the backward reads: @op.backward(saves=("x", "out"))',
         ),
         (
             "SL137",
-            "a graph cannot hold a call of an op that writes to its arguments",
+            "the op cannot be traced because it writes to its arguments",
             (
-                "While a graph is traced, torch replaces an op that writes by one that returns copies. It does so only "
-                "where every other result is a tensor, and it has a use of its own for an argument called mode."
+                "While a graph is traced, torch replaces an op that writes by one that returns copies. This fails if "
+                "another result is not a single tensor, if an argument is called mode, and inside "
+                "torch.func.functionalize or a nested compiled region."
             ),
-            "return tensors from an op that writes, and rename an argument called mode",
+            (
+                "if 'got' names a result, return a single tensor in its place. If it names the argument mode, rename "
+                "the argument. Otherwise call the op outside of functionalize and of nested regions"
+            ),
         ),
         (
             "SL138",
-            "the op cannot be mapped",
+            "torch.vmap cannot map the op",
             (
-                "torch.vmap makes one call of many. The op runs once for each sample, and the results are stacked, so "
-                "they need the same shape; samples that write to the same memory would overwrite each other."
+                "torch.vmap runs the op once for each sample and stacks the results, so these need the same shape. "
+                "Samples that write to the same memory would overwrite each other. Random results need "
+                'randomness="different".'
             ),
-            "call the op for each sample, or map over the argument that it writes to",
+            (
+                "call the op in a loop over the samples. If 'got' names an argument that the op writes to, map over "
+                "that argument too"
+            ),
         ),
         (
             "SL140",
             "the declaration has an unknown keyword",
             "Shiplap would ignore a misspelt keyword, and the op would lack that property.",
-            "use one of the keywords under 'expected'",
+            "write one of the keywords that 'expected' lists",
         ),
         (
             "SL142",
             "the adopted implementation does not fit the declaration",
-            "A declared op calls what it adopts with its own arguments, in their order or by their names.",
-            "declare the arguments and the writes that 'got' shows",
+            (
+                "A declared op passes its own arguments to the implementation that it adopts. So both must take the "
+                "same arguments and write to the same ones."
+            ),
+            "declare the arguments that 'got' shows, and list in mutates= those that the implementation writes to",
         ),
     ],
 )
@@ -283,10 +371,13 @@ register(
             "SL135",
             "the backward reads a value that was not saved",
             (
-                "With saves=, a call keeps only the tensors that it names for the backward. Without it, a call keeps "
-                "those that Shiplap finds in the backward's code."
+                "With saves=, a call keeps for its backward only the tensors that saves= names. Without saves=, it "
+                "keeps those that Shiplap finds in the backward's code. needs has one entry for each tensor argument."
             ),
-            "name in saves= every tensor that the backward reads, the one under 'got' too",
+            (
+                "if 'got' begins with saved, list in saves= every tensor that the backward reads, with this one. If "
+                "it begins with needs, read a name under 'expected'"
+            ),
         ),
     ],
 )

@@ -15,26 +15,47 @@ register(
         (
             "SL701",
             "the program cannot be started",
-            "The doctor starts the program in the way in which a shell would start it.",
-            "pass a program that exists, for example: shiplap doctor -- python script.py",
+            (
+                "The doctor starts the program as a shell would. The first word after -- must be a program that "
+                "exists and may be run."
+            ),
+            "pass a program that exists, such as: shiplap doctor -- python script.py",
         ),
         (
             "SL702",
             "nothing was compiled",
-            "The doctor sees graph breaks only while torch.compile compiles a function that is called.",
-            "call the torch.compile'd function in the program; unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE",
+            (
+                "Shiplap sees graph breaks and compiled code only while torch.compile compiles a function that the "
+                "program calls."
+            ),
+            (
+                "call a function that torch.compile returned in the program, and unset TORCH_COMPILE_DISABLE and "
+                "TORCHDYNAMO_DISABLE"
+            ),
         ),
         (
             "SL703",
             "'shiplap doctor --try' cannot start this command",
-            "It tries remedies in a copy of the program's folder, where it can start a Python script or a module only.",
-            "in the program's folder, run: shiplap doctor --try -- python script.py (or: python -m module)",
+            (
+                "'shiplap doctor --try' copies the program's folder and tries remedies in the copy. There it can "
+                "start only a Python script or module. It does not copy a folder with more than 5,000 Python files."
+            ),
+            (
+                "in the program's folder, run: shiplap doctor --try -- python script.py (for a module: python -m "
+                "module). If the folder has too many files, move the program to a folder of its own"
+            ),
         ),
         (
             "SL704",
             "two runs of the unchanged program differ",
-            "Remedies are judged by the results of compiled functions, which have to be the same in two runs.",
-            "seed what the program draws at random, and leave clocks out of its results",
+            (
+                "The doctor judges a remedy by comparing the results of compiled functions with those of the "
+                "unchanged program. So two unchanged runs must have the same results."
+            ),
+            (
+                "seed the random numbers, as with torch.manual_seed(0), and keep times and other varying values out "
+                "of the results of compiled functions"
+            ),
         ),
     ],
 )

@@ -15,7 +15,10 @@ register(
         (
             "SL312",
             "the test does not say what to judge",
-            "The marker 'judge' names a reference and candidates, and the fixture 'judged' needs that marker.",
+            (
+                "The fixture judged compares candidates with a reference, which the marker judge names. The test "
+                "lacks the marker, or the marker has fewer than two arguments."
+            ),
             "write @pytest.mark.judge(reference, candidate) above the test",
         ),
     ],

@@ -15,81 +15,107 @@ register(
         (
             "SL301",
             "an output does not fit the declaration",
-            "Code that torch has compiled relies on the shapes and dtypes of the declaration.",
-            "correct the kernel, or the declaration if the kernel is right",
+            (
+                "Code that torch has compiled relies on the number, the types, the shapes, the dtypes and the "
+                "devices of results that the declaration states."
+            ),
+            (
+                "let the kernel or the reference return what 'expected' shows. If the result under 'got' is right, "
+                "change the return annotation to it"
+            ),
         ),
         (
             "SL302",
             "a data-dependent size exceeds its bound",
             "Compiled code allocates memory for the declared bound before the kernel runs.",
-            "correct bounds= in the declaration, or the kernel",
+            (
+                "if the size under 'got' is right, enlarge the expression in bounds=. If it is wrong, correct the "
+                "size that the kernel returns"
+            ),
         ),
         (
             "SL303",
             "a gradient does not fit its argument",
             "A gradient must have the shape of its argument.",
-            "return a tensor of the argument's shape, or None",
+            "return a tensor of the shape under 'expected'. If the gradient is zero, return None",
         ),
         (
             "SL304",
             "the op has no backward",
-            "An input requires a gradient, and the op does not declare how to compute one.",
-            "declare a gradient with @op.backward; where none shall flow through the op, call .detach() on its inputs",
+            (
+                "An input requires a gradient, and the op does not declare how to compute one. An op that writes to "
+                "its arguments, and a call with out=, can have no gradient."
+            ),
+            (
+                "declare a gradient with @op.backward. Only where no gradient is to flow through the op, call "
+                ".detach() on its inputs"
+            ),
         ),
         (
             "SL305",
             "the kernel refused its arguments",
-            "The kernel returned an error status together with the message under 'got'.",
-            "correct the argument that the kernel's message names",
+            (
+                "The kernel, or the vendor's library that it calls, returned an error status with the message under "
+                "'got'."
+            ),
+            "pass arguments that the kernel supports, according to the message under 'got'",
         ),
         (
             "SL306",
-            "the op has no kernel for this device",
-            "SHIPLAP_STRICT=1 forbids running the reference where no kernel is declared.",
-            'add a kernel with @op.kernel("<device>"), or unset SHIPLAP_STRICT',
+            "no kernel of the op takes this call",
+            (
+                "No kernel is declared for the device, or each one declines the call for the reason under 'got'. "
+                "With SHIPLAP_STRICT=1, Shiplap then raises an error instead of running the reference, which may be "
+                "slow."
+            ),
+            'add a kernel that takes such calls, with @op.kernel("cuda") or another device, or unset SHIPLAP_STRICT',
         ),
         (
             "SL307",
             "the op cannot be packaged for this device",
-            "An AOTInductor package runs without Python, but the kernel that this op would use is a Python function.",
-            "declare one C ABI kernel or a template for the device, or pass the op's result to the program as an input",
+            (
+                "An AOTInductor package runs without Python. The code that this op would run on the device, a kernel "
+                "or the reference, is a Python function."
+            ),
+            "bind one C kernel (sl.cabi) or a template, or pass the op's result to the program as an input",
         ),
         (
             "SL313",
             "the gradient of the op cannot be differentiated again",
             (
                 "A second derivative differentiates the backward. Autograd does not record one of its operations, or "
-                "takes a saved value for a constant. The second derivative would be wrong, with no error."
+                "takes a saved value for a constant. The second derivative would be wrong without any error."
             ),
             (
-                "write the backward in operations that autograd records; or declare once_differentiable=True to refuse "
-                "second derivatives; or once_differentiable=False if they are known to be right"
+                "write the backward in operations that autograd records. If second derivatives are not needed, "
+                "declare once_differentiable=True. If they are known to be right, declare once_differentiable=False"
             ),
         ),
         (
             "SL316",
-            "an argument was changed that the op does not declare to change",
+            "the op changed an argument that it does not declare in mutates=",
             (
-                "A compiled graph may move, repeat or remove a call, and share the memory of its arguments. It relies "
-                "on mutates=, which lists every argument that the op writes to. Such an argument keeps its memory."
+                "A compiled graph may move, repeat or remove a call, and share the memory of its arguments. It "
+                "relies on mutates=, which must list every argument that the op writes to. Such an argument must "
+                "keep its memory and shape."
             ),
-            "write to a copy, or list the argument in mutates=",
+            "if callers expect the write, list the argument in mutates=. If not, write to a copy, such as x.clone()",
         ),
         (
             "SL317",
             "torch.vmap cannot map a call that writes to given outputs",
             (
-                "A mapped call runs the op once for each slice of a batch. Torch stacks new tensors that the calls "
-                "return, and takes no given output apart."
+                "torch.vmap runs the op once for each slice of a batch and stacks the tensors that the op returns. "
+                "It cannot divide a given output among these runs."
             ),
-            "call the op itself, which returns new tensors, instead of op.out",
+            "call the op itself, which returns new tensors, in place of op.out",
         ),
         (
             "SL318",
-            "a call whose result sizes depend on data cannot be captured",
+            "a call whose result sizes depend on data cannot be captured in a CUDA graph",
             (
-                "The host reads such a size before it can return the result. A CUDA graph records work for the device "
-                "alone, and its replay repeats the sizes of the capture."
+                "The host must read such a size before it can return the result. A CUDA graph records only work of "
+                "the device, and its replay repeats the sizes of the capture."
             ),
             "call the op outside of the capture, and capture the parts before and after it",
         ),

@@ -15,22 +15,39 @@ register(
         (
             "SL618",
             "a parameter of the Triton kernel has no value",
-            "Generated C++ launches the kernel, so sl.triton has to say where each of its parameters comes from.",
-            "name the parameter like an argument, an output or a size, or add what 'expected' names to sl.triton(...)",
+            (
+                "Shiplap generates C++ code that launches the kernel. So it must know where the value of each "
+                "parameter and the size of the grid come from. A parameter gets the value of the same name, or one "
+                "from an option of sl.triton."
+            ),
+            (
+                "give the parameter the name of an argument, an output or a size of the op, or pass what 'expected' "
+                'shows, such as sl.triton(..., constants={"BLOCK": 128})'
+            ),
         ),
         (
             "SL619",
             "the Triton kernel cannot be launched by generated code",
-            "A generated launch passes tensors, numbers and scratch memory to one plain kernel after the other.",
-            "write a Python function that launches the kernel on its grid, and bind that function",
+            (
+                "Generated code launches plain Triton kernels, one after the other. It can pass them only tensors, "
+                "numbers and scratch memory."
+            ),
+            (
+                "write a Python function that launches the kernel as kernel[grid](...), and bind that function with "
+                '@op.kernel("cuda")'
+            ),
         ),
         (
             "SL620",
             "no Triton kernel of the op is compiled for the package",
-            "A program without Python cannot compile Triton kernels. Its library has one for each dtype and layout of "
-            "its calls.",
-            "call shiplap.kernels.triton.compile_ahead(op, calls, architectures=(90,)) with the architecture of the "
-            "program's GPU, and with arguments like those of the program",
+            (
+                "A program without Python cannot compile Triton kernels. Its library must hold a compiled kernel for "
+                "each dtype and layout of its calls."
+            ),
+            (
+                "call shiplap.kernels.triton.compile_ahead(op, calls, architectures=(90,)) first. calls lists "
+                "argument tuples like those of the program, and 90 stands for compute capability 9.0"
+            ),
         ),
     ],
 )

@@ -15,38 +15,53 @@ register(
         (
             "SL401",
             "the kernel library cannot be loaded",
-            "A C ABI kernel is a function in a shared library, which Shiplap opens by its path.",
-            "build the library, or set SHIPLAP_LIBRARY_PATH to its directory",
+            (
+                "A C kernel is a function in a shared library, which Shiplap opens by its path. The file does not "
+                "exist, or the loader of the system rejects it."
+            ),
+            (
+                "if the file is missing, build the library, or set SHIPLAP_LIBRARY_PATH to its directory. If the "
+                "loader rejects it, build it again for this machine, with the libraries that 'got' names installed"
+            ),
         ),
         (
             "SL402",
-            "the library does not contain the symbol",
-            "The file of the library is older or newer than the declaration that names this function.",
-            "rebuild the library",
+            "the library does not contain the function",
+            (
+                "The library has no function of the name that the declaration gives. It is older or newer than the "
+                "declaration, or the name is misspelt."
+            ),
+            (
+                "correct the name in sl.cabi(...). If the name is right, build the library again from sources that "
+                "define the function with C linkage"
+            ),
         ),
         (
             "SL403",
             "the library was built for another declaration",
-            "A library that was compiled for another declaration would misread the arguments.",
-            "regenerate the header with 'shiplap header', then rebuild the library",
+            "A library that was compiled for another declaration would misread the arguments of a call.",
+            "write the header again with: shiplap header mylib.ops -o mylib.h. Then build the library again",
         ),
         (
             "SL404",
             "the declaration has no equivalent in C",
             (
-                "C functions can take only tensors, optional tensors and scalars, and generated C++ code can evaluate"
-                " only some preconditions."
+                "C functions can take only tensors, optional tensors and scalars. Generated C++ code can evaluate "
+                "only some preconditions."
             ),
-            "split the argument into tensors and scalars, or bind a Python function instead",
+            "replace the argument by single tensors and scalars, or bind a Python function as the kernel",
         ),
         (
             "SL405",
             "the native binding cannot be used",
             (
-                "If the installed package contains no native binding, op.build() compiles one on your machine. Without "
-                "a native binding, calls go through the slower Python binding."
+                "A native binding is compiled code through which calls reach the kernel without Python. It could not "
+                "be compiled or loaded, for the reason under 'got'. Calls use the slower Python binding."
             ),
-            "install a C++20 compiler or set CXX; set SHIPLAP_NATIVE=0 to keep the Python binding",
+            (
+                "if 'got' says that there is no compiler, install a C++20 compiler or set CXX to its path. For any "
+                "other reason, set SHIPLAP_NATIVE=0 to use the Python binding"
+            ),
         ),
         (
             "SL406",
@@ -56,61 +71,82 @@ register(
         ),
         (
             "SL410",
-            "the machine lacks a resource for the native binding",
+            "the native binding could not be built or loaded for lack of a resource",
             (
-                "The machine ran out of memory, disk space, open files or processes while the binding was compiled or "
-                "loaded, or the system killed the compiler. The kernel is not at fault. Calls use the slower Python "
-                "binding."
+                "The machine ran out of memory, disk space, open files or processes, or the system killed the "
+                "compiler. The kernel is not at fault. Calls use the slower Python binding."
             ),
-            "free what 'got' names, or raise its limit, and run the program again",
+            "free the resource under 'got' or raise its limit, then run the program again",
         ),
         (
             "SL407",
             "tvm-ffi is not installed",
-            "Exporting a kernel through tvm-ffi needs its headers and its library.",
+            "Shiplap exports a kernel to tvm-ffi with the headers and the library of that package.",
             "install it: pip install 'shiplap[tvm-ffi]'",
         ),
         (
             "SL408",
             "the compiled model cannot be loaded",
             (
-                "AOTInductor compiles a model with the C++ compiler that CXX names. Some compilers link the C++ runtime"
-                " into every library. Beside the runtime of torch, such a library can end the process that loads it."
+                "AOTInductor compiles a model with the C++ compiler that CXX names. Some compilers link the C++ "
+                "runtime into every library. A process that loads such a library beside torch, which has a C++ "
+                "runtime too, can crash."
             ),
-            "set CXX to another compiler and make the package again",
+            "set CXX to another compiler, such as CXX=/usr/bin/g++, and make the package again",
         ),
         (
             "SL409",
             "only Python could serve the call, and this library has none",
             (
-                "A deployed library has native code alone. Where a kernel does not take a dtype, or a tensor that is"
-                " written to may require a gradient, a process with Shiplap leaves the call to Python."
+                "A deployed library contains only native code. The kernel does not take this call, or a tensor that "
+                "it writes to may require a gradient. In a process with Shiplap, Python would run such a call."
             ),
-            "pass tensors that the kernel takes, under torch.no_grad() where it writes to them",
+            (
+                "pass tensors of dtypes that the kernel takes. If the op writes to its arguments, call it under "
+                "torch.no_grad()"
+            ),
         ),
         (
             "SL420",
             "the sources of the kernel are not compiled",
-            "A kernel of sl.source is compiled on request, so that no call waits for a compiler.",
-            "call op.build() in Python, or run 'shiplap build TARGET' in a shell",
+            (
+                "The sources of a kernel that sl.source declares are compiled only on request, so that no call waits "
+                "for a compiler."
+            ),
+            "call op.build() in Python, or run 'shiplap build mylib.ops' with the module that declares the op",
         ),
         (
             "SL421",
             "the sources of the kernel cannot be compiled",
-            "The compiler's message has the file and the line. Each source follows the header of the declaration.",
+            (
+                "The compiler rejected a source file, with the message under 'got'. Sources are compiled together "
+                "with a header that declares the kernel as the op's declaration requires it."
+            ),
             "correct the source at the line that the compiler names",
         ),
         (
             "SL422",
             "the CUDA architecture is unknown",
-            "nvcc compiles for the architectures that it knows, which are named by their compute capability.",
-            'pass architectures=[...] with the compute capabilities of your GPUs, such as "90a"',
+            (
+                "A CUDA architecture is named by its compute capability. The name is not of this form, or the "
+                "installed nvcc does not know it."
+            ),
+            (
+                'pass architectures=["90a"] with the compute capabilities of your GPUs, of those that nvcc '
+                "--list-gpu-arch prints"
+            ),
         ),
         (
             "SL423",
             "there is no compiler for the sources of the kernel",
-            "C and C++ need a C++ compiler, CUDA C++ needs nvcc. A package that was built elsewhere needs neither.",
-            "install a C++ compiler, or set CXX",
+            (
+                "C and C++ sources need a C++ compiler, and CUDA sources need nvcc. A package that was built "
+                "elsewhere needs neither."
+            ),
+            (
+                "for C and C++, install a C++ compiler or set CXX to its path. For CUDA, install the CUDA toolkit or "
+                "set CUDACXX to the path of nvcc"
+            ),
         ),
     ],
 )

@@ -15,15 +15,18 @@ register(
         (
             "SL801",
             "the rewrite failed its proof",
-            "The replacement must compute what the pattern computes: values, dtypes, shapes, strides and gradients.",
-            "correct the replacement; print rewrite.findings to see each difference",
+            (
+                "The replacement must compute what the pattern computes, with equal values, dtypes, shapes, strides "
+                "and gradients."
+            ),
+            "change the replacement until rewrite.findings, which lists the differences, shows none",
         ),
         (
             "SL802",
             "the pattern and the replacement of a rewrite do not fit each other",
             (
-                "The replacement is called with the arguments that the pattern matched, so both need the same "
-                "parameters. The annotations of the pattern say which tensors and numbers they are."
+                "Shiplap calls the replacement with the arguments that the pattern matched, so both need the same "
+                "parameters. The annotations of the pattern say which of them are tensors and which are numbers."
             ),
             "give both functions the same parameters, and annotate each parameter of the pattern",
         ),
@@ -31,31 +34,44 @@ register(
             "SL803",
             "the guard is not valid",
             (
-                "A guard is a Python expression on the tensors and numbers of a match. It may use only comparisons, "
-                "and, or, not, arithmetic on sizes, and attributes such as x.dtype, x.ndim and x.shape[-1]."
+                "A guard is a condition under which a rewrite applies, written as a Python expression in where=. It "
+                "may use only comparisons, and, or, not, arithmetic on sizes, and attributes such as x.dtype, x.ndim "
+                "and x.shape[-1]."
             ),
-            (
-                "use only comparisons of x.dtype, x.shape[-1], x.ndim, x.device.type, dims, numbers and strings, "
-                "joined by and, or, not"
-            ),
+            'write the guard as a text of these parts, such as where="x.dtype == float16 and x.shape[-1] % 16 == 0"',
         ),
         (
             "SL804",
-            "the function cannot be traced into one graph",
-            "A pattern is compared with the graph of a model, node by node.",
-            "write it as one function of tensors, without branches on values, writes or randomness",
+            "a function of the rewrite cannot be traced into one graph",
+            (
+                "Shiplap compares the pattern with the graph of a model, node by node. So torch must be able to "
+                "trace the pattern and the replacement into one graph each, which uses every argument."
+            ),
+            (
+                "write each of them as a function of tensors without branches on values, writes to arguments and "
+                "random numbers"
+            ),
         ),
         (
             "SL805",
             "the rewrite cannot be proven",
-            "A rewrite is applied only after its replacement has been compared with its pattern on samples.",
-            "annotate the pattern's arguments, or give samples=",
+            (
+                "Shiplap applies a rewrite only after it has compared the replacement with the pattern on samples. "
+                "It has no samples, or none that the guards in where= admit."
+            ),
+            (
+                'annotate each parameter of the pattern, such as x: Float[Tensor, "n c"]. If the guards exclude all '
+                "samples of these, give samples= a function that returns argument tuples which the guards admit"
+            ),
         ),
         (
             "SL806",
             "no graph was compiled",
-            "Rewrites are applied while torch.compile compiles a function.",
-            "pass a file with a function or a model, and with example_inputs() that returns its arguments as a tuple",
+            "Rewrites are applied while torch.compile compiles a function, and torch.compile compiled none.",
+            (
+                "pass a file with a function or model of tensors, and define example_inputs() in it, which returns "
+                "the arguments of the call as a tuple"
+            ),
         ),
     ],
 )

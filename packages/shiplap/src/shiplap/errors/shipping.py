@@ -16,17 +16,21 @@ register(
             "SL308",
             "native bindings cannot be added to the package",
             (
-                "A native binding is stored in the package that declares the op. The kernel library of the op must be"
-                " in the same package."
+                "A native binding is compiled code through which calls reach a kernel. It is stored in the package "
+                "that declares the op. The package must be a folder that can be imported, with the kernel libraries "
+                "of its ops inside."
             ),
-            "correct the problem that 'got' names, then run 'shiplap package' again",
+            (
+                "if 'got' is an error of an import, correct it. If it names a library, build that library into the "
+                "folder of the package. Then run 'shiplap package' again"
+            ),
         ),
         (
             "SL309",
             "an installed native binding cannot be used",
             (
                 "The installed package contains a compiled binding for this op. That binding was built for another "
-                "declaration, machine or version of Shiplap, or its file was modified. Shiplap ignores it."
+                "declaration, machine or version of Shiplap, or its file was modified. Calls do not use it."
             ),
             "install a wheel that 'shiplap package' made with the installed versions of the package and of shiplap",
         ),
@@ -37,16 +41,20 @@ register(
                 "A wheel is a zip file with one directory *.dist-info. The files WHEEL and RECORD in this directory "
                 "describe the other files."
             ),
-            "build the wheel again, and pass the path of the new file",
+            "build the wheel again with 'python -m build', and pass the path of the new file in dist/",
         ),
         (
             "SL321",
             "the op cannot be exported to ONNX",
             (
-                "In an ONNX file, the op's reference stands for the op, in standard operators. torch.onnx must be able "
-                "to export the reference, and the reference must return its results, not write to arguments."
+                "In an ONNX file, a function of standard ONNX operators stands for the op. It is made from the op's "
+                "reference. So torch.onnx must be able to export the reference, which must return its results and "
+                "write to no argument."
             ),
-            "change what 'got' names in the reference: return the results, and use operators that torch.onnx exports",
+            (
+                "rewrite the part of the reference that 'got' names: return the results, and use only operators that "
+                "torch.onnx exports"
+            ),
         ),
         (
             "SL322",
@@ -58,10 +66,14 @@ register(
             "SL323",
             "an op cannot be ejected",
             (
-                "'shiplap eject' writes ops as plain sources. A template, a choice among configs, an object as an"
-                " argument, or a function without a source of its own has no plain form. Nothing was written."
+                "'shiplap eject' writes ops as plain sources that need no Shiplap. It cannot write a template, a "
+                "choice among configs, an object as an argument, or a function without a source of its own. Nothing "
+                "was written."
             ),
-            "eject the other ops by their names, or change what 'got' names",
+            (
+                "name only ops that can be ejected, such as: shiplap eject mylib.ops:scale -o mylib_plain. To eject "
+                "the others, remove what 'got' names from them"
+            ),
         ),
     ],
 )

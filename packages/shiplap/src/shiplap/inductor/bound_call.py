@@ -26,8 +26,8 @@ from shiplap.tuning.inputs import layout_name
 class LoweredCall:
     """One call of an op in the graph that is being lowered.
 
-    ``values`` are fakes and scalars in schema order. ``env`` maps dims and scalars to sizes, symbolic or not. ``node``
-    is the FX node.
+    ``values`` are fake tensors and scalars in schema order. ``env`` maps the names of dims and scalars to their values,
+    which may be symbolic. ``node`` is the FX node of the call.
     """
 
     op: Op
@@ -44,15 +44,15 @@ class LoweredCall:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the shared memory and the candidates of this call. The candidates refer to the call in turn, so
-        reference counting would not free them.
+        """Release the shared memory and the candidates of this call. The candidates refer to the call, so reference
+        counting alone would not free them.
         """
         self._scratch.clear()
         self.memo.clear()
 
     def scratch(self, name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Return the tensor that this call keeps under ``name``, made by ``make(*args)`` at the first request. The
-        candidates for this call, that is its possible kernels, are run one after another in these shared buffers.
+        """Return the tensor that this call stores under ``name``. At the first request, ``make(*args)`` makes it. The
+        candidates, that is the possible kernels of this call, run one after another in these shared buffers.
         """
         if name not in self._scratch:
             self._scratch[name] = make(*args)
@@ -60,8 +60,8 @@ class LoweredCall:
 
     @staticmethod
     def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LoweredCall:
-        """Return the call of ``op`` that Inductor is lowering. ``args`` and ``kwargs`` hold Inductor's IR nodes, and
-        the fake tensors are read from the current FX node.
+        """Return the call of ``op`` that Inductor is lowering. ``args`` and ``kwargs`` hold Inductor's IR nodes. The
+        fake tensors are read from the current FX node.
         """
         # Inductor replaces the arguments by IR nodes, which have no values. The fakes are found through the FX node.
         node = inductor_lowering.current_node()
@@ -80,23 +80,25 @@ class LoweredCall:
 
     @cached_property
     def identity(self) -> str:
-        """The digest of the op with all of its kernels, cached because ``Op.identity`` computes it at every access."""
+        """A digest of the op with all of its kernels. It is cached, because ``Op.identity`` computes it at every
+        access.
+        """
         return self.op.identity
 
     def reference(self, *tensors: Any) -> Any:
-        """Return the result of the op's reference, its implementation in plain PyTorch, for this call with ``tensors``
-        in place of the tensor arguments that are not None. All other arguments are those of the call.
+        """Return the result of the op's reference, its implementation in plain PyTorch. ``tensors`` take the place of
+        the tensor arguments that are not None. All other arguments are those of this call.
         """
         return self.op.run_reference(self._all_arguments(tensors))
 
     def function_of_tensors(self, function: Traced) -> Callable[..., Any]:
-        """Return a function that takes only the tensor arguments that are not None, in schema order, and calls
-        ``function`` with all arguments of the op: these tensors, and for the rest the values of this call.
+        """Return a function that calls ``function`` with all arguments of the op. It takes only the tensor arguments
+        that are not None, in schema order. All other arguments are those of this call.
         """
 
         def run(*tensors: Any) -> Any:
-            """Return the result of the function given to ``function_of_tensors``, called with all arguments of the op:
-            ``tensors`` for the tensor arguments that are not None, and for the rest the values of this call.
+            """Return the result of ``function`` with ``tensors`` in place of the tensor arguments that are not None.
+            All other arguments are those of this call.
             """
             positional, named = self.op.spec.split(self._all_arguments(tensors))
             return function(*positional, **named)
@@ -126,25 +128,25 @@ class LoweredCall:
 
     @cached_property
     def hints(self) -> dict[str, Any]:
-        """The dims and scalars of the call by name, as numbers: a symbolic size has the value with which the graph is
+        """The dims and scalars of the call by name, as numbers. A symbolic size has the value with which the graph is
         being compiled.
         """
         return self.numbers({})
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
-        """Return the dims and scalars of the call by name as numbers. A size symbol in ``sizes`` gets its value from
-        there, any other symbol the value with which the graph is being compiled.
+        """Return the dims and scalars of the call by name, as numbers. A size symbol gets its value from ``sizes``. If
+        ``sizes`` lacks it, it has the value with which the graph is being compiled.
         """
         return {k: _as_hints(v, sizes) for k, v in self.env.items()}
 
     @cached_property
     def sizes(self) -> SizeRange:
-        """The range of sizes that the compiled graph serves for this call, computed once."""
+        """The range of sizes at which the compiled graph may run this call, computed once."""
         return size_range(self)
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """Return the shape of the output as numbers. A size symbol in ``sizes`` gets its value from there, any other
-        symbol the value with which the graph is being compiled.
+        """Return the shape of the output as numbers. A size symbol gets its value from ``sizes``. If ``sizes`` lacks
+        it, it has the value with which the graph is being compiled.
         """
         return tuple(evaluate_size(s, sizes) for s in self.output.shape)
 
@@ -155,18 +157,22 @@ class LoweredCall:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The compile-time constants that the kernel template gets for this call, by name: ``HAS_BIAS`` for an optional
-        argument ``bias``, ``STRIDE_0`` for an item of a list, each scalar in capitals. A symbolic size among them is
-        fixed to its current value by a guard of the graph.
+        """The compile-time constants, by name, that the kernel template gets for this call.
+
+        They are ``HAS_BIAS`` for an optional argument ``bias``, ``STRIDE_0`` for an item of a list ``stride``, and each
+        scalar under its name in capitals. A symbolic size among them is fixed to its current value by a guard of the
+        graph.
         """
         return template_constants(
             self.op.spec, self.values, lambda v: inductor_lowering.static_size(v) if isinstance(v, torch.SymInt) else v
         )
 
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
-        """Return constants for a kernel template about the memory of this call: ``K_ALIGN``, a power of two that always
-        divides the size ``k``, and ``A_INNER``, the axis along which the tensor ``a`` has stride 1, or -1. ``buffers``
-        holds the input buffers by name.
+        """Return constants for a kernel template about the memory of this call. ``buffers`` holds the input buffers by
+        name.
+
+        ``K_ALIGN`` is a power of two that always divides the size ``k``. ``A_INNER`` is the axis along which the tensor
+        ``a`` has stride 1, or -1 if there is none.
         """
         alignments = {
             f"{k.upper()}_ALIGN": inductor_lowering.known_alignment(v) for k, v in self.env.items() if is_size(v)
@@ -176,9 +182,10 @@ class LoweredCall:
         }
 
     def buffers(self, template: Template) -> dict[str, Any]:
-        """Return Inductor's input buffers for ``template`` by name: the tensor arguments in schema order, then the
-        template's tables (tensors computed from sizes at compile time). A tensor is copied where the dim that the
-        template requires to be adjacent in memory is not.
+        """Return Inductor's input buffers for ``template`` by name. They are the tensor arguments in schema order, then
+        the template's tables. A table is a tensor that is computed from sizes at compile time.
+
+        A tensor is copied if the dim that the template requires to be innermost in memory is not innermost.
         """
         wanted, layouts = dict(template.innermost), {}
         for arg, node in zip(self.op.spec.args, self.args, strict=True):
@@ -201,14 +208,14 @@ class LoweredCall:
 
     @property
     def recipe(self) -> SampleRecipe:
-        """The recipe of a test input like this call: its sizes, scalars, dtypes, memory layouts and absent arguments,
-        from which tensors with random values can be made.
+        """The recipe of a test input like this call, from which tensors with random values can be made. It holds the
+        sizes, scalars, dtypes, memory layouts and absent arguments of the call.
         """
         return self.recipe_at({})
 
     def recipe_at(self, at: Sizes) -> SampleRecipe:
-        """Return the recipe of a test input like this call, but with the size symbols in ``at`` set to their values
-        there. Other symbols have the values with which the graph is being compiled.
+        """Return the recipe of a test input like this call in which the size symbols have their values in ``at``. Any
+        other symbol has the value with which the graph is being compiled.
         """
         spec, hints = self.op.spec, self.numbers(at)
         dims = free_dims(spec)
@@ -224,8 +231,8 @@ class LoweredCall:
         return SampleRecipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes, layouts=self._layouts())
 
     def _layouts(self) -> dict[str, str]:
-        """Return the name of the memory layout of each tensor argument, by argument name, without those whose layout
-        has no name.
+        """Return the name of the memory layout of each tensor argument, by argument name. Tensors whose layout has no
+        name are left out.
         """
         layouts = {}
         for name, value in self.tensors.items():
@@ -236,8 +243,8 @@ class LoweredCall:
 
 
 def _as_hints(value: Any, sizes: Sizes) -> Any:
-    """Return ``value`` with each symbolic size, also in a list, as a number: from ``sizes``, else that of the call at
-    hand.
+    """Return ``value`` with each symbolic size as a number, also in a list. The number comes from ``sizes``. If
+    ``sizes`` lacks the symbol, it is the value with which the graph is being compiled.
     """
     if isinstance(value, (list, tuple)):
         return tuple(_as_hints(v, sizes) for v in value)
@@ -245,8 +252,8 @@ def _as_hints(value: Any, sizes: Sizes) -> Any:
 
 
 def _specialise_sizes(value: Any) -> Any:
-    """Return ``value`` with each symbolic size, also in a list, as the number of this call. The graph is guarded on
-    that number.
+    """Return ``value`` with each symbolic size as the number of this call, also in a list. Each such number becomes a
+    guard of the graph.
     """
     if isinstance(value, (list, tuple)):
         return tuple(_specialise_sizes(v) for v in value)

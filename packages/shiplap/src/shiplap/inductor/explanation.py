@@ -1,4 +1,4 @@
-"""``explain``: the kernels of a compiled function, the candidates of its templates, and what was not fused."""
+"""``explain`` returns the kernels of a compiled function, the candidates of its templates, and what was not fused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ SILENT = "Inductor gave no reason"
 class UnfusedNeighbour:
     """A separate kernel that reads the output of a template, or writes an input of it.
 
-    ``side`` is ``"before"`` or ``"after"`` the template. ``reason`` is Inductor's text, ``meaning`` explains it.
+    ``side`` is ``"before"`` or ``"after"`` the template. ``reason`` is Inductor's text, and ``meaning`` explains that
+    text.
     """
 
     kernel: str
@@ -52,8 +53,8 @@ class UnfusedNeighbour:
     meaning: str = ""
 
     def lines(self) -> Iterator[Line]:
-        """Yield the printed lines of this neighbour: its kernel and operators, Inductor's reason against the fusion,
-        and its meaning.
+        """Yield the printed lines of this neighbour, with its kernel and operators, Inductor's reason against the
+        fusion, and the meaning of that reason.
         """
         meaning = f"\n{self.meaning}" if self.meaning else ""
         kernel = f"{self.kernel} ({', '.join(self.operators)}), which runs {self.side} it"
@@ -62,17 +63,17 @@ class UnfusedNeighbour:
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """One kernel of a compiled graph, in the order in which they run.
+    """One kernel of a compiled graph.
 
     Attributes:
-        name: the name in the generated code. Empty for nodes that call no kernel (a view, a constant).
+        name: the name in the generated code, or an empty text if no kernel is called (for a view or a constant).
         kind: ``"template"``, ``"extern"`` (a library or an opaque op) or ``"generated"`` (Inductor's own loops).
-        operators: declared ops (``ns::name``) and ATen operators inside, in graph order, each once.
-        nodes: nodes of the traced graph inside.
-        where: lines of source that the nodes come from.
-        graph: number of the compiled graph.
-        fusion_choices: the choice of a candidate for each declared op with templates inside.
-        unfused: neighbours of a template that were not fused, and the reasons.
+        operators: the declared ops (``ns::name``) and ATen operators in the kernel, in graph order, without duplicates.
+        nodes: the nodes of the traced graph in the kernel.
+        where: the lines of source that the nodes come from.
+        graph: the number of the compiled graph.
+        fusion_choices: the choice of a candidate for each declared op with templates in the kernel.
+        unfused: the neighbours of a template that were not fused, and the reasons.
     """
 
     name: str
@@ -85,8 +86,9 @@ class CompiledKernel:
     unfused: tuple[UnfusedNeighbour, ...] = ()
 
     def lines(self, number: int, several_graphs: bool) -> Iterator[Line]:
-        """Yield the printed lines of this kernel, numbered ``number``: name and kind, operators, source lines, choices
-        of candidates, and neighbours that were not fused.
+        """Yield the printed lines of this kernel under the number ``number``. They hold the name and kind, operators,
+        source lines, choices of candidates, and neighbours that were not fused. If ``several_graphs`` is true, they
+        name the graph.
         """
         graph = f"  graph {self.graph + 1}" if several_graphs else ""
         yield line(f"{number}. {self.name or 'no kernel'}", "bold", (f"  {self.kind}{graph}", "dim"))
@@ -101,9 +103,10 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The description of a function as it was compiled. ``source`` holds the generated code, one text for each graph.
+    """A description of a function as it was compiled.
 
-    ``fusion_choices`` holds all choices, also those of calls that have no kernel any more.
+    ``source`` holds the generated code, one text for each graph. ``fusion_choices`` holds all choices of candidates,
+    including those of calls that no longer have a kernel.
     """
 
     target: str
@@ -118,7 +121,7 @@ class Explanation:
 
     @property
     def ok(self) -> bool:
-        """Whether no candidate was wrong, broken or dropped."""
+        """Whether no candidate has the status ``wrong``, ``broken`` or ``dropped``."""
         return not any(v.status in ("wrong", "broken", "dropped") for d in self.fusion_choices for v in d.verdicts)
 
     @property
@@ -131,8 +134,8 @@ class Explanation:
         )
 
     def lines(self) -> Iterator[Line]:
-        """Yield the printed lines: each kernel, then the choices of calls that have no kernel any more, then the
-        summary.
+        """Yield the printed lines. They hold each kernel, then the choices of calls that no longer have a kernel, then
+        the summary.
         """
         for number, kernel in enumerate(self.kernels, 1):
             yield from kernel.lines(number, several_graphs=self.graphs > 1)
@@ -145,8 +148,8 @@ class Explanation:
         yield line(self.summary, "bold")
 
     def as_json(self, facts: Mapping[str, str], source: bool = False) -> dict[str, Any]:
-        """Return the explanation as one JSON-ready dict: ``facts`` about the machine, the fields and the summary, and
-        with ``source`` the generated code.
+        """Return the explanation as one JSON-ready dict. It holds ``facts`` about the machine, the fields and the
+        summary. If ``source`` is true, it also holds the generated code.
         """
         value = value_json(self, facts, ok=self.ok, summary=self.summary, graphs=self.graphs)
         if not source:
@@ -155,19 +158,19 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
-    """Compile ``fn`` for ``args``, run it once, and return an ``Explanation``, which lists the kernels of its compiled
-    graphs and their operators.
+    """Compile ``fn`` for ``args``, run it once, and return the kernels of its compiled graphs with their operators.
 
-    The compilation is fresh: no cache is read or written, and code compiled before in this process is forgotten. If
+    The compilation is fresh. No cache is read or written, and code compiled before in this process is forgotten. If
     arguments require gradients, the forward graph is explained.
 
     Args:
         fn: a function or module that is not compiled.
         args: the arguments of the call.
-        options: the options of ``torch.compile``: ``mode="max-autotune"``, ``dynamic=True``, ``options={...}``.
+        options: the options of ``torch.compile``, such as ``mode="max-autotune"``, ``dynamic=True`` or
+            ``options={...}``.
 
     Raises:
-        ShiplapError: SL702 when nothing of ``fn`` was compiled.
+        ShiplapError: ``SL702`` if nothing of ``fn`` was compiled.
 
     Example:
         >>> import torch, shiplap as sl
@@ -202,8 +205,8 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
 
 
 def _explain_kernels(number: int, graph: ReportedGraph, made: Sequence[FusionChoice]) -> Iterator[CompiledKernel]:
-    """Yield the kernels of the compiled graph with this ``number``, in their order, each with its operators, source
-    lines, choices and neighbours that were not fused. ``made`` holds the choices of kernels for calls in this graph.
+    """Yield the kernels of compiled graph number ``number`` in their order. Each has its operators, source lines,
+    choices and neighbours that were not fused. ``made`` holds the choices of candidates for calls in this graph.
     """
     groups = graph.groups_with_kernel_names()
     for group in groups:
@@ -221,8 +224,8 @@ def _explain_kernels(number: int, graph: ReportedGraph, made: Sequence[FusionCho
 
 
 def _declared_operator_names(group: FusedGroup) -> tuple[str, ...]:
-    """Return the names of the operators of one kernel, each once, as the user declared them. The registered name of an
-    op that was declared again with another schema ends in a number.
+    """Return the names of the operators of one kernel, as the user declared them and without duplicates. The registered
+    name of an op that was declared again with another schema ends in a number.
     """
     # The part below autograd is the overload that appears in a compiled graph.
     known = {_schema_name(op.below_autograd): op.spec.name for op in registry.declared_op_list()}
@@ -230,12 +233,12 @@ def _declared_operator_names(group: FusedGroup) -> tuple[str, ...]:
 
 
 def _schema_name(overload: Any) -> str:
-    """Return the qualified name of an operator overload without the overload's own part, such as ``aten::add``."""
+    """Return the qualified name of an operator overload without the name of the overload, such as ``aten::add``."""
     return str(overload._schema.name)
 
 
 def _source_lines(group: FusedGroup) -> tuple[str, ...]:
-    """Return the lines of source, each once, from which the operators of one kernel come."""
+    """Return the lines of source, without duplicates, from which the operators of one kernel come."""
     return tuple(dict.fromkeys(o.where for o in group.origins if o.where))
 
 
@@ -243,7 +246,7 @@ def _unfused_neighbours(
     graph: ReportedGraph, groups: Sequence[FusedGroup], template: FusedGroup
 ) -> Iterator[UnfusedNeighbour]:
     """Yield each kernel that writes an input of the kernel ``template``, or reads its output, and was not fused with
-    it, with Inductor's reason.
+    it. Each comes with Inductor's reason.
     """
     for other in groups:
         before, after = template.reads & set(other.writes), other.reads & set(template.writes)
@@ -261,8 +264,8 @@ def _unfused_neighbours(
 
 
 def _last_refusal(graph: ReportedGraph, first: FusedGroup, second: FusedGroup) -> str:
-    """Return Inductor's last reason for not fusing any part of ``first`` with any part of ``second``, which runs later,
-    or an empty text.
+    """Return Inductor's last reason for not fusing any part of ``first`` with any part of ``second``. ``second`` runs
+    later. Return an empty text if Inductor gave no reason.
     """
     logged = ""
     # Inductor tries pairs several times while it fuses. The last reason is the one that held at the end.
@@ -278,8 +281,8 @@ def _fused_parts(name: str) -> set[str]:
 
 
 def _explain_refusal(reason: str, other: FusedGroup) -> str:
-    """Return the meaning, in plain words, of Inductor's ``reason`` for not fusing a template with ``other``, or an
-    empty text where it is not known.
+    """Return the meaning, in plain words, of Inductor's ``reason`` for not fusing a template with ``other``. Return an
+    empty text if the meaning is unknown.
     """
     # Inductor gives this reason for several causes, of which a reduction is the one that can be seen here.
     if reason.startswith("template epilogue not satisfied"):
@@ -288,5 +291,5 @@ def _explain_refusal(reason: str, other: FusedGroup) -> str:
 
 
 def _count_phrase(n: int, what: str) -> str:
-    """Return the number ``n`` with the noun ``what``, in the plural unless ``n`` is 1: ``1 kernel``, ``2 kernels``."""
+    """Return the number ``n`` with the noun ``what`` as text, such as ``1 kernel`` or ``2 kernels``."""
     return f"{n} {what}" + "s" * (n != 1)

@@ -1,4 +1,6 @@
-"""``FusionChoice``: the candidate that a call got, and the reason. ``explain`` and tests read the latest ones."""
+"""``FusionChoice``, the candidate that was chosen for a call, with the reason. ``explain`` and tests read the latest
+ones.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class CandidateVerdict:
     """The result of one candidate.
 
     ``status`` is ``ok``, ``wrong``, ``broken``, ``dropped`` (a measurement rejected the candidate) or ``refused`` (the
-    candidate does not support the call). ``time_us`` is the time of the candidate alone, where it was measured.
+    candidate does not support the call). ``time_us`` is the measured time of the candidate alone in microseconds, or
+    None.
     """
 
     candidate: str
@@ -28,7 +31,7 @@ class CandidateVerdict:
     time_us: float | None = None
 
     def lines(self) -> Iterator[Line]:
-        """Yield the printed line of this result: the candidate with its status, time and detail."""
+        """Yield the printed line of this result, with the candidate, its status, time and detail."""
         time = f"alone {self.time_us:.1f} us" if self.time_us is not None else ""
         detail = ", ".join(part for part in (time, self.detail) if part)
         text = f"{self.candidate}: {detail}" if detail else self.candidate
@@ -37,7 +40,9 @@ class CandidateVerdict:
 
 @dataclass(frozen=True)
 class FusionChoice:
-    """The candidate chosen for one call of ``op`` in a compiled graph. ``node`` is the FX node that was lowered."""
+    """The candidate chosen for one call of ``op`` in a compiled graph. ``node`` is the name of the FX node that was
+    lowered.
+    """
 
     op: str
     node: str
@@ -48,7 +53,7 @@ class FusionChoice:
     verdicts: tuple[CandidateVerdict, ...] = ()
 
     def lines(self) -> Iterator[Line]:
-        """Yield the printed lines of this choice: the call, the chosen candidate with the reason, and the result of
+        """Yield the printed lines of this choice, with the call, the chosen candidate and the reason, and the result of
         each candidate.
         """
         yield from row("op", f"{self.op}  {self.sizes}  {self.dtypes}")
@@ -58,8 +63,8 @@ class FusionChoice:
 
 
 def remember_fusion_choice(choice: FusionChoice) -> None:
-    """Keep ``choice``, which kernel a compilation uses for one call, among the last 1000 of this process, and call each
-    function given to ``watch_fusion_choices`` with it.
+    """Store ``choice`` among the last 1000 of this process, and call each function given to ``watch_fusion_choices``
+    with it. A choice says which kernel a compilation uses for one call.
     """
     _recent.append(choice)
     for watcher in _watchers:
@@ -77,8 +82,9 @@ def watch_fusion_choices(watcher: Callable[[FusionChoice], None]) -> Iterator[No
 
 
 def fusion_choices(op: str = "") -> tuple[FusionChoice, ...]:
-    """Return the last 1000 choices of this process, oldest first, or those among them for the op named ``op``.
+    """Return the last 1000 choices of this process, oldest first. If ``op`` is given, return only those for the op of
+    that name.
 
-    Code from a cache has no choice here, because another process made the choice.
+    Code that comes from a cache adds no choice, because another process made the choice.
     """
     return tuple(d for d in _recent if not op or d.op == op)

@@ -23,11 +23,10 @@ LOWERING = ("inductor", "torch_private", "codegen", "declare", "plan", "dispatch
 
 
 def install_lowerings() -> None:
-    """Register the lowering of every op that has templates, and of every op with an overload below autograd, unless it
-    is registered already.
+    """Register the lowerings of all declared ops that need one and have none yet.
 
-    An op of the second kind is registered only after the program has loaded Inductor, which lowers the graph that this
-    trace makes.
+    These are ops with templates, and ops with an overload below autograd. The second kind is registered only after the
+    program has loaded Inductor.
     """
     loaded = "torch._inductor.lowering" in sys.modules
     if loaded and not _prepared and any(op.spec.mutated for op in registry.declared_op_list()):
@@ -52,8 +51,8 @@ def install_lowerings() -> None:
 
 
 def say_opaque(op: Op) -> None:
-    """Issue a notice, once, that compiled code calls ops with kernel templates, such as ``op``, as opaque functions,
-    since no test run has verified templates on this version of torch.
+    """Issue a notice, once, that compiled code calls ops with kernel templates, such as ``op``, as opaque functions.
+    The reason is that no test run has verified templates on this version of torch.
     """
     notice(
         "templates are opaque",
@@ -63,8 +62,8 @@ def say_opaque(op: Op) -> None:
 
 
 def _lower_below(op: Op) -> None:
-    """Make code that Inductor generates call the inner overload of ``op``, registered below autograd, in place of the
-    outer one: compiled code records no gradient there.
+    """Make code that Inductor generates call the overload of ``op`` below autograd in place of the outer overload.
+    Compiled code records no gradient at that point, so the outer overload is not needed.
     """
     from shiplap.torch_private import inductor_lowering
 
@@ -74,7 +73,7 @@ def _lower_below(op: Op) -> None:
 
 def _make_kernel_visible(op: Op) -> None:
     """Register a lowering that gives Inductor the Triton kernel of ``op`` itself, so that neighbours can be fused with
-    it, if torch's flag for such fusion is on. Do nothing for an op without such a kernel.
+    it. Do nothing if torch's flag for such fusion is off, or if the op has no such kernel.
     """
     from shiplap.torch_private import inductor_lowering
 
@@ -90,8 +89,8 @@ def _make_kernel_visible(op: Op) -> None:
 
 
 def _register_lowering(op: Op) -> None:
-    """Register :func:`lower_op` as Inductor's lowering of ``op``, which has kernel templates, for both of its
-    overloads: the outer one and the one below autograd.
+    """Register :func:`lower_op` as Inductor's lowering of ``op``, which has kernel templates. It is registered for the
+    outer overload and for the one below autograd.
     """
     from shiplap.inductor.lower import lower_op
     from shiplap.torch_private import dynamo, inductor_lowering
@@ -108,8 +107,8 @@ _PLAIN = "4"
 
 
 def _part_of_key(op: OpState) -> str:
-    """Return the part of a compiled graph's cache key that one op adds: a version number, and for an op with templates
-    the digest of the code that lowers them.
+    """Return the part of a compiled graph's cache key that one op adds. It is a version number and, for an op with
+    templates, the digest of the code that lowers them.
     """
     if not op.templates:
         return _PLAIN

@@ -1,7 +1,8 @@
-"""The one lowering of every op that has templates: call → verified candidates → choice → node of the graph.
+"""The one lowering of every op that has templates. It verifies candidates, chooses one, and returns a node of the
+graph.
 
-A candidate is used only after it has been proven. If no candidate is proven, the fallback runs: the op's own kernel as
-an opaque call, or the reference inlined, for Inductor to fuse as it does any PyTorch code.
+A candidate is used only after it has been proven. If no candidate is proven, the fallback runs. It is a call of the
+op's own kernel, or the reference traced into the graph, which Inductor fuses like any PyTorch code.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ UNTUNED_REFERENCE = f"{REFERENCE}({UNTUNED})"
 
 
 def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the Inductor IR node for one call of ``op``: the kernel of the chosen template, with which Inductor can
-    fuse neighbours, or the fallback, that is a call of the op's own kernel or its reference traced into the graph.
+    """Return the Inductor IR node for one call of ``op``.
+
+    It is the kernel of the chosen template, with which Inductor can fuse neighbours, or the fallback. The fallback is a
+    call of the op's own kernel, or its reference traced into the graph. ``overload`` is the overload that the fallback
+    calls.
     """
     with LoweredCall.bind(op, args, kwargs) as call:
         wanted = forced_candidate(op.spec.name)  # a trial of a candidate that has been proven
@@ -63,8 +67,8 @@ def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _guarded_by_range(call: LoweredCall, choice: FusionChoice) -> FusionChoice:
-    """Return ``choice`` after adding guards to the graph, so that it is not run at sizes for which the template was not
-    proven correct. Return the choice of the fallback where such a guard cannot be set.
+    """Return ``choice`` after adding guards that keep the graph from running at sizes for which the template is not
+    proven. Return the choice of the fallback if such a guard cannot be set.
     """
     if choice.chosen in (REFERENCE, UNTUNED_REFERENCE) or call.sizes.limit_graph():
         return choice
@@ -72,17 +76,19 @@ def _guarded_by_range(call: LoweredCall, choice: FusionChoice) -> FusionChoice:
 
 
 def _unproven_sizes(call: LoweredCall, why: str, verdicts: list[CandidateVerdict]) -> FusionChoice:
-    """Return the choice of the fallback, with a notice, for a call whose templates cannot be proven for all sizes of
-    the graph. ``why`` is the reason.
+    """Return the choice of the fallback, and issue a notice, for a call whose templates cannot be proven for all sizes
+    of the graph. ``why`` is the reason.
     """
     notice(f"sizes {call.op.identity} {why}", f"{call.op.spec.name}: no template is used: {why}")
     return _fusion_choice(call, REFERENCE, why, verdicts)
 
 
 def _choose_candidate(call: LoweredCall) -> FusionChoice:
-    """Return which candidate is used for a call: the one stored by an earlier tuning or given by an installed table,
-    else the fastest measured now if the user requested tuning, else the first that agrees with the reference, else the
-    fallback.
+    """Return the choice of a candidate for ``call``.
+
+    A candidate that an earlier tuning stored or an installed table names comes first. If there is none and the user
+    requested tuning, the fastest candidate is measured now. Without tuning, the first candidate that agrees with the
+    reference is chosen. If no candidate can be chosen, the fallback is.
     """
     # The tuner compiles only to get here, and takes the result from its request.
     if answer_tuning_request(call):
@@ -117,8 +123,8 @@ def _choose_candidate(call: LoweredCall) -> FusionChoice:
 
 
 def _likely_candidate(call: LoweredCall) -> TemplateCandidate | None:
-    """Return the candidate kernel that will probably be tested and used for a call, so that its compilation can start
-    early, or None where that is not known or no test is needed.
+    """Return the candidate that will probably be tested and used for a call, so that its compilation can start early.
+    Return None if that is unknown or no test is needed.
     """
     switch = switches_of(call.op)
     valid = [c for c in template_candidates(call)[0] if switch.only in c.label] if switch.templates else []
@@ -141,8 +147,8 @@ def _likely_candidate(call: LoweredCall) -> TemplateCandidate | None:
 
 
 def _default_candidates(valid: list[TemplateCandidate], first: str) -> list[TemplateCandidate]:
-    """Return the candidates that may be used without a measurement: those of templates that their author marked as
-    default, and the one labelled ``first``, which leads the list.
+    """Return the candidates that may be used without a measurement. They are those of templates that are marked as
+    default, and the one labelled ``first``. The latter leads the list.
     """
     taken = [c for c in valid if c.template.default or c.label == first]
     return sorted(taken, key=lambda c: c.label != first) if any(c.label == first for c in taken) else taken
@@ -151,9 +157,9 @@ def _default_candidates(valid: list[TemplateCandidate], first: str) -> list[Temp
 def _apply_known_choice(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], choice: Choice
 ) -> FusionChoice:
-    """Return the choice for a call for which ``choice`` is known: stored, installed or frozen.
+    """Return the choice for a call for which ``choice`` is stored, installed or frozen.
 
-    A stored choice was verified when it was measured, with this very source on this machine. Another one is proven
+    A stored choice was verified when it was measured, with the same source on this machine. Any other choice is proven
     here.
     """
     if choice.origin != "stored":
@@ -166,8 +172,10 @@ def _apply_known_choice(
 def _by_default(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], reason: str, first: str = ""
 ) -> FusionChoice:
-    """Return the choice where nothing is measured: the candidate labelled ``first`` (of ``sl.tune``) or a default one,
-    if it is proven, else the reference. An unmeasured template gives a notice.
+    """Return the choice if nothing is measured. It is the candidate labelled ``first``, which ``sl.tune`` chose, or a
+    default one. If none of them is proven, it is the reference.
+
+    Issue a notice if an unmeasured template is chosen.
     """
     if first in (REFERENCE, UNTUNED_REFERENCE):
         return _fusion_choice(call, first, f"the choice of sl.tune; {reason}", verdicts)
@@ -192,9 +200,9 @@ def _by_default(
 def _first_proven(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], reason: str
 ) -> FusionChoice:
-    """Return the choice of the first candidate in ``valid`` whose results agree with the reference on test inputs, else
-    of the reference. The verdict on each tried candidate is appended to ``verdicts``, and ``reason`` is recorded in the
-    choice.
+    """Return the choice of the first candidate in ``valid`` whose results agree with the reference on test inputs. If
+    none agrees, return the choice of the reference. The verdict on each tried candidate is appended to ``verdicts``.
+    ``reason`` becomes a part of the choice.
     """
     for candidate in valid:
         verdicts.append(prove_template(candidate))
@@ -205,8 +213,8 @@ def _first_proven(
 
 
 def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the node of a call that uses no template: a call of the op's own kernel, or its reference traced into the
-    graph for Inductor to fuse.
+    """Return the node of a call that uses no template. It is a call of the op's own kernel, or its reference traced
+    into the graph for Inductor to fuse.
     """
     if call.op.native_kernels(call.device.type):  # without the eager form of a template, which was refused here
         return _opaque_call(call, overload, args, kwargs)
@@ -221,7 +229,7 @@ def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwarg
 
 
 def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the node that calls the op itself as a whole. Raise SL307 in a package (AOTInductor), where that call
+    """Return the node that calls the op itself as a whole. Raise ``SL307`` in a package (AOTInductor), where that call
     would need Python.
     """
     if dynamo.is_packaging():
@@ -232,8 +240,8 @@ def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs
 
 
 def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
-    """Issue a notice that a candidate kernel of ``op``, rendered from a template, is not used, with the reason in
-    ``verdict``.
+    """Issue a notice that a candidate of ``op``, rendered from a template, is not used. ``verdict`` holds the candidate
+    and the reason.
     """
     notice(
         f"template {op.identity} {verdict.candidate}",
@@ -242,8 +250,8 @@ def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
 
 
 def _fusion_choice(call: LoweredCall, chosen: str, reason: str, verdicts: list[CandidateVerdict]) -> FusionChoice:
-    """Return the record of a choice: the candidate labelled ``chosen``, the reason and the verdicts, with the sizes and
-    dtypes of the call as text.
+    """Return the record of a choice with the label ``chosen`` of the candidate, the reason and the verdicts. It
+    includes the sizes and dtypes of the call as text.
     """
     # The numbers are those of the call at hand, also where the graph serves a range of sizes.
     sizes = ", ".join(f"{k}={v}" for k, v in call.hints.items())

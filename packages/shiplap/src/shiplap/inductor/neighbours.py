@@ -20,8 +20,8 @@ CASTS = frozenset({"convert_element_type", "_to_copy"})
 
 @dataclass(frozen=True)
 class FusibleSurroundings:
-    """The surroundings of a call. ``nodes`` are pointwise operations and views that depend on its result, in graph
-    order.
+    """A call and the operations that may be fused with it. ``nodes`` are pointwise operations and views that depend on
+    the call's result, in graph order.
     """
 
     call: LoweredCall
@@ -30,8 +30,8 @@ class FusibleSurroundings:
 
     @staticmethod
     def around_call(call: LoweredCall) -> FusibleSurroundings:
-        """Return the call with the pointwise operations, casts and views after it, at most 24, that depend on its
-        result and may be fused with it.
+        """Return the call with at most 24 pointwise operations, casts and views that depend on its result and may be
+        fused with it.
         """
         node = inductor_lowering.current_node()
         inside: dict[fx.Node, None] = {node: None}
@@ -55,16 +55,16 @@ class FusibleSurroundings:
 
     @cached_property
     def _inputs(self) -> tuple[fx.Node, ...]:
-        """The graph nodes outside of this group (the call and the operations around it) whose results the group reads,
-        in order of their first use.
+        """The graph nodes outside of the call and its operations whose results these read, in the order of their first
+        use.
         """
         inside = {self.node, *self.nodes}
         read = [i for n in (self.node, *self.nodes) for i in n.all_input_nodes if i not in inside]
         return tuple(dict.fromkeys(read))
 
     def graph(self) -> fx.GraphModule:
-        """Return a new FX graph of the call and its surroundings with fixed sizes, whose inputs are ``_inputs`` and
-        whose outputs are the results that the rest of the model reads.
+        """Return a new FX graph of the call and its operations with fixed sizes. Its inputs are ``_inputs``, and its
+        outputs are the results that the remaining model reads.
         """
         graph, made = fx.Graph(), {}
         for node in self._inputs:
@@ -78,12 +78,12 @@ class FusibleSurroundings:
         return inductor_lowering.with_values(fx.GraphModule(torch.nn.Module(), graph), self.fakes())
 
     def fakes(self) -> list[Any]:
-        """Return the fake tensors, of fixed sizes, of the inputs of :meth:`graph`."""
+        """Return fake tensors of fixed sizes for the inputs of :meth:`graph`."""
         return [inductor_lowering.fixed_fake(n.meta["val"]) for n in self._inputs]
 
     def arguments(self, args: tuple[Any, ...]) -> list[Any]:
-        """Return real tensors as inputs of :meth:`graph`: the call's own from ``args``, normally distributed numbers
-        for the others.
+        """Return real tensors as inputs of :meth:`graph`. The inputs of the call come from ``args``. All others are
+        normally distributed numbers.
         """
         # Valid values for the op; for its neighbours any numbers will do.
         given = dict(zip(self.node.all_input_nodes, [a for a in args if isinstance(a, Tensor)], strict=False))
@@ -91,7 +91,7 @@ class FusibleSurroundings:
 
 
 def _can_fuse(node: fx.Node) -> bool:
-    """Whether a node of the graph is a pointwise operation, a cast or a view that returns one tensor."""
+    """Return whether a node of the graph is a pointwise operation, a cast or a view that returns one tensor."""
     overload = overload_of(node)
     if overload is None:
         return False

@@ -1,9 +1,9 @@
 """Compile in parallel the kernels that later calls in the graph will probably need.
 
-Inductor lowers one node after the other, so that the compiler of each kernel would wait for the proof of the one before
-it. At the first call of a graph, the kernels that will probably be proven for all of its calls are therefore sent to
-the worker processes of Inductor, each kind once. A wrong guess costs time and nothing else: the proof of a call renders
-its own candidate, and finds its kernel in Triton's cache or compiles it.
+Inductor lowers one node after the other, so the compiler of each kernel would wait for the proof of the one before it.
+At the first call of a graph, the kernels that will probably be proven for all of its calls are therefore sent to the
+worker processes of Inductor. Each kind is sent once. A wrong guess only costs time. The proof of a call renders its own
+candidate, and finds its kernel in Triton's cache or compiles it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _graphs: weakref.WeakKeyDictionary[Any, CompileProgress] = weakref.WeakKeyDictio
 
 
 def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress:
-    """Return the progress counter of the graph that contains ``call``. At the first call of a graph, also start
-    compiling in worker processes: ``likely`` returns, for each of the graph's calls, the candidate that will probably
-    be used.
+    """Return the progress counter of the graph that contains ``call``.
+
+    At the first call of a graph, also start compiling kernels in worker processes. ``likely`` returns the candidate
+    that will probably be used for a call.
     """
     graph = inductor_templates.current_graph()
     progress = _graphs.get(graph)
@@ -49,8 +50,8 @@ def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress
 
 
 def _later_calls(call: LoweredCall) -> list[tuple[Op, torch.fx.Node]]:
-    """Return the later calls, in the same graph as ``call``, of ops that have kernel templates for its device, as pairs
-    (op, FX node) in the order in which they are lowered.
+    """Return the calls after ``call`` in its graph whose ops have kernel templates for its device. They are pairs of an
+    op and an FX node, in the order in which they are lowered.
     """
     ops: dict[Any, Op] = {
         overload: op
@@ -63,8 +64,8 @@ def _later_calls(call: LoweredCall) -> list[tuple[Op, torch.fx.Node]]:
 
 
 def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set[Any]) -> None:
-    """Start to compile the candidate that ``likely`` returns for the call ``node`` of ``op``. Do nothing where
-    ``kinds``, the descriptions of the calls handled so far, contains an equal one. Errors are logged only.
+    """Start to compile the candidate that ``likely`` returns for the call ``node`` of ``op``. Do nothing if ``kinds``,
+    the descriptions of earlier calls, contains an equal call. Errors are only logged.
     """
     values = {n.name: n.meta.get("val") for n in node.all_input_nodes}
     rest = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, torch.fx.Node)]
@@ -85,7 +86,7 @@ def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set
 
 def _start_compiler(candidate: TemplateCandidate | None) -> None:
     """Start compiling the kernel of ``candidate`` in another process, unless its verdict is known already. Do nothing
-    for None, nor for a template that reads tables or copied inputs.
+    if ``candidate`` is None, or if its template reads tables or copied inputs.
     """
     if candidate is None or candidate.template.tables or candidate.template.innermost:
         return  # tables and copies would stay in the graph
@@ -95,8 +96,8 @@ def _start_compiler(candidate: TemplateCandidate | None) -> None:
 
 
 def _describe_argument(value: Any) -> str:
-    """Return an argument as text that is equal for equal calls: dtype, shape, strides and device of a tensor, or
-    ``str`` of another value.
+    """Return an argument as text that is equal for equal calls. For a tensor it holds the dtype, shape, strides and
+    device. For any other value it is ``str(value)``.
     """
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {list(value.shape)} {list(value.stride())} {value.device}"

@@ -1,4 +1,7 @@
-"""The progress of a compilation on stderr, after a few seconds: on a terminal, or where SHIPLAP_PROGRESS=1."""
+"""The progress of a compilation, which is shown on stderr after a few seconds.
+
+It is shown on a terminal, or if the environment variable ``SHIPLAP_PROGRESS`` is 1.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ EACH = 5.0  # seconds from one line to the next, where lines stay
 
 @dataclass
 class CompileProgress:
-    """The number of calls of a graph that have their kernel, of ``total``."""
+    """The progress of lowering a graph. ``done`` of its ``total`` calls have their kernel."""
 
     total: int
     done: int = 0
@@ -29,8 +32,8 @@ class CompileProgress:
     _status: Status | None = None
 
     def step(self, op: str) -> None:
-        """Count one more call as being lowered, and after three seconds show the count, with the name ``op``, on
-        stderr.
+        """Count one more call as being lowered. If the compilation has taken three seconds, show the count and the name
+        ``op`` on stderr.
         """
         self.done += 1
         seconds = time.monotonic() - self.began
@@ -48,7 +51,7 @@ class CompileProgress:
             self.end()
 
     def _on_terminal(self, text: str) -> None:
-        """Show ``text`` in the status line of the terminal, which is started at the first use."""
+        """Show ``text`` in the status line of the terminal. The first call starts the status line."""
         if self._status is None:
             self._status = make_console(stderr=True).status(text)
             self._status.start()
@@ -72,5 +75,7 @@ def start_progress(total: int, graph: Any) -> CompileProgress:
 
 
 def _progress_is_wanted() -> bool:
-    """Whether progress is shown: SHIPLAP_PROGRESS is set, or stderr is a terminal."""
+    """Return whether progress is shown. It is if the environment variable ``SHIPLAP_PROGRESS`` is set, or if stderr is
+    a terminal.
+    """
     return settings().progress or sys.stderr.isatty()

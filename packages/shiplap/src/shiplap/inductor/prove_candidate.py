@@ -34,19 +34,20 @@ _verdicts: dict[tuple[str, Key], CandidateVerdict] = {}  # also of proofs that f
 
 
 def draw_sample(call: LoweredCall, seed: int = SEED) -> SampleCase:
-    """Return a sample with the sizes, scalars and dtypes of ``call``, whose values are drawn from the op's declaration
+    """Return a sample with the sizes, scalars and dtypes of ``call``. Its values are drawn from the op's declaration
     with ``seed``.
     """
     return Samples(call.op, seed, str(call.device)).build(call.recipe)
 
 
 def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> CandidateVerdict:
-    """Return the verdict on a candidate kernel: ``ok`` if its outputs agree with the op's reference on test inputs
-    drawn with ``seeds``, else ``wrong``, ``broken`` (an error) or ``refused`` (not testable), with the reason.
+    """Return the verdict on a candidate after a comparison of its outputs with those of the op's reference. ``seeds``
+    determine the test inputs.
 
-    The inputs are not degenerate, and the outputs are poisoned before. The samples have the sizes of the call, sizes
-    over the range that the graph serves, and again the sizes of the call after other sizes. An equal candidate for an
-    equal call has the same verdict.
+    The verdict is ``ok`` if they agree, ``wrong`` if not, ``broken`` if there was an error, and ``refused`` if the
+    candidate cannot be tested. Memory of the outputs is filled with unlikely values before each run. The first samples
+    have the sizes of the call. The next have sizes over the range at which the graph may run, and the last those of the
+    call again. Equal candidates for equal calls share one verdict.
     """
     verdict = known_verdict(candidate)
     if verdict is None:
@@ -56,8 +57,8 @@ def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED,
 
 
 def known_verdict(candidate: TemplateCandidate) -> CandidateVerdict | None:
-    """Return the verdict (whether its results are right) that this process, or an earlier one on disk, has on an equal
-    candidate kernel for an equal call. None where there is none, or where the candidate cannot be rendered.
+    """Return the verdict on an equal candidate for an equal call from this process, or from an earlier one on disk.
+    Return None if there is none, or if the candidate cannot be rendered.
     """
     key = _proof_key(candidate)
     if key is None:
@@ -73,8 +74,8 @@ def known_verdict(candidate: TemplateCandidate) -> CandidateVerdict | None:
 
 
 def remember_verdict(candidate: TemplateCandidate, verdict: CandidateVerdict) -> None:
-    """Keep the verdict of a proof, that is of a comparison with the reference, for all equal candidates of equal calls:
-    in this process, and if it is ``ok`` also on disk.
+    """Store the verdict of a proof for all equal candidates of equal calls in this process. If the verdict is ``ok``,
+    store it also on disk. A proof is a comparison with the reference.
     """
     key = _proof_key(candidate)
     if key is None:
@@ -88,8 +89,8 @@ def remember_verdict(candidate: TemplateCandidate, verdict: CandidateVerdict) ->
 
 
 def _proof_key(candidate: TemplateCandidate) -> Key | None:
-    """Return the key under which the verdict on a candidate kernel is stored: its text, the call's sizes, scalars,
-    dtypes and memory layout, and the op's sampler. Return None if the kernel cannot be rendered.
+    """Return the key under which the verdict on a candidate is stored. It consists of the kernel's text, the call's
+    sizes, scalars, dtypes and memory layout, and the op's sampler. Return None if the kernel cannot be rendered.
     """
     try:
         rendered = candidate.digest
@@ -110,8 +111,8 @@ def _proof_key(candidate: TemplateCandidate) -> Key | None:
 
 
 def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> CandidateVerdict:
-    """Return the verdict on a candidate after running it on drawn test inputs and comparing its outputs with the
-    reference, until the first failure. ``seeds`` draw the inputs of the call's own sizes.
+    """Return the verdict on a candidate after running it on test inputs and comparing its outputs with the reference,
+    until the first failure. ``seeds`` draw the inputs of the call's own sizes.
     """
     call = candidate.call
     # Random integers would be invalid indices, and a wrong verdict would follow.
@@ -150,18 +151,18 @@ def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Candidat
 
 
 class _Cases:
-    """The samples of a proof, and for all that run in memory of their own the symbols of their sizes.
+    """The samples of a proof. A sample that runs in memory of its own comes with the values of its size symbols.
 
     ``others`` counts the samples of other sizes than those of the call, after they were drawn.
     """
 
     def __init__(self, candidate: TemplateCandidate, seeds: tuple[int, ...]) -> None:
-        """Keep the candidate, its call and the seeds of the samples at the sizes of the call."""
+        """Set the candidate, its call and the seeds of the samples at the sizes of the call."""
         self.candidate, self.call, self.seeds, self.others = candidate, candidate.call, seeds, 0
 
     def __iter__(self) -> Iterator[tuple[SampleCase, Sizes | None]]:
-        """Yield pairs (sample, sizes): None for a sample of the call's sizes in shared memory, else the values of the
-        size symbols of a sample in memory of its own.
+        """Yield pairs of a sample and sizes. The sizes are None for a sample of the call's sizes, which runs in shared
+        memory. Otherwise they are the values of the size symbols, and the sample runs in memory of its own.
         """
         call = self.call
         for seed in self.seeds:
@@ -179,8 +180,9 @@ class _Cases:
         yield draw_sample(call, self.seeds[0]), {}
 
     def _at_values(self, values: str) -> Iterator[SampleCase]:
-        """Yield at most eight small samples of the call with values of the kind ``values``, whose numbers lie around
-        constants in the kernel's source, where it may branch. Several samples let each constant occur at every place.
+        """Yield at most eight small samples of the call with values of the kind ``values``. These values lie around
+        constants in the kernel's source, where it may branch. With several samples, each constant can occur at every
+        position.
         """
         recipe = self.call.recipe.but(values=values)
         count, seed = 1, self.seeds[-1]
@@ -193,8 +195,8 @@ class _Cases:
 
 
 def _compare_outputs(call: LoweredCall, case: SampleCase, outs: tuple[Tensor, ...]) -> str:
-    """Return how outputs ``outs`` differ from the results of the op's reference on ``case`` beyond the tolerance, or an
-    empty text.
+    """Return how ``outs`` differ from the results of the op's reference on ``case`` beyond the tolerance, as text.
+    Return an empty text if they do not.
     """
     sums = derive_reduction(call.op.spec, case.env)
     work = sums.terms * outs[0].numel()
@@ -206,11 +208,11 @@ def _compare_outputs(call: LoweredCall, case: SampleCase, outs: tuple[Tensor, ..
 
 
 def _as_float64(own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the tensors ``own``, those of floating-point dtypes converted to float64."""
+    """Return the tensors ``own``. Those of floating-point dtypes are converted to float64."""
     return tuple(t.double() if t.is_floating_point() else t for t in own)
 
 
 def _wait_for_call_device(call: LoweredCall) -> None:
-    """Wait until the device of the call has finished its work. The CPU needs no wait."""
+    """Wait until the device of the call has finished its work. On the CPU, return immediately."""
     if call.device.type != "cpu":
         torch.accelerator.synchronize()

@@ -1,7 +1,8 @@
-"""The candidates of a call, and PyTorch code as one of them: it computes a call with other operations, in the graph.
+"""The candidates of a call, and PyTorch code as one of them. Such code computes a call with other operations in the
+graph.
 
-Inductor tunes and fuses it there as it does the user's own code. The kernels that Inductor would have generated or
-called therefore take part in the choice, beside the kernels of an op and its fallback.
+Inductor tunes and fuses it there as it does the user's own code. The choice therefore includes the kernels that
+Inductor generates or calls, in addition to the op's own kernels and its fallback.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from shiplap.torch_private import inductor_lowering
 
 @dataclass(frozen=True)
 class StandaloneFunction:
-    """A function of a call's tensors, compiled by itself and without tuning. Its arguments have the layouts of the
-    call.
+    """A function of a call's tensors, compiled by itself and without tuning. ``like`` holds the sizes and strides that
+    its arguments must have.
     """
 
     run: Callable[..., Any]
@@ -34,8 +35,8 @@ class StandaloneFunction:
 
     @staticmethod
     def compile_for_call(call: LoweredCall, function: Callable[..., Any]) -> StandaloneFunction:
-        """Return ``function`` compiled by Inductor without tuning, for tensors of the sizes and strides of ``call``,
-        while the graph of ``call`` is lowered.
+        """Return ``function`` compiled by Inductor without tuning, for tensors of the sizes and strides of ``call``.
+        The graph of ``call`` must be in the process of lowering.
         """
         # With fixed sizes: it is measured at those of the call alone.
         values = [inductor_lowering.fixed_fake(v) for v in call.values if isinstance(v, Tensor)]
@@ -44,8 +45,8 @@ class StandaloneFunction:
         return StandaloneFunction(compiled, tuple((tuple(v.shape), tuple(v.stride())) for v in values))
 
     def bind_copies(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function without parameters that runs the compiled function on copies of the tensors among ``args``,
-        in the layouts of the call.
+        """Return a function without parameters that runs the compiled function on copies of the tensors among ``args``.
+        The copies have the layouts of the call.
         """
         tensors = [a for a in args if isinstance(a, Tensor)]
         laid = [_copy_with_layout(t, *like) for t, like in zip(tensors, self.like, strict=True)]
@@ -54,14 +55,16 @@ class StandaloneFunction:
 
 @dataclass
 class TracedCandidate(TemplateCandidate):
-    """A template that is a function. Alone it is compiled without tuning. In the graph Inductor may tune it."""
+    """A template that is a function of PyTorch operations. By itself it is compiled without tuning. In the graph,
+    Inductor may tune it.
+    """
 
     compiles = False
     _alone: StandaloneFunction | None = field(default=None, repr=False)
 
     def render(self) -> StandaloneFunction:
-        """Return the template's function, which is written in PyTorch operations, compiled by Inductor as a graph of
-        its own. It is compiled at the first request. Errors of its operations are raised.
+        """Return the template's function, compiled by Inductor as a graph of its own at the first request. Errors of
+        its operations are passed on.
         """
         if self._alone is None:
             self._alone = StandaloneFunction.compile_for_call(self.call, self._function)
@@ -69,27 +72,27 @@ class TracedCandidate(TemplateCandidate):
 
     @property
     def _function(self) -> Callable[..., Any]:
-        """The PyTorch function that is the template, as a function of only those tensor arguments that are not None in
-        this call.
+        """The template's PyTorch function, as a function of only the tensor arguments that are not None in this
+        call.
         """
         assert self.template.function is not None
         return self.call.function_of_tensors(self.template.function)
 
     @property
     def digest(self) -> str:
-        """The digest of what the results depend on: the template's PyTorch function, the version of PyTorch, and the
-        sizes and strides of the call's tensors.
+        """A digest of everything on which the results depend. It covers the template's function, the version of
+        PyTorch, and the sizes and strides of the call's tensors.
         """
         memory = [(list(v.shape), list(v.stride())) for v in self.call.tensors.values()]
         text = f"{self.template.identity}|{memory}|{torch.version.git_version}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
-        """Return False, since there is no kernel to compile before the graph is compiled."""
+        """Return False, since no kernel exists that could be compiled before the graph."""
         return False
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Raise NotImplementedError, since a function of PyTorch compiles nothing beside other candidates."""
+        """Raise ``NotImplementedError``, since a PyTorch function is not compiled in parallel with other candidates."""
         raise NotImplementedError(f"{self.label} compiles nothing beside others")
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
@@ -97,8 +100,8 @@ class TracedCandidate(TemplateCandidate):
         return self.render().bind_copies(args)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function that runs the template's PyTorch operations eagerly on ``args``. ``sizes``, the values of
-        the size symbols for ``args``, is not read, since the same operations serve all sizes of a graph.
+        """Return a function that runs the template's PyTorch operations eagerly on ``args``. ``sizes`` holds the values
+        of the size symbols and is not read, since the operations are the same for all sizes.
         """
         assert self.template.function is not None
         # Eagerly, since compiling for each size of a proof would take too long.
@@ -106,12 +109,12 @@ class TracedCandidate(TemplateCandidate):
         return lambda: flatten_op_results(self.template.function(*positional, **named))  # type: ignore[misc]
 
     def state(self) -> str:
-        """Return an empty text, since the operations of PyTorch keep no values from call to call."""
+        """Return an empty text, since PyTorch operations keep no values between calls."""
         return ""
 
     def node(self, fusion: bool = True) -> Any:
-        """Return the Inductor node of the function traced into the current graph. Without ``fusion`` it is excluded
-        from fusion.
+        """Return the Inductor node of the function traced into the current graph. If ``fusion`` is false, the node is
+        excluded from fusion.
         """
         graph = inductor_lowering.trace_to_aten(self._function, list(self.call.tensors.values()))
         node = inductor_lowering.inline_graph(graph, self.call.nodes)
@@ -119,10 +122,10 @@ class TracedCandidate(TemplateCandidate):
 
 
 def template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """Return the candidates (a template with one of its configs) that can serve a call, and a dict from the label of
-    each other one to the reason against it. Both are kept with the call, so each candidate is rendered once.
+    """Return the candidates that can run a call, and a dict from the label of each other candidate to the reason
+    against it. A candidate is a template with one of its configs.
 
-    A candidate that has been rendered for the call is not rendered again.
+    Both results are stored with the call, so each candidate is rendered only once.
     """
     if "candidates" not in call.memo:
         call.memo["candidates"] = _list_template_candidates(call)
@@ -131,8 +134,8 @@ def template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dic
 
 
 def _list_template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """Return a candidate for each template and config that supports the call, and the reasons against the others by
-    label.
+    """Return a candidate for each template and config that supports the call. Return also a dict from the label of each
+    other candidate to the reason against it.
     """
     valid: list[TemplateCandidate] = []
     refused: dict[str, str] = {}
@@ -148,7 +151,7 @@ def _list_template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate
 
 
 def _copy_with_layout(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Return a copy of ``tensor`` in new memory with these sizes and strides."""
+    """Return a copy of ``tensor`` in new memory with the given sizes and strides."""
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 

@@ -1,11 +1,13 @@
-"""Select by measurement: first each candidate alone, then the best and the fallback together with fused neighbours.
+"""Select a candidate by measurement.
 
-A kernel that is slower alone may be faster with a fused epilogue, and the reverse. The last step therefore times graphs
-that are compiled as they will run. The choice is stored under the op, the machine and the operations around the call.
+First each candidate is measured alone, then the best and the fallback together with fused neighbours. A kernel that is
+slower alone may be faster with a fused epilogue, and the reverse. The last step therefore times graphs that are
+compiled as they will run. The choice is stored under the op, the machine and the operations around the call.
 
-Inductor would tune the fallback in the final graph (``mode="max-autotune"``), and its choice is not always faster than
-the library. The fallback then takes part twice: as Inductor tunes it, and with the library's own kernel. A template has
-to beat both, and every template that is PyTorch code, which Inductor tunes too.
+With ``mode="max-autotune"``, Inductor would tune the fallback in the final graph, and its choice is not always faster
+than the library. The fallback is then measured twice, as Inductor tunes it and with the library's own kernel. A
+template must be faster than both. It must also be faster than every template that is PyTorch code, which Inductor tunes
+too.
 """
 
 from __future__ import annotations
@@ -59,16 +61,16 @@ _forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
 
 
 def forced_candidate(op: str) -> str | None:
-    """Return the label of the candidate that calls of ``op`` have to use in this context, set by ``force_candidate``
-    for a trial compilation, or None.
+    """Return the label of the candidate that calls of ``op`` must use in this context. ``force_candidate`` sets it for
+    a trial compilation. Return None if no label is set.
     """
     return _forced.get({}).get(op)
 
 
 @contextmanager
 def force_candidate(op: str, candidate: str) -> Iterator[None]:
-    """Within this context, compile calls of the op named ``op`` with the candidate labelled ``candidate``, which has
-    been proven.
+    """Within this context, compile calls of the op named ``op`` with the candidate labelled ``candidate``. The
+    candidate must have been proven.
     """
     token = _forced.set({**_forced.get({}), op: candidate})
     try:
@@ -79,7 +81,9 @@ def force_candidate(op: str, candidate: str) -> Iterator[None]:
 
 @dataclass
 class FallbackCandidate(Candidate):
-    """The op without a template: its own kernel, or the code that Inductor generates from its reference."""
+    """A candidate that uses no template. It is the op's own kernel, or the code that Inductor generates from the op's
+    reference.
+    """
 
     call: LoweredCall
     config: Config = NO_CONFIG
@@ -90,15 +94,15 @@ class FallbackCandidate(Candidate):
     _alone: StandaloneFunction | None = None
 
     def render(self) -> None:
-        """Compile the op's reference as a graph of its own for this call, at the first request and while the
-        surrounding graph is lowered. Do nothing for an op with a kernel of its own.
+        """Compile the op's reference as a graph of its own for this call, at the first request. The surrounding graph
+        must be in the process of lowering. Do nothing if the op has a kernel of its own.
         """
         if self._alone is None and not self.call.op.native_kernels(self.call.device.type):
             self._alone = StandaloneFunction.compile_for_call(self.call, self.call.reference)
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function that runs the fallback on ``args``: the op, where it has a kernel of its own, else the
-        compiled reference on copies.
+        """Return a function that runs the fallback on ``args``. It runs the op if that has a kernel of its own.
+        Otherwise it runs the compiled reference on copies.
         """
         self.render()
         if self._alone is None:
@@ -108,8 +112,8 @@ class FallbackCandidate(Candidate):
 
 @dataclass(frozen=True)
 class CandidateSelection:
-    """The store key of one call, and the objects needed to measure it. ``alone`` is the key of the call without
-    neighbours.
+    """The store key of one call, and the objects that are needed to measure it. ``alone`` is the key of the call
+    without neighbouring operations.
     """
 
     call: LoweredCall
@@ -120,8 +124,8 @@ class CandidateSelection:
 
     @staticmethod
     def of(call: LoweredCall) -> CandidateSelection:
-        """Return what is needed to choose a candidate for a call: the operations around it in the graph, sample inputs,
-        and two keys of the store of choices, one that includes these operations and one without them.
+        """Return what is needed to choose a candidate for a call. That is the operations around it, sample inputs, and
+        two keys of the store of choices. The first key includes these operations, and the second does not.
         """
         around = FusibleSurroundings.around_call(call)
         drawn = draw_inputs(call.op, call.recipe, str(call.device))
@@ -133,8 +137,9 @@ class CandidateSelection:
 
 
 def choice_for_selection(selection: CandidateSelection, key: Key | None = None) -> Choice | None:
-    """Return the candidate chosen earlier for ``key`` (stored by a tuning, or from an installed table), or None. The
-    default key is that of the call with its neighbours. While choices are frozen, only the frozen table is read.
+    """Return the candidate that was chosen for ``key`` earlier, by a tuning or in an installed table. Return None if
+    there is none. The default key is that of the call with its neighbouring operations. While choices are frozen, only
+    the frozen table is read.
     """
     op, key = selection.call.op, key or selection.key
     drawn = selection.inputs
@@ -144,9 +149,10 @@ def choice_for_selection(selection: CandidateSelection, key: Key | None = None) 
 
 
 def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> str:
-    """Return the label of the candidate to try first where nothing was measured with these neighbours, or an empty
-    text: the one chosen for the call without neighbours, else the one for eager calls if it is among ``names``, the
-    labels that are possible here.
+    """Return the label of the candidate to try first if nothing was measured with these neighbouring operations.
+
+    It is the one chosen for the call without neighbouring operations, or else the one chosen for eager calls. The
+    latter must be among ``names``, the labels that are possible here. Return an empty text if there is none.
     """
     alone = choice_for_selection(selection, selection.alone)
     if alone is not None:
@@ -156,8 +162,8 @@ def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> 
 
 
 def why_not_measurable() -> str:
-    """Return the reason why a measurement is not allowed now (a backward pass, a capture of a CUDA graph), or an empty
-    text.
+    """Return the reason why a measurement is not allowed now, such as a backward pass or the capture of a CUDA graph.
+    Return an empty text if it is allowed.
     """
     if in_backward():
         return "a backward pass is waiting"
@@ -173,11 +179,11 @@ def measure_candidates(
     report: Report | None = None,
     within: WorkerProcess | None = None,
 ) -> tuple[Choice, list[CandidateVerdict]]:
-    """Verify and time the fallback and ``candidates``, store the choice of the fastest if ``options.keep`` is set, and
-    return the choice with a verdict per candidate.
+    """Verify and time the fallback and ``candidates``. Return the choice of the fastest, and a verdict for each
+    candidate. If ``options.keep`` is true, store the choice.
 
-    A tuning passes ``options`` and ``report``, and its worker process as ``within``. Without a worker the candidates
-    run in this process. A compilation that measures for itself passes none of the three.
+    A tuning passes ``options``, ``report`` and, as ``within``, its worker process. Without a worker, the candidates run
+    in this process. A compilation that measures for itself passes none of the three arguments.
     """
     # A compilation measures for itself, in a worker that all compilations share.
     call, own = selection.call, options is None
@@ -199,9 +205,9 @@ def measure_candidates(
 def _list_verdicts(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, raced: Mapping[int, Timing]
 ) -> list[CandidateVerdict]:
-    """Return a verdict per measured candidate of ``listed``: first the timed ones in the order of ``ranking``, fastest
-    alone first, with the time in ``raced`` (by index, measured with the neighbouring operations) as detail, then the
-    dropped ones with the reason.
+    """Return a verdict for each measured candidate of ``listed``. The timed ones come first, the fastest first, with
+    their time with neighbouring operations from ``raced`` as detail. The dropped ones follow with their reasons.
+    ``ranking`` and ``raced`` hold indices in ``listed``.
     """
     around = selection.surroundings.text
     together = {i: f"with {around}: {show_time(t.median)}" for i, t in raced.items()}
@@ -214,8 +220,8 @@ def _list_verdicts(
 
 
 def render_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> list[Any]:
-    """Return a list of the fallback (the op without a template) and ``candidates``, all rendered to kernels in this
-    thread, since that needs the current graph. An error is left for the verification to report.
+    """Return a list of the fallback and ``candidates``, all rendered to kernels in this thread, since rendering needs
+    the current graph. If rendering fails, the later verification reports the error.
     """
     listed: list[Any] = [FallbackCandidate(call), *candidates]
     for candidate in listed:  # needs the graph at hand, which is this thread's
@@ -231,8 +237,8 @@ atexit.register(_isolation.stop)
 
 
 def _make_bench(task: SelectionTask, call: LoweredCall, isolation: WorkerProcess | None) -> Bench:
-    """Return the bench that verifies and times the candidates of ``task``: in the worker process where that can draw
-    the same call (static sizes, layouts that have a name), else in this process.
+    """Return the bench that verifies and times the candidates of ``task``. It is in the worker process if the worker
+    can draw the same call, which needs static sizes and layouts that have a name. Otherwise it is in this process.
     """
     # A recipe names layouts, so the worker can draw only those that have a name.
     named = dict(task.inputs.recipe.layouts)
@@ -247,9 +253,9 @@ def _make_bench(task: SelectionTask, call: LoweredCall, isolation: WorkerProcess
 def _choose_finalist(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, here: bool
 ) -> tuple[Choice, dict[int, Timing]]:
-    """Return the choice among the candidates ``listed``, and the times, by index, of those that were compiled and timed
-    together with the operations around the call. ``here`` says that ``ranking`` was verified in this process and not in
-    a worker.
+    """Return the choice among the candidates ``listed``, and times by index in ``listed``. The times are those of the
+    candidates that were compiled and timed together with the operations around the call. If ``here`` is true,
+    ``ranking`` was verified in this process and not in a worker.
     """
     order, alone, tried = ranking.order, ranking.timings, len(listed) - ranking.unseen
     # A compilation with the surroundings takes seconds for each finalist, so only the best few are tried.
@@ -285,8 +291,8 @@ def _choose_finalist(
 
 
 def _proven_in_process(ranking: Ranking, candidate: TemplateCandidate) -> bool:
-    """Whether a candidate agrees with the reference at all tested sizes that its graph may get. If it does not, append
-    a finding with the reason to ``ranking``.
+    """Return whether a candidate agrees with the reference at all tested sizes that its graph may get. If it does not,
+    append a finding with the reason to ``ranking``.
     """
     verdict = prove_template(candidate)
     if verdict.status != "ok":
@@ -297,8 +303,8 @@ def _proven_in_process(ranking: Ranking, candidate: TemplateCandidate) -> bool:
 
 
 def _without_equal_fallback(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timing]:
-    """Return ``around``, times by index in ``listed``, without that of the fallback compiled without Inductor's tuning,
-    unless it is clearly faster than the tuned fallback, which has index 0.
+    """Return ``around``, times by index in ``listed``, without the untuned fallback, unless it is clearly faster than
+    the tuned fallback. The untuned fallback is compiled without Inductor's tuning. The tuned fallback has index 0.
     """
     untuned = next((i for i in around if listed[i].config == UNTUNED and listed[i].kernel == REFERENCE), None)
     if untuned is None or 0 not in around or around[untuned].median < SURE * around[0].median:
@@ -307,18 +313,19 @@ def _without_equal_fallback(listed: list[Any], around: Mapping[int, Timing]) -> 
 
 
 def _ranking_cost(candidate: Candidate, timing: Timing) -> float:
-    """Return the seconds by which a candidate is ranked: its median time. That of the fallback is reduced by a small
-    fixed share, so that a template which is not measurably faster does not win.
+    """Return the seconds by which a candidate is ranked. They are its median time. The time of the fallback is reduced
+    by a small fixed share, so that a template wins only if it is measurably faster.
     """
     return timing.median * (TIE if candidate.kernel == REFERENCE else 1.0)
 
 
 def _tuned_in_final_graph(call: LoweredCall, listed: list[Any], alone: Mapping[int, Timing]) -> set[int]:
-    """Return the indices in ``listed`` of the candidates that Inductor's own tuning may make faster in the final graph
-    than ``alone``, their times in isolation, shows. It is empty where Inductor does not tune.
+    """Return the indices in ``listed`` of the candidates that Inductor's own tuning may make faster in the final graph.
+    ``alone`` holds the times of the candidates in isolation. The set is empty if Inductor does not tune.
 
-    These are templates that are PyTorch code, and the fallback. A fallback that is an own kernel is called unchanged. A
-    library's call is always in the result, because Inductor's tuning begins with it.
+    Such candidates are templates that are PyTorch code, and the fallback. A fallback that is the op's own kernel is
+    called unchanged, so it is left out. If the reference calls a fast library, the fallback is always included, because
+    Inductor's tuning starts from that call.
     """
     if not inductor_lowering.is_autotuning() or not alone:
         return set()
@@ -332,8 +339,8 @@ def _tuned_in_final_graph(call: LoweredCall, listed: list[Any], alone: Mapping[i
 
 
 def _inductor_tunes(candidate: Candidate) -> bool:
-    """Whether a candidate is PyTorch code, a traced template or the tuned fallback, which Inductor tunes if the compile
-    mode requests it.
+    """Return whether a candidate is PyTorch code that Inductor tunes if the compile mode requests it. Such candidates
+    are traced templates and the tuned fallback.
     """
     return isinstance(candidate, TracedCandidate) or (candidate.kernel == REFERENCE and candidate.config != UNTUNED)
 
@@ -341,9 +348,9 @@ def _inductor_tunes(candidate: Candidate) -> bool:
 def _selection_choice(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
 ) -> Choice:
-    """Return the choice record of the first candidate in ``times``, seconds by index in ``listed``, the best one first.
-    ``how`` says, for the reason, in which surroundings these were measured, and ``tried`` is the number of candidates
-    tried.
+    """Return the choice record of the first candidate in ``times``. ``times`` holds seconds by index in ``listed``, the
+    best candidate first. ``how`` describes the surroundings in which they were measured. ``tried`` is the number of
+    candidates tried.
     """
     ranked = list(times) or [0]
     best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
@@ -368,9 +375,9 @@ def _selection_choice(
 
 
 def _describe_choice(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
-    """Return the reason of a choice as one sentence: the best time, those of the fallbacks and of the next candidate,
-    and how many were dropped. ``ranked`` holds indices in ``listed``, best first, ``times`` seconds by index, and
-    ``how`` the surroundings.
+    """Return the reason of a choice as one sentence. It holds the best time, the times of the fallbacks and of the next
+    candidate, and the number of dropped candidates. ``ranked`` holds indices in ``listed``, best first. ``times`` holds
+    seconds by index, and ``how`` describes the surroundings.
     """
     if not times:
         return "the fallback: no template could be run"
@@ -385,8 +392,8 @@ def _describe_choice(listed: list[Any], ranked: list[int], times: dict[int, floa
 
 
 def _name_fallback(candidate: Candidate) -> str:
-    """Return the name of a fallback candidate in a reason: ``fallback``, or ``fallback untuned`` where Inductor
-    compiles it without tuning.
+    """Return the name of a fallback candidate in a reason. It is ``fallback untuned`` if Inductor compiles it without
+    tuning, and otherwise ``fallback``.
     """
     return "fallback untuned" if candidate.config == UNTUNED else "fallback"
 
@@ -394,12 +401,12 @@ def _name_fallback(candidate: Candidate) -> str:
 def _race_with_surroundings(
     selection: CandidateSelection, listed: list[Any], finalists: Sequence[int], ambient: Collection[int]
 ) -> dict[int, Timing]:
-    """Return the times, by index in ``listed``, of the candidates ``finalists``, each compiled together with the
-    operations around the call and run in alternation. A candidate that cannot be compiled is left out.
+    """Return the times, by index in ``listed``, of the candidates ``finalists``. Each is compiled together with the
+    operations around the call, and all run in alternation. A candidate that cannot be compiled is left out.
 
-    All are compiled in the mode of this compilation, so that kernels beside a template are those of the final graph,
-    and are not tuned again for it. PyTorch code that is not in ``ambient`` is compiled without tuning, which would be
-    in vain.
+    All are compiled in the mode of this compilation. The kernels beside a template are then those of the final graph
+    and need no further tuning. PyTorch code that is not in ``ambient`` is compiled without tuning, because tuning would
+    not make it fast enough.
     """
     around = selection.surroundings
     clock = clock_for(str(selection.call.device))

@@ -1,10 +1,10 @@
-"""The range of sizes that a compiled graph serves, and the sizes at which a candidate is proven for it.
+"""The range of sizes at which a compiled graph may run, and the sizes at which a candidate is proven for it.
 
-A graph of symbolic sizes runs one kernel at many sizes. A proof at one size shows little about others: a kernel may
-omit the last incomplete tile, or branch on a size. A candidate is therefore run at the edges of its tiles, next to each
-number with which code or a guard compares a size, at the ends of the range, and at sizes like those of the call. The
-range ends where a proof would take too long. The graph is guarded against sizes beyond, for which torch compiles
-another graph with a proof of its own.
+A graph of symbolic sizes runs one kernel at many sizes. A proof at one size shows little about others, since a kernel
+may omit the last incomplete tile, or branch on a size. A candidate is therefore run at the edges of its tiles, next to
+each number with which code or a guard compares a size, at the ends of the range, and at sizes like those of the call.
+The range ends where a proof would take too long. The graph is guarded against larger sizes. For those, torch compiles
+another graph, with another proof.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ SIZES = (2, 3, 5, 7, 9, 64, 65, 127)  # beside EDGES
 
 
 class SizedCall(Protocol):
-    """The call of an op in a graph, as far as its sizes matter: ``env`` has the size of each dim, symbolic or not."""
+    """The call of an op in a graph, as far as its sizes matter. ``env`` has the value of each dim and scalar, which may
+    be symbolic.
+    """
 
     @property
     def op(self) -> Op:
@@ -53,7 +55,7 @@ class SizedCall(Protocol):
 
     @property
     def env(self) -> Mapping[str, Any]:
-        """The dims and scalars of the call by name, symbolic or not."""
+        """The dims and scalars of the call by name. Sizes may be symbolic."""
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -64,26 +66,26 @@ class SizedCall(Protocol):
         """The device of the tensors of the call."""
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
-        """Return the dims and scalars of the call by name as numbers. A size symbol in ``sizes`` gets its value from
-        there, any other symbol the value with which the graph is being compiled.
+        """Return the dims and scalars of the call by name, as numbers. A size symbol gets its value from ``sizes``. If
+        ``sizes`` lacks it, it has the value with which the graph is being compiled.
         """
 
 
 @dataclass(frozen=True)
 class SizeRange:
-    """The sizes of one call in a graph. ``problem`` states why a template cannot be proven for all of them, or is
-    empty.
+    """The sizes of one call at which a compiled graph may run.
 
     Attributes:
-        symbols: the symbols of the sizes of the call; ``upper`` is the end of the range that is proven.
-        guarded: the symbols at whose end the graph needs a guard, since it might run beyond. They may be symbols of
-            other sizes, which limit one of the call.
-        text: the range for people, and for keys; empty for a call of fixed sizes.
-        others: symbols that occur in strides only.
+        symbols: the symbols of the sizes of the call. The ``upper`` of each is the end of the range that is proven.
+        guarded: the symbols whose end needs a guard, since the graph might otherwise run beyond it. They may be symbols
+            of other sizes that limit a symbol of the call.
+        text: the range for people and for keys. It is empty for a call of fixed sizes.
+        problem: the reason why a template cannot be proven for all sizes, or an empty text.
+        others: the symbols that occur only in strides.
         conditions: the conditions of the graph on its sizes.
         work: a function from sizes to the approximate number of operations of a sample.
         interpreted: whether Triton's interpreter runs the kernels.
-        memory: for each tensor its sizes with their strides, from the smallest stride outwards.
+        memory: for each tensor, its sizes with their strides, from the smallest stride outwards.
     """
 
     symbols: tuple[SizeSymbol, ...] = ()
@@ -97,14 +99,14 @@ class SizeRange:
     memory: tuple[tuple[tuple[Any, Any], ...], ...] = field(default=(), repr=False)
 
     def limit_graph(self) -> bool:
-        """Add guards to the graph that is being lowered, so that it is not run at sizes beyond this range. Return
+        """Add guards to the graph that is being lowered, so that it does not run at sizes beyond this range. Return
         whether all guards could be set.
         """
         return all(inductor_lowering.limit_size(s.symbol, s.upper or 0) for s in self.guarded)
 
     def points(self, mined: CodeConstants, tiles: Sequence[int] = ()) -> Iterator[Sizes]:
         """Yield the sizes, as a value for each symbol, at which a candidate is run for its proof. ``mined`` holds
-        constants of its code, ``tiles`` those of its config.
+        constants of the candidate's code, and ``tiles`` holds tile sizes from its config.
         """
         seen: list[Sizes] = []
         for together in (*self._end_sizes(), *self._edge_sizes(mined, tiles)):
@@ -115,16 +117,17 @@ class SizeRange:
                     yield laid
 
     def _admits(self, sizes: Sizes) -> bool:
-        """Whether a graph may get ``sizes``: its conditions on size symbols hold for them, and tensors of such sizes
-        can be laid out in memory without sharing elements.
+        """Return whether a graph may get ``sizes``. Its conditions on size symbols must hold for them, and tensors of
+        such sizes must fit in memory without sharing elements.
         """
         laid = self._with_strides(sizes)
         return laid is not None and inductor_lowering.conditions_admit(self.conditions, laid)
 
     def _with_strides(self, sizes: Sizes) -> Sizes | None:
-        """Return ``sizes`` completed with values for symbols that occur only in strides: the current ones, or larger
-        where elements of a tensor would share memory. Return None if they share it all the same, or if a tensor spans
-        more memory than a test input may.
+        """Return ``sizes`` completed with values for symbols that occur only in strides. A value is the current one, or
+        a larger one if elements of a tensor would otherwise share memory.
+
+        Return None if elements share memory all the same, or if a tensor spans more memory than a test input may.
         """
         whole, free = {**sizes, **{s.symbol: s.hint for s in self.others}}, {s.symbol for s in self.others}
         for dims in self.memory:
@@ -143,13 +146,15 @@ class SizeRange:
         return whole
 
     def _vary_each(self, sizes: Sizes) -> Iterator[Sizes]:
-        """Yield, for each symbol, its value in ``sizes`` with all other symbols as in the call."""
+        """Yield sizes for each symbol, in which that symbol has its value in ``sizes`` and all other symbols have the
+        values of the call.
+        """
         for s in self.symbols:
             yield {o.symbol: sizes[o.symbol] if o is s else o.hint for o in self.symbols}
 
     def _end_sizes(self) -> Iterator[Sizes]:
-        """Yield sizes at the ends of the range: each symbol at its upper and its lower end beside small others, then
-        all of them as large as a sample may be.
+        """Yield sizes at the ends of the range. Each symbol is at its upper and at its lower end beside small values of
+        the others. In the last sizes, all symbols are as large as a sample may be.
         """
         if not self.symbols:
             return
@@ -162,8 +167,8 @@ class SizeRange:
         yield together
 
     def _edge_sizes(self, mined: CodeConstants, tiles: Sequence[int]) -> Iterator[Sizes]:
-        """Yield sizes that combine, for all symbols, values where errors are likely (ends of tiles, constants of the
-        code), as long as samples stay small.
+        """Yield sizes that combine, for all symbols, values where errors are likely, such as ends of tiles and
+        constants of the code. Stop when the symbols have no values left or the samples have taken much work.
         """
         limit = max(
             self._work_of_many, TALL * self.work(self._fill_others({}, 0))
@@ -185,8 +190,8 @@ class SizeRange:
 
     def _edge_values(self, s: SizeSymbol, mined: CodeConstants, tiles: Sequence[int], limit: int) -> list[int]:
         """Return values of one size symbol at which a kernel is worth testing, those most likely to reveal an error
-        first: around tile sizes, constants ``mined`` from its code, and bounds of guards. Values whose sample takes
-        more than ``limit`` operations are left out.
+        first. They lie around tile sizes, constants ``mined`` from its code, and bounds of guards. Values whose sample
+        takes more than ``limit`` operations are left out.
         """
         upper = s.upper if s.upper is not None else s.hint
         compared, divisors = inductor_lowering.edges_of(self.conditions, s.symbol)
@@ -211,8 +216,8 @@ class SizeRange:
         return [v for v in fitting if self.work(self._fill_others({s.symbol: v}, 0)) <= limit]
 
     def _fill_others(self, sizes: Sizes, turn: int) -> Sizes:
-        """Return ``sizes`` completed with small values for the size symbols that it lacks. ``turn`` is a counter by
-        which these values vary, and each symbol gets another one.
+        """Return ``sizes`` completed with small values for the size symbols that it lacks. Different symbols get
+        different values. ``turn`` is a counter by which the values vary.
         """
         small = [5, 17, 3, 33, 2, 9]
         whole = dict(sizes)
@@ -225,23 +230,23 @@ class SizeRange:
         return whole
 
     def _symbol_values(self, sizes: Sizes) -> Iterator[tuple[SizeSymbol, int]]:
-        """Return the pairs (symbol, value) of the range's symbols and their values in ``sizes``."""
+        """Return an iterator over the pairs of a symbol of the range and its value in ``sizes``."""
         return ((s, sizes[s.symbol]) for s in self.symbols)
 
     @property
     def _work_of_many(self) -> int:
-        """The most operations that one sample may take where many small ones are run."""
+        """The largest number of operations of one sample if many small samples are run."""
         return INTERPRETED if self.interpreted else SMALL
 
     @property
     def _work_of_large(self) -> int:
-        """The most operations that a sample may take whose sizes are all large."""
+        """The largest number of operations of a sample whose sizes are all large."""
         return INTERPRETED if self.interpreted else LARGE
 
 
 def size_range(call: SizedCall) -> SizeRange:
-    """Return the range of sizes at which the graph of ``call`` may be run, as far as a candidate kernel can be tested
-    over it. The range is empty for a call of fixed sizes.
+    """Return the range of sizes at which the graph of ``call`` may be run, as far as a candidate can be tested over it.
+    The range is empty for a call of fixed sizes.
     """
     sizes = [n for value in call.env.values() for n in (value if isinstance(value, (list, tuple)) else [value])]
     symbols = inductor_lowering.symbols_of([n for n in sizes if isinstance(n, torch.SymInt)])
@@ -258,27 +263,29 @@ def size_range(call: SizedCall) -> SizeRange:
 
 
 def _count_elements(tensor: Tensor, sizes: Sizes) -> int:
-    """Return the number of elements of a tensor at ``sizes``, or that of the memory which it spans, if larger."""
+    """Return the number of elements of a tensor at ``sizes``. If the tensor spans more elements in memory, return that
+    number.
+    """
     dims = [tuple(inductor_lowering.evaluate_size(n, sizes) for n in of) for of in (tensor.shape, tensor.stride())]
     spanned = sum(max(0, n - 1) * step for n, step in zip(*dims, strict=True))
     return int(max(prod(dims[0]), spanned))
 
 
 def _dims_outwards(tensor: Tensor) -> tuple[tuple[Any, Any], ...]:
-    """Return the pairs (size, stride) of a tensor, from the smallest stride to the largest."""
+    """Return the pairs of size and stride of each dim of a tensor, from the smallest stride to the largest."""
     dims = zip(tensor.shape, tensor.stride(), strict=True)
     return tuple(sorted(dims, key=lambda dim: inductor_lowering.size_hint(dim[1])))
 
 
 def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
     """Return a function from sizes to the approximate number of operations of a sample of the call. Each element of
-    inputs and outputs costs at least ``element`` operations.
+    inputs and outputs counts as at least ``element`` operations.
     """
 
     def work(sizes: Sizes) -> int:
-        """Return the approximate number of operations that a test of the call takes at ``sizes``: those of the op, or
-        those for drawing and comparing its elements if more. Return a number above every limit where a tensor would be
-        too large.
+        """Return the approximate number of operations that a test of the call takes at ``sizes``. It is the larger one
+        of the op's operations and the cost of drawing and comparing the elements. If a tensor is too large, the number
+        is above every limit.
         """
         env = call.numbers(sizes)
         outputs = int(sum(prod(declared_output_shape(out, env)) for out in call.op.spec.outputs))
@@ -292,8 +299,9 @@ def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
 
 
 def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
-    """Return ``free``, a range whose size symbols may have no upper end, with an upper end for each: its own if a proof
-    can cover it, else a lower one that a guard of the graph sets. Where neither works, its ``problem`` says why.
+    """Return ``free`` with an upper end for each size symbol. The end is the symbol's own one if a proof can cover it.
+    Otherwise it is a lower one, which a guard of the graph sets. If neither is possible, ``problem`` of the result
+    holds the reason.
     """
     faster, far = (1, FAR) if call.device.type == "cpu" else (FASTER, FAR_ON_DEVICE)
     drawn = free.work if far == FAR else _work_of(call, DRAWN)
@@ -303,7 +311,7 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
 
         def cost(size: int, s: SizeSymbol = s, work: Callable[[Sizes], int] = free.work) -> int:
             """Return the operations of a sample with ``size`` for the symbol ``s`` and at most 64 for the other
-            symbols, by the function ``work``.
+            symbols. ``work`` computes the operations from sizes.
             """
             return work({**{o.symbol: min(o.hint, 64) for o in free.symbols}, s.symbol: size})
 
@@ -326,8 +334,8 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
 
 
 def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int, far: int) -> int:
-    """Return the upper end up to which a size is tested: at least twice the size of the call, and up to ``far`` while
-    ``cost``, the operations of a test at a size, stays below ``limit``.
+    """Return the upper end up to which a size is tested. It is at least twice the size of the call. It is up to ``far``
+    as long as ``cost``, the operations of a test at a size, stays below ``limit``.
     """
     # Else the graph would be compiled again for a call that is a little larger.
     least = 1 << (2 * s.hint - 1).bit_length() if s.hint > 0 else 1
@@ -338,8 +346,8 @@ def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int, far: 
 
 
 def _end_by_conditions(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list[SizeSymbol]]:
-    """Return the upper end of a size symbol that a guard cannot limit directly, or None, with the other symbols whose
-    guarded ends imply it.
+    """Return the upper end of a size symbol that no guard can limit directly, or None if there is none. Return also the
+    other symbols whose guarded ends imply it.
     """
     if s.upper is not None or dynamo.is_packaging():
         return s.upper, []
@@ -358,8 +366,8 @@ def _end_by_conditions(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list
 
 
 def _describe_unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> str:
-    """Return the reason, as text for users, why a template cannot be tested at all sizes that symbol ``s`` may have.
-    ``upper`` is its upper end, or None if it has none.
+    """Return the reason, as text for users, why a template cannot be tested at all sizes of the symbol ``s``. ``upper``
+    is the upper end of ``s``, or None if it has none.
     """
     name = _name_symbol(call, s)
     if dynamo.is_packaging():
@@ -368,8 +376,8 @@ def _describe_unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> st
 
 
 def _name_symbol(call: SizedCall, s: SizeSymbol) -> str:
-    """Return the name of the op's dim for which the size symbol ``s`` stands, ``part of <dim>`` where a dim is computed
-    from it, or ``a size``.
+    """Return the name of the op's dim for which the size symbol ``s`` stands. If a dim is computed from it, return
+    ``part of <dim>``. Otherwise return ``a size``.
     """
     named = [(k, v) for k, v in call.env.items() if isinstance(v, torch.SymInt)]
     exact = next((k for k, v in named if v.node.expr == s.symbol), None)

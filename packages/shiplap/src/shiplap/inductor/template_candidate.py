@@ -32,8 +32,8 @@ TORCHS = {"at", "c10", "torch", "std"}  # namespaces whose variables are not a t
 
 @dataclass
 class TemplateCandidate(Candidate):
-    """``config`` of ``template`` for ``call``, rendered while Inductor lowers the graph, and run at that time or
-    later.
+    """A template with a config, rendered for ``call`` while Inductor lowers the graph. It is run at that time
+    or later.
     """
 
     call: LoweredCall
@@ -53,22 +53,22 @@ class TemplateCandidate(Candidate):
 
     @property
     def label(self) -> str:
-        """The name of the candidate: that of its template, followed by its config (tuning parameters) in parentheses if
-        it has one.
+        """The name of the candidate. It is the name of its template, followed by its config (tuning parameters) in
+        parentheses if it has one.
         """
         return f"{self.template.name}({self.config})" if self.config.items else self.template.name
 
     def why_refused(self) -> str:
         """Return the reason why the template's ``supports`` function refuses this call with this config (tuning
-        parameters), or an empty text.
+        parameters). Return an empty text if it does not.
         """
         supports = self.template.supports
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def render(self) -> Any:
-        """Return the candidate as an Inductor choice, that is a kernel rendered for this call, made once. Raises the
-        error of a failed rendering.
+        """Return the candidate as an Inductor choice, which is a kernel rendered for this call. It is rendered at the
+        first request. Errors of the rendering are passed on.
         """
         if self._choice is None:
             buffers = self.call.buffers(self.template)
@@ -78,7 +78,7 @@ class TemplateCandidate(Candidate):
 
     @property
     def digest(self) -> str:
-        """The digest of the kernel's text as it is rendered for this call, and of the memory layout of the buffers that
+        """A digest of the kernel's text as it is rendered for this call, and of the memory layout of the buffers that
         it reads.
         """
         text = inductor_templates.kernel_source(self.render())
@@ -86,24 +86,22 @@ class TemplateCandidate(Candidate):
         return hashlib.sha256(f"{text}|{self._slots}|{memory}|{self.split_k}".encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
-        """Start compiling the rendered kernel in another process. Return whether it was started."""
+        """Start compiling the rendered kernel in another process. Return whether the compilation was started."""
         return inductor_templates.compile_apart(self.render())
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile the rendered kernel in this process, without a graph. Any thread may call this method. ``args`` is
-        not read.
+        """Compile the rendered kernel alone, in this process and outside of a compiled graph. Any thread may call this
+        method. ``args`` is not read.
         """
         inductor_templates.precompile_kernel(self.render())
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Compile the kernel without a graph, and return a function that runs it on copies of ``args`` and returns the
-        output. That is first filled with NaN, or a byte pattern, so that elements which the kernel does not write are
-        noticed.
+        """Compile the kernel alone, outside of a compiled graph. Return a function that runs it on copies of ``args``
+        and returns the output.
 
-        The candidates of one call share inputs and output, and each ``prepare`` fills them again.
-
-        Raises:
-            Exception: any error of the compiler of the kernel.
+        The output is first filled with NaN, or with a byte pattern for other dtypes. Elements that the kernel does not
+        write are noticed by this. The candidates of one call share inputs and output, and each ``prepare`` fills them
+        again. Errors of the kernel's compiler are passed on.
         """
         self.render()
         inputs, out = self._inputs(args, {}, self.call.scratch), self.call.scratch(f"out {self.split_k}", self._output)
@@ -115,8 +113,8 @@ class TemplateCandidate(Candidate):
         return self._make_launcher(self._run, inputs, out)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function that runs the compiled kernel on ``args``, whose size symbols have the values in ``sizes``,
-        as the compiled graph may call it. Inputs and output are in new memory.
+        """Return a function that runs the compiled kernel on ``args``, as the compiled graph may call it. The size
+        symbols have the values in ``sizes``. Inputs and output are in new memory.
         """
         self.render()
         if self._run is None:
@@ -126,14 +124,15 @@ class TemplateCandidate(Candidate):
         return self._make_launcher(inductor_templates.run_function(self._choice, inputs, out, sizes), inputs, out)
 
     def _make_launcher(self, run: Any, inputs: list[Tensor], out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function without arguments that launches the compiled kernel ``run`` and returns its output ``out``,
-        or with split-K the sum of the partial outputs. The function keeps ``inputs`` alive, since ``run`` holds only
-        their addresses.
+        """Return a function without arguments that launches the compiled kernel ``run`` and returns its output. The
+        output is ``out`` or, with split-K, the sum of the partial outputs in ``out``. The function keeps ``inputs``
+        alive, since ``run`` holds only their addresses.
         """
 
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
-            """Launch the compiled kernel and return its output as a tuple of one tensor: with split-K, the sum of its
-            partial outputs. ``_alive`` is not read: as a default value it keeps the input tensors alive.
+            """Launch the compiled kernel and return its output as a tuple of one tensor. With split-K, the output is
+            the sum of the partial outputs. ``_alive`` is not read. As a default value, it keeps the input tensors
+            alive.
             """
             inductor_lowering.launch_run(run)
             return (_sum_partials(self.call, out) if self.split_k > 1 else out,)
@@ -141,8 +140,8 @@ class TemplateCandidate(Candidate):
         return call
 
     def state(self) -> str:
-        """Return the names of the global variables in which the compiled kernel keeps values from call to call, joined
-        by commas, or an empty text.
+        """Return the names of the global variables in which the compiled kernel keeps values between calls, joined by
+        commas. Return an empty text if there are none.
         """
         choice = self.render()
         library = inductor_templates.kernel_library(choice)
@@ -152,8 +151,8 @@ class TemplateCandidate(Candidate):
         return ", ".join(str(symbol) for symbol in read_library_state(library).symbols if _is_named(symbol.name, words))
 
     def _inputs(self, args: tuple[Any, ...], sizes: Sizes, room: Callable[..., Tensor]) -> list[Tensor]:
-        """Return input tensors for the kernel: copies of ``args`` and the template's tables, with the strides and
-        offsets for which the kernel was rendered. ``room(name, make, *args)`` returns the memory for each, new or
+        """Return input tensors for the kernel with the strides and offsets for which it was rendered. They are copies
+        of ``args`` and of the template's tables. ``room(name, make, *args)`` returns the memory for each, new or
         shared.
         """
         given = {a.name: v for a, v in zip(self.call.op.spec.args, args, strict=True) if isinstance(v, Tensor)}
@@ -170,8 +169,8 @@ class TemplateCandidate(Candidate):
         return tensors
 
     def _output(self, sizes: Sizes = MappingProxyType({})) -> Tensor:
-        """Return uninitialised memory for the output, where the size symbols have the values in ``sizes`` or else those
-        of the call. With split-K it is for the float32 partial sums, whose first dim counts them.
+        """Return uninitialised memory for the output. The size symbols have the values in ``sizes``, or else those of
+        the call. With split-K, the memory is for float32 partial sums, and its first dim is their number.
         """
         shape = self.call.shape(sizes)
         if self.split_k > 1:
@@ -179,10 +178,11 @@ class TemplateCandidate(Candidate):
         return torch.empty(shape, dtype=self.call.output.dtype, device=self.call.device)
 
     def node(self, fusion: bool = True) -> Any:
-        """Return the Inductor node that runs the kernel as the result of the call. With ``fusion``, Inductor may fuse
-        neighbours into it, unless the template's ``fuses`` declines.
+        """Return the Inductor node that runs the kernel as the result of the call. If ``fusion`` is true, Inductor may
+        fuse neighbours into it, unless the template's ``fuses`` declines.
 
-        With split-K, a pointwise operation after the kernel adds partial sums, and neighbours are fused into that one.
+        With split-K, a pointwise operation after the kernel adds the partial sums, and neighbours are fused into that
+        operation.
         """
         pays = self.template.fuses is None or self.template.fuses(self.call.hints)
         node = inductor_lowering.choice_node(self.render(), fusion and pays)
@@ -197,7 +197,7 @@ class TemplateCandidate(Candidate):
 
     @cached_property
     def split_k(self) -> int:
-        """The split-K factor: the number of partial sums that the kernel stores, 1 without split-K."""
+        """The split-K factor, that is the number of partial sums that the kernel stores. It is 1 without split-K."""
         declared = self.template.split_k
         if declared is None:
             return 1
@@ -205,10 +205,11 @@ class TemplateCandidate(Candidate):
 
 
 def _is_named(symbol: str, words: set[str]) -> bool:
-    """Whether ``words``, the words of a kernel's source, contain the name of the variable ``symbol`` (a mangled C++
-    name), or of a function around it.
+    """Return whether ``words``, the words of a kernel's source, contain the name of ``symbol`` or of a function around
+    it. ``symbol`` is the mangled C++ name of a variable.
 
-    The headers of torch have constants that are variables in code that no compiler optimises. No template names them.
+    The headers of torch have constants that are variables in unoptimised code. No template names them, so they are not
+    found.
     """
     names, rest = [symbol.partition(".")[0]], symbol
     # A mangled name has each part behind its length.
@@ -220,14 +221,14 @@ def _is_named(symbol: str, words: set[str]) -> bool:
 
 
 class SpecialisedSizes(Mapping[str, Any]):
-    """Sizes as numbers. Each size that is read becomes a constant of the compiled code."""
+    """A mapping from names to sizes as numbers. Each size that is read becomes a constant of the compiled code."""
 
     def __init__(self, env: Mapping[str, Any]) -> None:
-        """Keep ``env``, the sizes by name, symbolic or not."""
+        """Set ``env``, which holds the sizes by name. They may be symbolic."""
         self.env = env
 
     def __getitem__(self, name: str) -> Any:
-        """Return the size ``name`` as a number, on which the graph is guarded from then on."""
+        """Return the size ``name`` as a number. The graph is guarded on that number afterwards."""
         value = self.env[name]
         return inductor_lowering.static_size(value) if isinstance(value, torch.SymInt) else value
 
@@ -236,7 +237,7 @@ class SpecialisedSizes(Mapping[str, Any]):
         return iter(self.env)
 
     def __len__(self) -> int:
-        """Return the number of sizes by name, without reading any."""
+        """Return the number of sizes. No size is read."""
         return len(self.env)
 
 
@@ -248,8 +249,8 @@ def _sum_partials(call: LoweredCall, partial_sums: Tensor) -> Tensor:
 def _render_template(
     call: LoweredCall, template: Template, config: Config, buffers: dict[str, Any], split_k: int
 ) -> Any:
-    """Return the kernel of ``template``, rendered for a call, config (tuning parameters) and input buffers, as an
-    object among which Inductor can choose. Raises NotImplementedError for two arguments that are views of one buffer.
+    """Return the kernel of ``template``, rendered for a call, a config (tuning parameters) and input buffers, as one of
+    Inductor's choices. Raise ``NotImplementedError`` if two arguments are views of one buffer.
     """
     layout = inductor_lowering.fixed_layout(call.output)
     if split_k > 1:
@@ -286,7 +287,9 @@ def _render_template(
 
 
 def _positional_grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any, Any, Any]]:
-    """Return ``template.grid`` in the form that Inductor calls: the sizes ``names`` by position, then the config."""
+    """Return ``template.grid`` as a function with the parameters that Inductor passes. They are the sizes ``names`` by
+    position, followed by the config.
+    """
     assert template.grid is not None
     declared = template.grid
 
@@ -299,8 +302,8 @@ def _positional_grid(template: Template, names: tuple[str, ...]) -> Callable[...
 
 
 def _poison_output(out: Tensor) -> None:
-    """Fill an output in place with values that no kernel computes by accident: NaN, or a byte pattern for other
-    dtypes.
+    """Fill an output in place with values that no kernel computes by accident. They are NaN for floating-point dtypes,
+    and a byte pattern for other dtypes.
     """
     if out.is_floating_point():
         # NaN in one element that the kernel does not write makes the comparison fail.
@@ -310,8 +313,9 @@ def _poison_output(out: Tensor) -> None:
 
 
 def _memory_of_slot(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
-    """Return the sizes, strides and offset of a buffer as numbers, from ``expressions`` of size symbols. A symbol in
-    ``sizes`` gets its value from there, any other one the value with which the graph is being compiled.
+    """Return the sizes, strides and offset of a buffer as numbers, computed from ``expressions`` of size symbols. A
+    symbol gets its value from ``sizes``. If ``sizes`` lacks it, it has the value with which the graph is being
+    compiled.
     """
     shape, strides, offset = expressions
     return (
@@ -322,7 +326,7 @@ def _memory_of_slot(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
 
 
 def _fresh_memory(name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Return ``make(*args)``: memory at addresses that no other run has used. ``name`` is not read."""
+    """Return ``make(*args)``, memory at addresses that no other run has used. ``name`` is not read."""
     return make(*args)
 
 

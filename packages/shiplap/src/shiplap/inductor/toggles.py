@@ -1,4 +1,4 @@
-"""Switches for experiments: the same program with templates off, or with nothing fused into them."""
+"""Switches for experiments. They turn templates off, or let nothing be fused into them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from shiplap.dispatch import Op, compile_cache_key
 
 @dataclass(frozen=True)
 class TemplateSwitches:
-    """The switches of one op. ``templates``: whether templates are candidates. ``fusion``: whether neighbours are
-    fused.
+    """The switches of one op.
+
+    ``templates`` states whether templates are candidates. ``fusion`` states whether neighbouring operations are fused
+    into them. If ``only`` is not empty, only candidates whose label contains it are used.
     """
 
     templates: bool = True
@@ -25,7 +27,7 @@ _force: dict[str, TemplateSwitches] = {}
 
 
 def switches_of(op: Op) -> TemplateSwitches:
-    """Return the switches that :func:`switches` has set for ``op``, by default all on."""
+    """Return the switches that :func:`switches` has set for ``op``. By default all are on."""
     return _force.get(op.spec.name, TemplateSwitches())
 
 
@@ -33,12 +35,11 @@ def switches_of(op: Op) -> TemplateSwitches:
 def switches(
     op: Op, *, templates: bool | None = None, fusion: bool | None = None, only: str | None = None
 ) -> Iterator[None]:
-    """Within this context, compile calls of ``op`` with changed settings: ``templates=False`` uses no template,
-    ``fusion=False`` lets Inductor fuse nothing into one, and ``only`` uses the candidate whose label contains that
-    text.
+    """Within this context, compile calls of ``op`` with changed switches. A switch that is None keeps its value.
 
-    The switches are part of every compile cache key. A comparison therefore never gets the code that it is compared
-    with from the cache.
+    ``templates=False`` uses no template. ``fusion=False`` lets Inductor fuse nothing into a template. ``only``
+    restricts the candidates to those whose label contains that text. The switches are part of every compile cache key,
+    so a comparison never gets code of the other switches from the cache.
     """
     # Switches may be nested, so the earlier ones are restored and not deleted.
     before = switches_of(op)

@@ -1,7 +1,7 @@
-"""Ops of ``sl.triton`` as kernels into which Inductor may fuse later operations, where torch's flag for that is on.
+"""Ops of ``sl.triton`` as kernels into which Inductor may fuse later operations, if torch's flag for that is on.
 
-The flag is torch's own and off by default: ``torch._inductor.config.epilogue_fusion_user_defined_triton_kernel``, since
-2.13. Without it, and for calls that this module does not cover, Inductor's code calls the op.
+The flag is torch's own and off by default. It is ``torch._inductor.config.epilogue_fusion_user_defined_triton_kernel``
+and exists since torch 2.13. Without it, and for calls that this module does not support, Inductor's code calls the op.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from shiplap.torch_private import inductor_lowering
 
 
 def is_single_launch(op: Op) -> bool:
-    """Whether the only kernel of ``op`` on some device is a single launch of a Triton kernel, so that Inductor can be
-    given that launch. Tables of tuned choices are not considered.
+    """Return whether the only kernel of ``op`` on some device is a single launch of a Triton kernel. Inductor can then
+    be given that launch. Tables of tuned choices are not considered.
     """
     return any(len(kernels) == 1 and isinstance(kernels[0], LaunchedKernel) for kernels in op.kernels.values())
 
 
 def lower_triton_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the Inductor node for one call of ``op``: its Triton kernel itself, open to fusion, if that is enabled and
-    possible, else a call of the op.
+    """Return the Inductor node for one call of ``op``. It is the op's Triton kernel itself, open to fusion, if that is
+    enabled and possible. Otherwise it is a call of ``overload``.
     """
     if inductor_lowering.user_kernels_fuse() and inductor_lowering.emits_python_wrapper():
         made = _launch_node(op, args, kwargs)
@@ -36,8 +36,8 @@ def lower_triton_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _launch_node(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the Inductor node that launches the op's Triton kernel directly, or None where the call needs what the op
-    does around the launch.
+    """Return the Inductor node that launches the op's Triton kernel directly. Return None if the call needs more than
+    the launch, for example checks or conversions that the op makes.
     """
     fx = inductor_lowering.current_node()
     fakes: Any = torch.fx.map_arg((fx.args, fx.kwargs), lambda n: n.meta["val"])
@@ -59,8 +59,8 @@ def _launch_node(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
 
 
 def _user_kernel_node(op: Op, launch: PlainLaunch, given: Mapping[str, tuple[Any, Any]], output: Tensor) -> Any:
-    """Return the Inductor node of a Triton launch, or None for an output that is not contiguous. ``given`` maps each
-    argument to its IR node and its value, a fake for tensors.
+    """Return the Inductor node of a Triton launch, or None if the output is not contiguous. ``given`` maps each
+    argument to its IR node and its value, which is a fake tensor for tensors.
     """
     target, inputs = "", {}
     for parameter, tensor in launch.tensors.items():

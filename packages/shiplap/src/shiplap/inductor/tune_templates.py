@@ -1,4 +1,4 @@
-"""Templates in ``sl.tune``: the op is compiled alone, and the candidates of this compilation are measured.
+"""Templates in ``sl.tune``. The op is compiled alone, and the candidates of this compilation are measured.
 
 The choice is stored under the key that such a compilation looks up. If an op is compiled with other operations around
 it, and no choice was measured there, this choice is the first candidate that is tried.
@@ -35,7 +35,9 @@ from shiplap.tuning.worker_process import WorkerProcess
 
 @dataclass
 class TemplateTuningRequest:
-    """The request of :func:`tune_templates` to the lowering of the call that it compiles, and the result."""
+    """The request of :func:`tune_templates` to the lowering of the call that it compiles, with fields for the
+    result.
+    """
 
     op: Op
     options: SelectionOptions
@@ -51,13 +53,15 @@ _request: ContextVar[TemplateTuningRequest | None] = ContextVar("shiplap_tuned_c
 
 
 def is_tuning_templates() -> bool:
-    """Whether :func:`tune_templates` is compiling now."""
+    """Return whether :func:`tune_templates` is compiling now."""
     return _request.get() is not None
 
 
 def answer_tuning_request(call: LoweredCall) -> bool:
     """If :func:`tune_templates` is compiling ``call`` and has no answer yet, find the best candidate for it and store
-    that in the request of :func:`tune_templates`. Return whether this was done. The call then uses the fallback.
+    it in the request. Return whether this was done.
+
+    The call then uses the fallback.
     """
     request = _request.get()
     # The reference of the op may call other ops with templates.
@@ -86,12 +90,15 @@ def tune_templates(
     report: Report,
     isolation: WorkerProcess | None,
 ) -> Choice:
-    """Return the choice among the templates of ``op`` in compiled code for calls like ``recipe``: an earlier one, or
-    the fastest by measurement, which is stored and put into use.
+    """Return the choice among the templates of ``op`` in compiled code for calls like ``recipe``. It is an earlier
+    choice, or the fastest template by measurement. A measured choice is stored and put into use.
+
+    ``report`` is called with each step. ``isolation`` is the worker process that runs candidates, or None for this
+    process.
 
     Raises:
-        ShiplapError: SL502, SL606, SL610 without valid inputs. SL607 for a missing frozen entry in strict mode. SL608
-            inside an op, a backward, a capture or a trace.
+        ShiplapError: ``SL502``, ``SL606`` or ``SL610`` if there are no valid inputs. ``SL607`` if a frozen table lacks
+            the call in strict mode. ``SL608`` inside an op, a backward, a capture or a trace.
     """
     require_quiet(f"{op.spec.name} in compiled code")
     drawn = draw_inputs(op, recipe, device)
@@ -121,8 +128,8 @@ def tune_templates(
 
 
 def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
-    """Compile a call of the op alone on ``drawn``. Its lowering stores the choice in ``asked``, the request that
-    :func:`tune_templates` made. Return the reason if that fails, else an empty text.
+    """Compile a call of the op alone on ``drawn``. Its lowering stores the choice in ``asked``, the request of
+    :func:`tune_templates`. Return the reason as text if the compilation fails, else an empty text.
     """
     token = _request.set(asked)
     try:
@@ -138,8 +145,8 @@ def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
 
 
 def _frozen_default(selection: CandidateSelection, valid: list[TemplateCandidate]) -> Choice:
-    """Return the choice for a call that a frozen table of choices does not list: the first template marked as default
-    among ``valid``, or the reference.
+    """Return the choice for a call that a frozen table of choices does not list. It is the first template in ``valid``
+    that is marked as default, or the reference if there is none.
     """
     blank = _reference_choice(selection.call.op, selection.inputs, selection.key, "")
     taken = next((c for c in valid if c.template.default), None)
@@ -148,7 +155,7 @@ def _frozen_default(selection: CandidateSelection, valid: list[TemplateCandidate
 
 
 def _reference_choice(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Choice:
-    """Return the record that the reference is chosen for calls like ``drawn``, with the reason."""
+    """Return a record which says that the reference is chosen for calls like ``drawn``, with the reason."""
     place: Mapping[str, str] = dict(ALONE)
     blank = key_for(op, drawn, place) if key is None else key
     return Choice(
@@ -165,7 +172,7 @@ def _reference_choice(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Ch
 
 
 def _skipped_finding(op: Op, evidence: str, recipe: SampleRecipe) -> Finding:
-    """Return the tuning finding, of the verdict ``skip``, that a candidate of ``op`` was not measured, with the reason
-    ``evidence``.
+    """Return a finding of the tuning with the verdict ``skip``. It says that a candidate of ``op`` was not measured,
+    with the reason ``evidence``.
     """
     return Finding("tune.candidates", "skip", op.spec.name, evidence, str(recipe), "")

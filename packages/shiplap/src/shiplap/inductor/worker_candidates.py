@@ -1,5 +1,5 @@
-"""Template candidates in the worker process of ``tune``: a compilation of the op alone renders them, the worker runs
-them.
+"""Template candidates in the worker process of ``tune``. A compilation of the op alone renders them, and the worker
+runs them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candida
 
 
 def collect_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> bool:
-    """If :func:`provide` is compiling, append the fallback and ``candidates``, rendered, to the list that it returns,
-    and return True: the call then uses the fallback. Return False otherwise.
+    """If :func:`provide` is compiling, append the fallback and ``candidates``, rendered, to the list that it returns.
+    Return whether this was done.
 
     The call then uses the fallback.
     """
@@ -37,13 +37,13 @@ def collect_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate
 
 
 def is_collecting() -> bool:
-    """Whether :func:`provide` is compiling now."""
+    """Return whether :func:`provide` is compiling now."""
     return _collected.get() is not None
 
 
 def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
-    """Return the fallback (the op without a template) and every candidate kernel for calls like ``drawn``, rendered by
-    compiling the op alone, for the worker process that verifies and times them.
+    """Return the fallback (the op without a template) and every candidate for calls like ``drawn``. They are rendered
+    by compiling the op alone, for the worker process that verifies and times them.
     """
     listed: list[Any] = []
     token = _collected.set(listed)
@@ -56,13 +56,13 @@ def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
 
 def compile_alone(op: Op, drawn: Inputs) -> None:
     """Compile a call of ``op`` on ``drawn`` without other operations, and run it once. No code of an earlier
-    compilation is reused.
+    compilation is used.
     """
     from shiplap.torch_private import inductor_lowering
 
     def call(*args: Any, **named: Any) -> Any:
         """Return the result of the op. Each compilation copies the code of this function, so that Dynamo compiles it
-        anew.
+        again.
         """
         return op.overload(*args, **named)
 

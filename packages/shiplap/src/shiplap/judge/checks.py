@@ -43,19 +43,20 @@ GRADIENT_LAYOUTS = ("plain", "one", "turned")  # memory layouts of the gradients
 
 @dataclass
 class JudgeSession:
-    """The request of one judgement, and the findings so far.
+    """The request of one judgement, with what was found so far.
 
     Attributes:
         subject: the reference, with the arguments that its constructor takes.
         candidate, reference: the module and the name of both.
         report: called with ``(stage, done, total)``.
-        compiled_first: called after the first call of the candidate. Its time is given back.
+        compiled_first: a function that is called after the first call of the candidate. The deadlines are moved by the
+            time that it takes.
         reasons: the faults of the candidate. One is enough for a refusal.
-        missing: a comparison that was not made, and why. One is enough for an incomplete verdict.
+        missing: the comparisons that were not made, each with the reason. One is enough for an incomplete verdict.
         unchecked: properties that the verdict does not cover.
-        timings: one entry for each timed form.
+        timings: the times, one entry for each timed form of inputs (shapes and kind of values).
         calls: the number of calls whose results were compared.
-        ledger: the cells to which these calls belong.
+        ledger: the cells (pairs of an axis and an obligation) to which these calls belong.
         tried: the axes of the ledger that some form varies.
         waived: the required cells of the ledger that do not apply, with the reason.
     """
@@ -78,14 +79,17 @@ class JudgeSession:
 
     @property
     def problem(self) -> JudgeProblem:
-        """The problem that candidate and reference have to solve: the object that draws the arguments of calls and
-        computes the results that are expected of the candidate.
+        """The problem that candidate and reference have to solve. It draws the arguments of calls and computes the
+        results that are expected of the candidate.
         """
         return self.subject.problem
 
     def wait_for_others(self, prisoner: SandboxedProcess, *paces: StepDeadline) -> None:
-        """Call ``compiled_first``, if the caller gave it, which waits until other judgements are done. Then move the
-        deadlines of this judgement, of the candidate's process ``prisoner`` and of ``paces`` by the time that it took.
+        """Call ``compiled_first``, which waits until other judgements are done. Do nothing if the caller did not give
+        it.
+
+        The deadlines of this judgement, of the candidate's process ``prisoner`` and of ``paces`` are then moved by the
+        time that the wait took.
         """
         if self.compiled_first is None:
             return
@@ -99,9 +103,10 @@ class JudgeSession:
             pace.last += waited
 
     def note_always_alike(self, name: str, why: str) -> None:
-        """Record under ``name``, with the reason ``why``, that an argument is the same in every draw: among the missing
-        checks, which make the verdict incomplete, or as merely unchecked where the caller has switched off other
-        shapes.
+        """Record under ``name``, with the reason ``why``, that an argument is the same in every draw.
+
+        It is recorded as a missing check, which makes the verdict incomplete. If the caller has switched off other
+        shapes, it is merely recorded as unchecked.
         """
         if self.options.vary_shapes:
             self.missing[name] = why
@@ -110,8 +115,10 @@ class JudgeSession:
 
     @contextmanager
     def record_faults(self, label: str) -> Iterator[None]:
-        """Turn a CandidateError raised inside the ``with`` into a recorded reason against the candidate, with ``label``
-        as the input that shows it. A subclass that says that the machine lacks something is raised on.
+        """Return a context that turns a ``CandidateError`` into a recorded reason against the candidate. ``label`` is
+        the input that shows it.
+
+        A ``MachineLack`` is raised on, since it says that the machine lacks something.
         """
         try:
             yield
@@ -123,12 +130,13 @@ class JudgeSession:
 
 @dataclass
 class Endurance:
-    """A series of calls of one form, and the resources that the process held early in the series.
+    """A series of calls on inputs of one form (shapes and kind of values). It also holds the resources of the process
+    early in the series.
 
     Attributes:
         made: the number of calls so far.
         own: the seconds of these calls.
-        late: the seconds for which other streams of a GPU worked after each.
+        late: the seconds for which other streams of a GPU worked after each call.
     """
 
     problem: JudgeProblem
@@ -140,11 +148,11 @@ class Endurance:
     _early: ProcessResources = field(default_factory=ProcessResources)
 
     def run(self, form: InputForm, args: Args, ends: float, seconds: float) -> None:
-        """Call the candidate on new values of ``form`` (shapes and kind of values), 100 times and on a CPU then in
-        batches, and compare all results. Raise CandidateError for a wrong result, for work that goes on after the call,
-        or for a leak. No call begins after ``ends``.
+        """Call the candidate on new values of ``form`` (shapes and kind of values) and compare all results.
 
-        ``seconds`` is the time of the whole judgement, of which further calls take a share.
+        It is called 100 times, and on a CPU then in batches. Raise ``CandidateError`` for a wrong result, for work that
+        continues after the call, or for a leak. No call begins after ``ends``. ``seconds`` is the time of the whole
+        judgement, of which the batches take a share.
         """
         while self.made < ENDURANCE_CALLS and time.monotonic() < ends:
             with self.pace.step(self.witness.prisoner):
@@ -166,8 +174,8 @@ class Endurance:
             self._run_batches(form, min(ends, time.monotonic() + LATE_SHARE * seconds))
 
     def _run_batches(self, form: InputForm, ends: float) -> None:
-        """Call the candidate in batches on values of ``form``, in shuffled order, and compare all results, until 4096
-        further calls are made or the time ``ends`` is reached.
+        """Call the candidate in batches on values of ``form``, in shuffled order, and compare all results. End after
+        4096 further calls or at the time ``ends``.
         """
         sets = [self.problem.draw(form) for _ in range(CALLS_AT_ONCE)]
         if len({str(ArgumentArena(0).pack(list(args))) for args in sets}) > 1:  # a batch has one layout
@@ -186,16 +194,16 @@ class Endurance:
         self.witness.forget_results()
 
     def _held_resources(self) -> ProcessResources:
-        """Return the files, threads and memory that the candidate's process holds now, less the memory of the arguments
-        and results that the judge itself lets it keep.
+        """Return the files, threads and memory that the candidate's process holds now. The memory of the arguments and
+        results that the judge lets it keep is subtracted.
         """
         now, (files, size) = read_process_resources(self.witness.prisoner.pid), self.witness.kept
         return ProcessResources(now.files - files, now.threads, now.memory - size)
 
 
 def describe_leak(before: ProcessResources, after: ProcessResources, calls: int) -> str:
-    """Return a description of the resource that grew over ``calls`` calls by more than the limit of a leak (files,
-    threads or memory), or an empty text.
+    """Return a text that names the resource that grew over ``calls`` calls by more than the limit of a leak, or an
+    empty text. The resources are files, threads and memory.
     """
     for what, first, last in (("files", before.files, after.files), ("threads", before.threads, after.threads)):
         # Fewer may be caches that are still being filled.
@@ -209,11 +217,11 @@ def describe_leak(before: ProcessResources, after: ProcessResources, calls: int)
 def change_parameters(
     state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool], *, zeros: bool = True
 ) -> bool:
-    """Change the parameters in ``state`` by random factors, and load them with ``load``. Return False, with ``state``
-    unchanged, if there are none or ``load`` returns False.
+    """Change the parameters in ``state`` by random factors, and load them with ``load``. Return whether that was done.
 
-    Each number is multiplied by a random factor of its own, so that positive numbers stay positive. With ``zeros``, a
-    parameter of numbers near zero only, as a bias or a scale often is at first, gets positive numbers.
+    If there are no parameters or ``load`` returns False, return False with ``state`` unchanged. Each number has a
+    factor of its own, so that positive numbers stay positive. With ``zeros``, a parameter whose numbers are all near
+    zero gets positive numbers. A bias or a scale is often like that at first.
     """
     other = {k: _scaled_parameter(v, zeros=zeros) for k, v in state.items()}
     if not other or not load(other):
@@ -223,8 +231,10 @@ def change_parameters(
 
 
 def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
-    """Return a parameter of the shape, signs and approximate sizes of ``value``, each number multiplied by a random
-    factor. With ``zeros``, a parameter of numbers near zero gets positive numbers of 0.1 to 0.5.
+    """Return a parameter of the shape, signs and approximate sizes of ``value``, with each number multiplied by a
+    random factor.
+
+    With ``zeros``, a parameter of numbers near zero gets positive numbers of 0.1 to 0.5.
     """
     if not value.is_floating_point():
         return value.clone()
@@ -237,11 +247,11 @@ def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
 
 
 def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
-    """Load other parameters into reference and candidate, then compare a call on inputs of ``form`` and the module's
-    state after it. A candidate that has computed something from the first parameters gives wrong results then. Wrong
-    results and missing checks are recorded in ``case``.
+    """Load other parameters into reference and candidate. Then compare a call on inputs of ``form`` and the module's
+    state after it.
 
-    A candidate that computed something from the first values of its parameters has wrong results now.
+    A candidate that has computed something from the first parameters has wrong results now. Wrong results and missing
+    checks are recorded in ``case``.
     """
     problem, pace = case.problem, StepDeadline(case.budget.last)
     state = case.subject.state
@@ -267,11 +277,10 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
 
 
 def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
-    """Compare the gradients of the candidate, in the process ``witness``, with those of the reference: on the first of
-    ``forms`` twice, on timed ones, and on a secret choice of others. Wrong results and missing checks are recorded in
-    ``case``.
+    """Compare the gradients of the candidate, in the process ``witness``, with those of the reference.
 
-    No further form is begun after ``ends``.
+    They are compared on the first of ``forms`` (shapes and kinds of values) twice, on timed ones, and on a secret
+    choice of others. No form is begun after ``ends``. Wrong results and missing checks are recorded in ``case``.
     """
     wanted = case.options.gradients
     # An op that declares a gradient promises it.
@@ -316,17 +325,19 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
 
 
 class _NoGradient(Exception):
-    """Raised for a candidate that refuses to be differentiated, and need not be."""
+    """An error that says that a candidate refuses to be differentiated, in a judgement that does not require
+    gradients.
+    """
 
 
 def _compare_form_gradients(
     case: JudgeSession, witness: TargetProcess, form: InputForm, way: str, *, required: bool
 ) -> bool:
-    """Compare the gradients on inputs of one form, where the gradient of each result has the memory layout ``way``, as
-    of ``_draw_output_gradient``. Return False if the reference has no gradient there. Raise CandidateError for wrong
-    ones, and _NoGradient for a candidate without any, unless they are ``required``.
+    """Compare the gradients on inputs of one form (shapes and kind of values). Return False if the reference has no
+    gradient there.
 
-    Raises CandidateError, or _NoGradient for a candidate without any, unless they are ``required``.
+    ``way`` is the memory layout of each result's gradient, as of ``_draw_output_gradient``. Raise ``CandidateError``
+    for wrong gradients. Raise ``_NoGradient`` if the candidate has none and they are not ``required``.
     """
     args = case.problem.draw(form)
     try:
@@ -353,8 +364,8 @@ def _compare_form_gradients(
     sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
 
     def recompute() -> list[Tensor]:
-        """Compute the reference's gradients in float64 once more, and return those among them that the candidate gives
-        as well.
+        """Compute the reference's gradients in float64 once more. Return those among them that the candidate gives as
+        well.
         """
         again = case.problem.gradients(args, seeds, wide=True)
         return [again[i] for i in kept]
@@ -365,10 +376,10 @@ def _compare_form_gradients(
 
 
 def _draw_output_gradient(result: Tensor, way: str) -> Tensor:
-    """Return a random gradient for a result, of its shape and dtype, in the memory layout ``way``: ``"plain"``,
-    ``"turned"`` or ``"one"``.
+    """Return a random gradient for a result, of its shape and dtype, in the memory layout ``way``.
 
-    The layouts are rows, columns (``"turned"``), and one number for all elements (``"one"``), as behind a sum.
+    The layouts are rows (``"plain"``), columns (``"turned"``), and one number for all elements (``"one"``), as behind a
+    sum.
     """
     if way == "one":
         return torch.randn((), dtype=torch.float64).to(result.device, result.dtype).expand(result.shape)
@@ -379,11 +390,11 @@ def _draw_output_gradient(result: Tensor, way: str) -> Tensor:
 
 
 def describe_resubmission(reference: list[OperatorUse] | str, candidate: list[OperatorUse] | str) -> str:
-    """Return the reason why a candidate is the reference again, from the framework operators that a call of each ran,
-    or an empty text. An operator list may be a text, where none was read.
+    """Return the reason why a candidate is the reference again, or an empty text.
 
-    The condition is that a call runs each operator of the reference: on the same shapes or, if the reference runs
-    several operators, on as many elements in rows of the same length.
+    The framework operators that a call of each ran are compared. An operator list may be a text, if none was read. A
+    candidate is the reference again if it runs each operator of the reference on the same shapes. If the reference runs
+    several operators, as many elements in rows of the same length are enough.
     """
     if isinstance(reference, str) or isinstance(candidate, str) or not reference:
         return ""

@@ -51,15 +51,15 @@ DISTRUST, SLACK = 0.5, 500e-6  # the greatest difference of the two clocks: shar
 
 
 class ImplausibleTiming(CandidateError):
-    """Raised for times that are not plausible.
+    """An error that says that measured times are not plausible.
 
     ``busy`` is the share of the time in which the timed processes waited for a processor. Calls of the candidate are
     left out of this share, since a candidate can make itself wait.
     """
 
     def __init__(self, check: str, evidence: str, calls: Mapping[str, Sequence[CallOutcome]]) -> None:
-        """Keep the share of time in which the processes other than the candidate waited for a processor, from their
-        ``calls`` by name.
+        """Make the error. ``calls`` has the calls of each process by name. The share of time in which the processes
+        other than the candidate waited for a processor is computed from them.
         """
         super().__init__(check, evidence)
         made = [c for name, each in calls.items() if name != "candidate" for c in each]
@@ -67,16 +67,16 @@ class ImplausibleTiming(CandidateError):
 
     @property
     def proven(self) -> bool:
-        """Whether the timed processes hardly waited for a processor, so that the implausible times cannot come from
-        load on the machine.
+        """Whether the timed processes hardly waited for a processor. If so, the implausible times cannot come from load
+        on the machine.
         """
         return self.busy < BUSY_SHARE
 
 
 @cache
 def measure_peak_rates(device: str = "cpu") -> tuple[float, float]:
-    """Return the highest measured rates of a device, once per device: bytes copied in a second, and floating-point
-    operations of a matrix product in a second.
+    """Return the highest measured rates of a device. They are the bytes copied and the floating-point operations of a
+    matrix product in a second. They are measured once for each device.
     """
     # Larger than the caches, and long enough to be timed.
     size, edge, dtype = (
@@ -86,13 +86,14 @@ def measure_peak_rates(device: str = "cpu") -> tuple[float, float]:
     copy, a = torch.empty_like(room), torch.randn(edge, edge, device=device).to(dtype)
     moved, done = [], []
     for _ in range(4):
+        # Each byte is read and written. Each term of the product takes a multiplication and an addition.
         moved.append(2 * size / _time_once(device, lambda: copy.copy_(room)))
         done.append(2 * edge**3 / _time_once(device, lambda: torch.mm(a, a)))
     return max(moved), max(done)
 
 
 def _time_once(device: str, work: Callable[[], object]) -> float:
-    """Return the seconds of one call of ``work``, including the work that it leaves to the device."""
+    """Return the seconds of one call of ``work``. The work that it leaves to the device is included."""
     settle = torch.get_device_module(device).synchronize
     settle()
     # Work that was queued before must not count.
@@ -110,14 +111,15 @@ def measure_form(
     ends: float,
     pace: StepDeadline,
 ) -> Timed:
-    """Return the times of one call for inputs of this form. Each process in ``judged`` (the candidate, the reference,
-    perhaps the compiled reference, and ``"nothing"``, an idle one) is timed in turn on new values, and all results of
-    the candidate are compared.
+    """Return the times of one call for inputs of this form (shapes and kind of values).
 
-    The keys are ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``. The least time of each
-    process counts, since load on the machine can only add to a time. No further allowance is made for load, because a
-    process can make itself wait. Raises CandidateError for a fault of the candidate in a timed call, ImplausibleTiming,
-    and DeviceUnavailable where one call does not fit into the memory of the device.
+    ``judged`` has the processes ``"candidate"``, ``"reference"``, ``"nothing"`` (an idle one) and perhaps
+    ``"compiled"``. Each is timed in turn on new values, and all results of the candidate are compared.
+
+    The least time of each process counts, since load on the machine can only add to a time. No further allowance is
+    made for load, because a process can make itself wait. Raise ``CandidateError`` for a fault of the candidate in a
+    timed call, and ``ImplausibleTiming`` for implausible times. Raise ``DeviceUnavailable`` if one call does not fit
+    into the memory of the device.
     """
     with pace.step():
         args = problem.draw(form)
@@ -144,15 +146,17 @@ def measure_form(
 
 @dataclass(frozen=True)
 class _BatchPlan:
-    """The number of calls in a batch, whether they are queued on a GPU, and whether each process gets other values."""
+    """The plan of a batch of calls. It says how many calls the batch has, whether they are queued on a GPU, and whether
+    each process gets other values.
+    """
 
     count: int = 1
     queued: bool = False
     apart: bool = False
 
     def easier(self) -> _BatchPlan:
-        """Return an easier plan after a batch of calls could not be queued on the GPU ahead of its clock: one of half
-        as many calls or, if there are few, of calls that are not queued.
+        """Return an easier plan for calls that could not be queued on the GPU ahead of its clock. It has half as many
+        calls or, if there are few, calls that are not queued.
         """
         # Fewer calls than this are not worth a queue.
         few = self.count <= LEAST_QUEUED
@@ -169,8 +173,10 @@ def _measure_planned(
     plan: _BatchPlan,
 ) -> Timed:
     """Return the times of one call, from up to ``rounds`` batches of ``plan.count`` calls for each process of
-    ``judged``, in secret order. Raise CallsNotQueued where a GPU's calls could not all be queued before the clock
-    started, and the errors of ``measure_form``.
+    ``judged``, in secret order.
+
+    Raise ``CallsNotQueued`` if a GPU's calls could not all be queued before the clock started, and the errors of
+    ``measure_form``.
     """
     order, count = list(judged), plan.count
     calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
@@ -211,9 +217,10 @@ def _run_turn(
     *,
     queued: bool = False,
 ) -> tuple[CallOutcome, list[CallOutcome]]:
-    """Return the outcome (times) of one batch of calls on ``sets``, and, if results are ``expected``, a list with the
-    outcome of a second batch on the same values, which is faster where a candidate stores results. ``name`` is that of
-    the process ``witness``.
+    """Return the outcome (times) of one batch of calls on ``sets``, and a list with the outcome of a second batch.
+
+    The second batch has the same values, and is faster if a candidate stores results. It is made only if results are
+    ``expected``. ``name`` is that of the process ``witness``.
     """
     # Caches are emptied before each call, since this process has just written the arguments.
     flush = None if any(map(lies_on_device, tensors_among(sets[0]))) else _flush_room()
@@ -236,7 +243,7 @@ def _run_turn(
 @cache
 @built_outside_modes
 def _flush_room() -> torch.Tensor:
-    """Return memory whose writing empties the caches of the CPU, the same in each call."""
+    """Return memory whose writing empties the caches of the CPU. It is the same in each call."""
     return torch.empty(FLUSH_BYTES, dtype=torch.uint8)
 
 
@@ -248,10 +255,10 @@ def _plan_batches(
     pace: StepDeadline,
     ends: float,
 ) -> _BatchPlan:
-    """Return the plan of batches for a form: so many calls that the exchange of messages takes a small share, as memory
-    and time allow, found by timing a few probe batches.
+    """Return the plan of batches for a form (shapes and kind of values), found by timing a few probe batches.
 
-    A batch has one call for inputs whose shapes or plain arguments differ from draw to draw.
+    A batch has so many calls that the exchange of messages takes a small share, as far as memory and time allow. It has
+    one call for inputs whose shapes or plain arguments differ from draw to draw.
     """
     places = [lies_on_device(t) for t in tensors_among(args)]
     on_device = any(places)
@@ -313,13 +320,11 @@ def remeasure_without_candidate(
     pace: StepDeadline,
     ends: float = math.inf,
 ) -> Timed:
-    """Return ``timed`` with the reference's times measured again after the candidate's process has ended, where they
-    are lower now: work that the candidate left to a device or the system may have slowed the reference. After ``ends``,
-    only the least number of rounds is run.
+    """Return ``timed`` with the reference's times measured again after the candidate's process has ended, if they are
+    lower now.
 
-    After ``ends``, the least number of rounds is enough.
-
-    The candidate is stopped while others are timed, but work that it left to a device or to the system may go on.
+    The candidate is stopped while others are timed, but work that it left to a device or to the system may have slowed
+    the reference. After ``ends``, only the least number of rounds is run.
     """
     calls: dict[str, list[CallOutcome]] = {name: [] for name in judged}
     sets = [problem.draw(form) for _ in range(timed.batch)]
@@ -343,10 +348,10 @@ def remeasure_without_candidate(
 
 
 def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
-    """Return the least seconds of a batch for each process except the idle one, ``"nothing"``: the wall time less that
-    of exchanging messages with the process, but at least the time by the process's own clock, if it reports one.
+    """Return the least seconds of a batch for each process except the idle one, ``"nothing"``.
 
-    It is at least the time by the clock of the process, which states none for a GPU.
+    They are the wall time less the time for exchanging messages with the process. They are at least the time by the
+    process's own clock, which is 0 for a GPU.
     """
     # The first outcome is cold.
     own = {name: min(min(c.spent, c.wall) for c in made[1:]) for name, made in calls.items()}
@@ -355,8 +360,10 @@ def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
 
 
 def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[CallOutcome]) -> None:
-    """Raise ImplausibleTiming where ``repeated``, the candidate's second batches on the same values, take less than
-    half as long as any on new values in ``calls``: it remembers results.
+    """Raise ``ImplausibleTiming`` if the candidate remembers results.
+
+    Its second batches on the same values, ``repeated``, then take less than half as long as any batch on new values in
+    ``calls``.
     """
     empty = median([c.quiet for c in calls["nothing"]])
     least = min(c.quiet for c in calls["candidate"]) - empty  # load on the machine delays single calls only
@@ -369,10 +376,9 @@ def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[Ca
 def _summarize_timing(
     problem: JudgeProblem, form: InputForm, args: Args, calls: Mapping[str, list[CallOutcome]], count: int = 1
 ) -> Timed:
-    """Return the times of one form, each per call. Raise ImplausibleTiming where the clocks disagree or a time is below
-    what the machine's measured rates allow.
+    """Return the times of one form, each per call. Each outcome in ``calls`` is that of ``count`` calls.
 
-    Each outcome is that of ``count`` calls.
+    Raise ``ImplausibleTiming`` if the clocks disagree or if a time is below what the machine's measured rates allow.
     """
     walls = {name: [c.wall for c in made] for name, made in calls.items()}
     nothing = min(walls["nothing"])
@@ -402,10 +408,11 @@ def _summarize_timing(
 
 
 def _compare_clocks(calls: Mapping[str, Sequence[CallOutcome]], net: float, nothing: float, spread: float) -> None:
-    """Raise ImplausibleTiming where the wall time of each call is much longer than the candidate's own clock claims, or
-    where it answers faster than an idle process.
+    """Raise ``ImplausibleTiming`` if the clocks of the candidate and of this process disagree.
 
-    ``net`` is the least wall time of its calls without the exchange. ``nothing`` is the time of an exchange.
+    They disagree if the wall time of each call is much longer than the candidate's own clock claims. They also disagree
+    if the candidate replies faster than an idle process. ``net`` is the least wall time of its calls without the
+    exchange of messages. ``nothing`` is the time of an exchange, and ``spread`` its variation.
     """
     made = calls["candidate"]
     hidden = min(c.wall - c.spent for c in made) - nothing  # load on the machine delays single calls only

@@ -82,14 +82,14 @@ def judge(
         options: the options, by default ``JudgeOptions()``.
         launcher: a launcher to reuse, which saves its start. By default each judgement starts one.
         report: called with ``(stage, done, total)`` to show progress.
-        compiled_first: called when the first call of the candidate is over, which may compile. The time that it takes
-            does not count, so that it may wait for others.
+        compiled_first: a function that is called after the first call of the candidate, which may compile. It may wait
+            for other judgements, since the time that it takes does not count.
         changes: fields of :class:`JudgeOptions` that replace those of ``options``.
 
     Raises:
-        ShiplapError: SL501 or SL601 for a reference that cannot be loaded. SL615 if its inputs cannot be made. SL616 if
-            the reference fails on its inputs. SL617 if no sandboxed process can be started. A fault of the candidate
-            raises no error: it is a reason of the verdict.
+        ShiplapError: ``SL501`` or ``SL601`` for a reference that cannot be loaded. ``SL615`` if its inputs cannot be
+            made. ``SL616`` if the reference fails on its inputs. ``SL617`` if no sandboxed process can be started. A
+            fault of the candidate raises no error. It becomes a reason of the verdict.
 
     Example:
         >>> result = sl.judge("problem.py:Model", "generated.py:ModelNew", seconds=30)
@@ -137,9 +137,11 @@ def judge(
 
 
 def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
-    """Return the rows of the report that say for each pair of an axis of the inputs (such as size or layout) and a duty
-    (such as the gradient) how many samples were compared. Pairs that the reference refuses or the caller leaves out
-    carry the reason.
+    """Return the rows of the report for each pair of an axis of the inputs (such as size) and an obligation (such as
+    the gradient).
+
+    A row says how many samples were compared. A pair that the reference refuses or the caller leaves out has the reason
+    instead.
     """
     refused, options = "the reference accepts no other than its own", case.options
     case.ledger.absent = {axis: refused for axis in LOOKED_BY if case.tried and axis not in case.tried}
@@ -159,7 +161,7 @@ def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
 
 
 def _target_label(target: JudgeTarget, given: Any) -> str:
-    """Return the name of a target for reports: its file without the folder, or its module, with the object's name where
+    """Return the name of a target for reports. It is the name of its file, or its module. The object's name follows if
     the caller named one.
     """
     home = Path(target.home).name if target.home.endswith(".py") else target.home
@@ -169,7 +171,7 @@ def _target_label(target: JudgeTarget, given: Any) -> str:
 
 def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack) -> None:
     """Run all checks of a judgement, from cheap to expensive, and record faults and gaps in ``case``. A known fault
-    ends it before the next expensive check.
+    ends the judgement before the next expensive check.
     """
     if case.candidate.file and case.candidate.file == case.reference.file:
         case.missing["separation"] = "reference and candidate are in one file: importing one runs the other"
@@ -206,8 +208,10 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
 
 
 def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> bool:
-    """Whether candidates can be compared with this reference at all on the inputs ``forms``: it is not random, for
-    example. Record in ``case`` the arguments that never vary and other checks that cannot be made.
+    """Return whether candidates can be compared with this reference at all on the inputs ``forms``. A random reference
+    is an example that cannot.
+
+    Arguments that never vary and other checks that cannot be made are recorded in ``case``.
     """
     if case.problem.constant:
         case.unchecked.append("times on the inputs that come with the reference: some are always the same")
@@ -227,8 +231,8 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
 
 @contextmanager
 def _note_lack(case: JudgeSession) -> Iterator[None]:
-    """Turn a lack of time, memory, device or another resource inside the ``with`` into an entry of ``case.missing``,
-    which makes the verdict incomplete.
+    """Return a context that turns a lack of time, memory, device or another resource into an entry of ``case.missing``.
+    Such an entry makes the verdict incomplete.
     """
     try:
         yield
@@ -243,13 +247,13 @@ def _note_lack(case: JudgeSession) -> Iterator[None]:
 
 
 def _max_other_shapes(case: JudgeSession) -> int:
-    """Return the number of other shapes to try, 4 to 14. A slow reference gets fewer."""
+    """Return the number of other shapes to try, which is 4 to 14. It is smaller for a slow reference."""
     return max(LEAST_SHAPES, min(MOST_SHAPES, int(0.02 * case.options.seconds / max(case.problem.takes, 1e-4))))
 
 
 def _hidden_folders(case: JudgeSession, target: JudgeTarget) -> list[str]:
-    """Return the folders that the process of ``target`` must not read: for the candidate that of the reference, if the
-    judge itself added it to ``sys.path``.
+    """Return the folders that the process of ``target`` must not read. For the candidate it is the folder of the
+    reference, if the judge itself added it to ``sys.path``.
     """
     folder = str(Path(case.reference.file).parent) if case.reference.file else ""
     return [folder] if target is case.candidate and folder in added_folders else []
@@ -264,8 +268,9 @@ def _start_target_process(
     *,
     compiled: bool = False,
 ) -> TargetProcess:
-    """Start a sandboxed process, load ``target`` into it as ``kind`` and return it. The process ends with ``stack``.
-    Raise SL617 if it does not start.
+    """Start a sandboxed process, load ``target`` into it as ``kind``, and return it. The process ends with ``stack``.
+
+    Raise ``SL617`` if it does not start. ``compiled`` says whether the target is compiled with ``torch.compile``.
     """
     folder = str(Path(target.file).parent) if target.file else ""
     try:
@@ -304,9 +309,11 @@ def _start_target_process(
 
 
 def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm]) -> None:
-    """Compare the candidate, in the process ``witness``, with the reference on inputs of every form, timed ones first
-    and once more at the end. Wrong results, missing checks and the compared axes of the inputs are recorded in
-    ``case``.
+    """Compare the candidate, in the process ``witness``, with the reference on inputs of every form (shapes and kind of
+    values).
+
+    Forms that will be timed come first, and once more at the end. Wrong results, missing checks and the compared axes
+    of the inputs are recorded in ``case``.
     """
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed] if not any(f.reduced for f in forms) else []
@@ -334,11 +341,12 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
 
 @contextmanager
 def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
-    """Run the checks of one ``form`` inside the ``with``. An error of the candidate for tensors that are not
-    contiguous, or a fault for a tensor in place of None, is recorded as unchecked or missing and not held against it.
+    """Return a context for the checks of one ``form`` (shapes, layout and kind of values), in which some errors are not
+    held against the candidate.
 
-    An error is loud, and nobody gets a wrong result. A tensor in the place of None is a guess at what the reference is
-    meant for, so a fault there leaves the comparison open.
+    An exception of the candidate for tensors that are not contiguous is recorded as unchecked, since nobody gets a
+    wrong result. A fault for a tensor in place of None is recorded as missing. Whether the reference is meant for such
+    a tensor is not known.
     """
     try:
         yield
@@ -357,8 +365,8 @@ def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
 
 
 def _axes(first: InputForm, form: InputForm) -> list[str]:
-    """Return the properties (``size``, ``value``, ``scalar``, ``layout``, ``alignment``, ``absence``) in which inputs
-    of ``form`` differ from those of the form ``first``. A form says which shapes, values and layouts inputs have.
+    """Return the axes (``size``, ``value``, ``scalar``, ``layout``, ``alignment``, ``absence``) in which inputs of
+    ``form`` differ from those of ``first``. A form describes the shapes, values and layouts of inputs.
     """
     recipe, usual = form.recipe or SampleRecipe(), first.recipe or SampleRecipe()
     layouts = {form.layout, *dict(recipe.layouts).values()} - {""}
@@ -376,16 +384,16 @@ def _axes(first: InputForm, form: InputForm) -> list[str]:
 def _check_one_form(
     case: JudgeSession, witness: TargetProcess, form: InputForm, pace: StepDeadline, *, brief: bool = False
 ) -> None:
-    """Compare the candidate's results with the reference's on inputs of one form, and where the form will be timed also
-    on nearby values and on new values in the same tensors. Raise CandidateError if they differ. ``brief`` says that
-    large shapes get few calls, since smaller ones stand for them.
+    """Compare the candidate's results with the reference's on inputs of one form (shapes and kind of values). Raise
+    ``CandidateError`` if they differ.
 
-    If the shapes are large and the reference is slow (``brief``), smaller ones get most of these calls.
+    If the form will be timed, nearby values and new values in the same tensors are compared, too. ``brief`` says that
+    the shapes are large and the reference is slow. Smaller shapes then get most of these calls.
     """
 
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
-        """Call the candidate once on ``args`` and compare its results with the reference's. With ``in_place`` the
-        values are written into the tensors of the call before, which shows results kept by address.
+        """Call the candidate once on ``args`` and compare its results with the reference's. With ``in_place``, the
+        values are written into the tensors of the call before. This shows results that are kept by address.
         """
         with pace.step(witness.prisoner):
             witness.call(args, case.problem.expect_effects(form, args), in_place=in_place)
@@ -415,8 +423,8 @@ def _check_one_form(
 
 
 def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
-    """Call the candidate many times on the smallest form, compare the results, and record faults and leaks. Record a
-    missing check if the candidate is too slow for all calls before ``ends``.
+    """Call the candidate many times on the smallest form (shapes and kind of values), compare the results, and record
+    faults and leaks. Record a missing check if the candidate is too slow for all calls before ``ends``.
     """
     usual = [f for f in forms if f.usual] or list(forms)
     form = min(usual, key=case.problem.count_elements)
@@ -436,8 +444,8 @@ def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequenc
 
 
 def _in_any_order(operators: list[OperatorUse] | str) -> list[str] | str:
-    """Return the operators as sorted texts, since threads of one call run theirs in any order. A text, given where none
-    were read, is returned unchanged.
+    """Return the operators as sorted texts, since threads of one call run theirs in any order. A text, which says why
+    none were read, is returned unchanged.
     """
     return operators if isinstance(operators, str) else sorted(map(repr, operators))
 
@@ -445,8 +453,10 @@ def _in_any_order(operators: list[OperatorUse] | str) -> list[str] | str:
 def _measure_all_forms(
     case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], launcher: SandboxLauncher, stack: ExitStack
 ) -> None:
-    """Record a reason against the candidate if it runs the reference's own operators again. Otherwise time candidate
-    and reference on every form of inputs that is to be timed, and add the times to ``case``.
+    """Time candidate and reference on every form of inputs that is to be timed, and add the times to ``case``.
+
+    First the operators of both are compared. Raise ``CandidateError`` if the candidate runs the reference's own
+    operators again.
     """
     # The reference runs in a process like the candidate's, so that both have the same conditions.
     twin = _start_target_process(case, launcher, stack, case.reference, case.subject.kind)
@@ -501,9 +511,10 @@ def _measure_all_forms(
 
 
 def _measure_one_form(case: JudgeSession, form: InputForm, judged: Mapping[str, TargetProcess], seconds: float) -> None:
-    """Time calls on inputs of one form within ``seconds`` and add the times to ``case``, with up to three attempts
-    where they are implausible. If they stay so, raise ImplausibleTiming, or record a missing check where load on the
-    machine may be the cause.
+    """Time calls on inputs of one form (shapes and kind of values) within ``seconds`` and add the times to ``case``.
+
+    Implausible times are measured up to three times. If they stay implausible, raise ``ImplausibleTiming``. If load on
+    the machine may be the cause, record a missing check instead.
     """
     for attempt in range(TIMING_ATTEMPTS):
         try:
@@ -522,8 +533,8 @@ def _measure_one_form(case: JudgeSession, form: InputForm, judged: Mapping[str, 
 def _start_compiled_reference(
     case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack, timed: Sequence[InputForm]
 ) -> TargetProcess:
-    """Return a started process with ``torch.compile`` of the reference, compiled by a call of each form that will be
-    timed.
+    """Return a started process with ``torch.compile`` of the reference. A call of each form that will be timed compiles
+    it.
     """
     made = _start_target_process(case, launcher, stack, case.reference, case.subject.kind, compiled=True)
     made.prisoner.until = case.budget.time_of_share(COMPILING_SHARE)

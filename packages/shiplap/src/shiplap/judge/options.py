@@ -22,21 +22,22 @@ class JudgeOptions:
     Attributes:
         seconds: the time of the whole judgement, 60 s by default. The verdict comes within it, whatever the candidate
             does. Comparisons that are not made in this time make the verdict incomplete.
-        rounds: the most timed batches of calls for each shape, 12 by default. Batches of 16 calls or more are timed 5
-            times. If time is short, there are at least 5, or 3 for calls of more than 10 ms. Each call has new values.
+        rounds: the largest number of timed batches of calls for each shape, 12 by default. Batches of 16 calls or more
+            are timed 5 times. If time is short, there are at least 5 batches, or 3 for calls of more than 10 ms. Each
+            call has new values.
         sizes: the sizes at which a declared op is timed, such as ``{"n": 4096}``. By default the two largest samples of
             the audit are timed.
         tolerance: a relative error that is accepted in addition to rounding, 0 by default.
         vary_shapes: whether the candidate must also be right for other shapes that the reference accepts.
         vary_layouts: whether it must also be right for memory that is not contiguous and for unaligned starts.
-        compiled: whether ``torch.compile`` of the reference is timed too.
-        gradients: whether gradients are compared. None, the default, compares them where the candidate has some, and
+        compiled: whether ``torch.compile`` of the reference is timed, too.
+        gradients: whether gradients are compared. None, the default, compares them if the candidate has some. It also
             requires them of an op that declares a gradient.
         timed: whether times are measured.
         device: the device of the arguments, ``"cpu"`` by default.
         bounds: the limits of the candidate's process. By default one call, which may compile, may take two thirds of
-            ``seconds``, or 120 s if that is less, and the process may use 8 GiB of memory more than at its start, and
-            32 processes.
+            ``seconds``, or 120 s if that is less. The process may use 8 GiB of memory more than at its start, and 32
+            processes.
     """
 
     seconds: float = 60.0
@@ -53,10 +54,10 @@ class JudgeOptions:
 
 
 class StepDeadline:
-    """The deadline of a stage of steps.
+    """The deadline of a stage that consists of steps.
 
-    A step does not begin if it would end too late, should this process take as long as for the longest step before. The
-    time of the sandboxed process does not count, since the supervisor ends that process in time.
+    A step does not begin if it would end too late. It is assumed to take this process as long as the longest step
+    before. The time of the sandboxed process does not count, since the supervisor ends that process in time.
     """
 
     def __init__(self, last: float) -> None:
@@ -65,9 +66,10 @@ class StepDeadline:
 
     @contextmanager
     def step(self, asked: SandboxedProcess | None = None) -> Iterator[None]:
-        """Run one step of a judgement inside the ``with`` and note how long this process took, without the time in
-        which the sandboxed process ``asked`` works. Raise Timeout at once if a step as long as the longest so far would
-        end after the deadline.
+        """Return a context for one step of a judgement. It notes how long this process took, without the time in which
+        the sandboxed process ``asked`` works.
+
+        Raise ``Timeout`` at once if a step as long as the longest so far would end after the deadline.
         """
         began, before = time.monotonic(), asked.answering if asked else 0.0
         if began + self.longest > self.last:
@@ -79,7 +81,7 @@ class StepDeadline:
 
 @dataclass(frozen=True)
 class JudgeBudget:
-    """The time of one judgement: its start by ``time.monotonic``, and its length in seconds."""
+    """The time of one judgement. It has the start by ``time.monotonic`` and the length in seconds."""
 
     began: float
     seconds: float

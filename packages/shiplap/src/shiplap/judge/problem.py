@@ -49,7 +49,7 @@ Args = tuple[Any, ...]
 
 
 class _CalledNames(torch.overrides.TorchFunctionMode):
-    """A context that keeps the names of the functions of torch that run in it."""
+    """A context that records the names of the torch functions that run in it."""
 
     def __init__(self) -> None:
         """Start with no names of called functions."""
@@ -57,8 +57,8 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
         self.names: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Add the name of a called function of torch to ``names``, or ``ops.`` for a custom operator, and return its
-        result.
+        """Call the torch function ``func`` and return its result. Its name is added to ``names``. A custom operator
+        adds ``ops.`` instead.
         """
         # An operator of others may be anything, a product too.
         custom = type(func).__module__.startswith("torch._ops")
@@ -70,7 +70,7 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
 class JudgeProblem:
     """The common part of all problems.
 
-    ``call`` is the reference, and ``wide`` the reference for arguments in float64.
+    ``call`` is the reference, and ``wide`` is the reference for arguments in float64.
     """
 
     name: str
@@ -89,7 +89,7 @@ class JudgeProblem:
     compares_nesting: bool = False  # whether a result has to lie in the same containers
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
-        """Return the forms of inputs, that is shapes and kinds of values, on which the candidate is compared with the
+        """Return the forms of inputs (shapes and kinds of values) on which the candidate is compared with the
         reference.
 
         ``numbers`` are constants of the candidate, at which it may branch. ``most`` limits the number of other
@@ -102,9 +102,7 @@ class JudgeProblem:
         raise NotImplementedError
 
     def count_elements(self, form: InputForm) -> int:
-        """Return the number of elements of all tensor arguments together, for inputs of the shapes that ``form``
-        describes.
-        """
+        """Return the number of elements of all tensor arguments together, for inputs of the shapes in ``form``."""
         shapes = form.shapes or [t.shape for t in tensors_among(self.draw(form))]
         return sum(map(math.prod, shapes))
 
@@ -115,8 +113,10 @@ class JudgeProblem:
         raise NotImplementedError
 
     def expect_effects(self, form: InputForm, args: Args) -> ExpectedEffects:
-        """Return the effects that a right candidate has on ``args``: the reference's results, the arguments that it
-        changes, and a function that returns how a candidate's effects differ from these beyond rounding.
+        """Return the effects that a right candidate has on ``args``.
+
+        They are the reference's results, the arguments that it changes, and a function that returns how a candidate's
+        effects differ from these beyond rounding.
         """
         with torch.no_grad():
             # The candidate gets the arguments themselves, which must be unchanged.
@@ -132,15 +132,15 @@ class JudgeProblem:
         sums = self.sums(form, args)
 
         def recompute() -> list[Tensor]:
-            """Run the reference in float64 on the arguments of this call once more, and return its results, then the
+            """Run the reference in float64 on the arguments of this call once more. Return its results, then the
             arguments that it changed.
             """
             with torch.no_grad():
                 return self._run(self.wide, tree_map(widen_tensor, args), changed)
 
         def against(got: Sequence[Tensor]) -> Difference:
-            """Return the difference, beyond rounding errors, between ``got``, a candidate's results and changed
-            arguments, and those of the reference.
+            """Return the difference, beyond rounding errors, of ``got`` from the effects of the reference. ``got`` are
+            a candidate's results and changed arguments.
             """
             if agrees_without_float64(got, own, sums, wide_sums=True, near="none"):
                 return Difference()
@@ -152,8 +152,10 @@ class JudgeProblem:
         return ExpectedEffects(own, against, changed, aliased, lies, loose)
 
     def _wide_results(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
-        """Return the reference's results, then its arguments at the positions ``changed``, for ``precise``, arguments
-        in float64. Return ``own``, those in the usual precision, if it refuses float64 or returns other shapes.
+        """Return the reference's results, then its arguments at the positions ``changed``, for the float64 arguments
+        ``precise``.
+
+        Return ``own``, those in the usual precision, if the reference refuses float64 or returns other shapes.
         """
         try:
             wide = self._run(self.wide, precise, changed)
@@ -163,8 +165,8 @@ class JudgeProblem:
         return wide if fits else own
 
     def _run(self, call: Callable[..., Any], args: Args, changed: tuple[int, ...]) -> list[Tensor]:
-        """Return the results of ``call`` on copies of ``args`` as tensors, then those of the copied arguments, by
-        position, that ``changed`` lists.
+        """Return the results of ``call`` on copies of ``args`` as tensors, then those copies whose positions are in
+        ``changed``.
         """
         given = tree_map(lambda t: t.detach().clone(), args)
         outs = _result_tensors(call(*given))
@@ -172,15 +174,15 @@ class JudgeProblem:
         return [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load the parameters ``state``, by name, into the reference. Return False here, since this kind of problem has
-        no module that could have parameters.
+        """Load the parameters ``state``, by name, into the reference, and return whether it has any. This kind of
+        problem has no module with parameters, so it returns False.
         """
         return False
 
     def why_unfit(self, timed: Sequence[InputForm]) -> tuple[str, str] | None:
         """Return a reason (its kind and a text) why no candidate can be compared with this reference, or None.
 
-        The reasons are results that are random, and results that are nearly the same for all inputs.
+        A reason is that its results are random, or that they are nearly the same for all inputs.
         """
         args = self.draw(timed[0])
         with SEEDING:
@@ -203,10 +205,10 @@ class JudgeProblem:
         return "results", "the reference has nearly the same results for all inputs: a constant would do"
 
     def note_products(self, args: Args) -> None:
-        """Set ``runs_products``: whether a call of the reference on ``args`` runs functions of torch that may be matrix
-        products.
+        """Set ``runs_products`` to whether a call of the reference on ``args`` runs functions of torch that may be
+        matrix products.
 
-        A compiled script shows none of its functions, so that it may.
+        A compiled script shows none of its functions, so it counts as running some.
         """
         given = tree_map(lambda t: t.detach().clone(), args)
         with torch.no_grad(), _CalledNames() as called:
@@ -215,15 +217,15 @@ class JudgeProblem:
         self.runs_products = not called.names or any(part in name for name in called.names for part in parts)
 
     def _own_results(self, args: Args, like: ExpectedEffects) -> list[Tensor]:
-        """Return the reference's results and changed arguments for ``args`` in its own precision. ``like``, the effects
-        of an equal call, says which arguments it changes.
+        """Return the reference's results and changed arguments for ``args`` in its own precision. ``like`` is the
+        effects of an equal call, and says which arguments are changed.
         """
         with torch.no_grad():
             return self._run(self.call, args, like.changed)
 
     def gives_numbers(self, args: Args) -> bool:
-        """Whether the reference computes only finite results on ``args`` with its current parameters, without an
-        error.
+        """Return whether the reference computes only finite results on ``args`` with its current parameters and without
+        an error.
         """
         with torch.no_grad():
             try:
@@ -233,8 +235,8 @@ class JudgeProblem:
         return all(bool(torch.isfinite(o).all()) for o in outs if o.is_floating_point())
 
     def kept_after(self, args: Args) -> dict[str, Tensor]:
-        """Return the entries of the reference's state, by name with the values after it, that one call on ``args``
-        changes, such as running means. The reference stays as it is.
+        """Return the parts of the reference's state that one call on ``args`` changes, such as running means, by name
+        with the values after the call. The reference itself is not changed.
         """
         if not isinstance(self.call, torch.nn.Module):
             return {}
@@ -245,8 +247,8 @@ class JudgeProblem:
         return {k: v for k, v in after.items() if k in before and bitwise_difference([v], [before[k]])}
 
     def compare_kept(self, expected: Mapping[str, Tensor], got: Sequence[Tensor]) -> None:
-        """Raise CandidateError where ``got``, the state of the candidate's module after a call, differs from
-        ``expected``, that of the reference by name.
+        """Raise ``CandidateError`` if ``got``, the state of the candidate's module after a call, differs from
+        ``expected``, the state of the reference by name.
         """
         own = [t.detach().clone() for t in expected.values()]
         # There is no run in float64 that would have kept this state.
@@ -262,8 +264,8 @@ class JudgeProblem:
             raise CandidateError("state", f"{', '.join(expected)} after a call: {problem}")
 
     def flops(self, args: Args) -> int:
-        """Return the number of floating-point operations in the matrix products of one call of the reference, 0 if it
-        runs none.
+        """Return the number of floating-point operations in the matrix products of one call of the reference. It is 0
+        if the reference runs none.
         """
         if not self.runs_products:
             return 0
@@ -276,15 +278,15 @@ class JudgeProblem:
 
     @property
     def parameters(self) -> list[str]:
-        """The names of the reference's parameters that require a gradient, empty where the reference is a function and
-        no module.
+        """The names of the reference's parameters that require a gradient. The list is empty if the reference is a
+        function.
         """
         module = self.call if isinstance(self.call, torch.nn.Module) else None
         return [name for name, p in module.named_parameters() if p.requires_grad] if module is not None else []
 
     def wide_gradients(self, args: Args, seeds: Sequence[Tensor]) -> list[Tensor]:
-        """Return the reference's gradients in float64 for the gradients ``seeds`` of its results, or an empty list if
-        it refuses float64.
+        """Return the reference's gradients in float64 for the gradients ``seeds`` of its results. Return an empty list
+        if the reference refuses float64.
         """
         try:
             return self.gradients(args, seeds, wide=True)
@@ -292,8 +294,8 @@ class JudgeProblem:
             return []
 
     def gradients(self, args: Args, seeds: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
-        """Return the reference's gradients for the gradients ``seeds`` of its results: first of the floating-point
-        arguments, then of the parameters. ``wide`` computes in float64.
+        """Return the reference's gradients for the gradients ``seeds`` of its results. Those of the floating-point
+        arguments come first, then those of the parameters. With ``wide``, they are computed in float64.
         """
         given = [widen_tensor(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
         given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in given]
@@ -310,32 +312,32 @@ class JudgeProblem:
 
 
 def _clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Whether some result differs between two lists by more than a tenth of its norm."""
+    """Return whether a result differs between two lists by more than a tenth of its norm."""
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.shape == b.shape and a.numel()]
     return any(float((a - b).norm()) > 0.1 * float(a.norm() + b.norm()) for a, b in pairs if a.itemsize > 1)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same shape, dtype and bits."""
+    """Return whether two tensors have the same shape, dtype and bits."""
     return a.shape == b.shape and a.dtype == b.dtype and bits_are_equal(a, b)
 
 
 def _is_floating_tensor(value: Any) -> bool:
-    """Whether ``value`` is a tensor of floating-point numbers."""
+    """Return whether ``value`` is a tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _result_tensors(result: Any) -> list[Tensor]:
-    """Return the leaves of a result, also in nested containers, as a list of tensors."""
+    """Return the tensors and plain values of a result as a list of tensors. Nested containers are flattened."""
     return [v if isinstance(v, Tensor) else torch.tensor(v) for v in tree_leaves(result)]
 
 
 class OpProblem(JudgeProblem):
-    """The reference of a declared op, on samples of the audit."""
+    """The problem of a declared op. Its reference is that of the op, and its inputs are samples of the audit."""
 
     def __init__(self, op: Op, sizes: Sequence[dict[str, Any]], device: str) -> None:
-        """Take the reference of ``op`` as the problem. ``sizes`` are those at which it is timed, empty for the largest
-        samples of the audit.
+        """Make the problem of the reference of ``op``. ``sizes`` are those at which it is timed. If there are none, the
+        largest samples of the audit are timed.
         """
 
         def body(*args: Any) -> Any:
@@ -347,9 +349,10 @@ class OpProblem(JudgeProblem):
         self.op, self.asked, self.device = op, sizes, device
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
-        """Return the forms of inputs for an op: samples of every kind that the audit of ops draws, samples of secret
-        sizes, and those, marked as timed, of the sizes at which the op is timed. ``numbers`` are constants in the
-        candidate's code, and ``most`` limits the samples with such sizes.
+        """Return the forms of inputs (shapes and kinds of values) for an op.
+
+        They are samples of every kind that the audit draws, samples of secret sizes, and samples of the timed sizes.
+        ``numbers`` are constants in the candidate's code. ``most`` limits the samples with such sizes.
         """
         samples = Samples(self.op, secrets.randbits(40), self.device)
         grown = list(samples.wide()) or list(samples.grown(2))
@@ -364,8 +367,10 @@ class OpProblem(JudgeProblem):
         return [InputForm(label, timed=label in marked, recipe=recipe) for label, recipe in unique.items()]
 
     def _secret_recipes(self, samples: Samples, numbers: Sequence[float], most: int) -> list[SampleRecipe]:
-        """Return recipes, from which ``samples`` draws arguments, with one random size each, and at most ``most`` with
-        sizes taken from ``numbers``, constants in the candidate's code.
+        """Return recipes with one random size each, and at most ``most`` recipes with a size taken from ``numbers``.
+
+        A recipe is a description from which ``samples`` draws arguments. ``numbers`` are constants in the candidate's
+        code.
         """
         names = [
             n for n, kind in free_dims(self.op.spec).items() if kind != "variadic" and n in dict(samples.base.sizes)
@@ -384,8 +389,8 @@ class OpProblem(JudgeProblem):
         return Samples(self.op, secrets.randbits(40), self.device).build(form.recipe).args
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return how many terms are summed for one element of the results, derived from the declared dims of the op's
-        arguments and results.
+        """Return how many terms are summed for one element of the results. The number follows from the declared dims of
+        the op's arguments and results.
         """
         return derive_reduction(self.op.spec, self.op.bind(args).env)
 
@@ -397,7 +402,9 @@ def _pick_evenly(items: list[Any], count: int) -> list[Any]:
 
 
 class FunctionProblem(JudgeProblem):
-    """A function or a module with a function that makes its inputs. Shapes and values of these are varied."""
+    """The problem of a function or a module with a function that makes its inputs. The shapes and values of these are
+    varied.
+    """
 
     def __init__(
         self,
@@ -410,8 +417,8 @@ class FunctionProblem(JudgeProblem):
         vary_layouts: bool = True,
         file: str = "",
     ) -> None:
-        """Keep the reference ``call`` and ``inputs``, the function that makes the arguments of one call, with a copy of
-        a module in float64 for expected results.
+        """Make the problem of the reference ``call``. ``inputs`` makes the arguments of one call. If ``call`` is a
+        module, it is copied in float64 for the expected results.
         """
         # A plain function computes in the precision of its arguments, so it needs no copy.
         wide = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call
@@ -421,7 +428,7 @@ class FunctionProblem(JudgeProblem):
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
         """Load ``state`` into both copies of the reference's module, the plain one and the one in float64. Return False
-        for a function, which has none.
+        for a function, which has no parameters.
         """
         modules = [m for m in (self.call, self.wide) if isinstance(m, torch.nn.Module)]
         # load_state_dict converts the values for the module in float64.
@@ -430,7 +437,7 @@ class FunctionProblem(JudgeProblem):
         return bool(modules)
 
     def _make_arguments(self) -> Args:
-        """Return the arguments of one call from the input function of the reference, as a tuple, with a new secret
+        """Return the arguments of one call as a tuple, made by the input function of the reference with a new secret
         seed.
         """
         with SEEDING:
@@ -440,8 +447,9 @@ class FunctionProblem(JudgeProblem):
 
     @cached_property
     def first(self) -> Args:
-        """The inputs of one draw on which the reference ran without an error, made once. Raises SL615 if they cannot be
-        made and SL616 if the reference fails.
+        """The inputs of one draw on which the reference ran without an error. They are drawn once.
+
+        Raise ``SL615`` if they cannot be made, and ``SL616`` if the reference fails.
         """
         try:
             made = self._make_arguments()
@@ -465,11 +473,10 @@ class FunctionProblem(JudgeProblem):
         return made
 
     def _look_for_constants(self, first: list[Tensor], second: list[Tensor]) -> None:
-        """Set ``constant``, ``always`` and ``flags`` from two draws of the inputs, ``first`` and ``second``: the
-        positions of tensors that have the same values in both. A candidate can compute with these in advance, so times
-        on them are not valid.
+        """Set ``constant``, ``always`` and ``flags`` from two draws of the inputs, ``first`` and ``second``.
 
-        A candidate can compute with such an input in advance, so times on it are not valid.
+        They say which tensors have the same values in both. A candidate can compute with these values in advance, so
+        times on them are not valid.
         """
         if [t.shape for t in first] != [t.shape for t in second] or any(t.is_meta for t in second):
             return
@@ -481,14 +488,15 @@ class FunctionProblem(JudgeProblem):
         self.flags = [i for i in self.always if first[i].dtype == torch.bool]
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
-        """Return forms of inputs on which the reference runs: its own inputs first, then other shapes, kinds of values
-        and memory layouts. ``numbers`` are constants in the candidate's code, which are tried as sizes and values, and
-        ``most`` limits the other shapes.
+        """Return forms of inputs (shapes and kinds of values) on which the reference runs.
+
+        The reference's own inputs come first, then other shapes, kinds of values and memory layouts. ``numbers`` are
+        constants in the candidate's code, which are tried as sizes and values. ``most`` limits the other shapes.
         """
 
         def runs(form: InputForm) -> bool:
-            """Whether the reference accepts inputs of ``form`` and returns enough finite numbers. Return False, and set
-            ``hurried``, once the time for this search is over.
+            """Return whether the reference accepts inputs of ``form`` and returns enough finite numbers. Once the time
+            for this search is over, set ``hurried`` and return False.
             """
             if time.monotonic() > self.until:
                 self.hurried = True
@@ -518,18 +526,18 @@ class FunctionProblem(JudgeProblem):
         return make_input_forms(self.first, runs, most=most, facts=facts, layouts=self.vary_layouts)
 
     def draw(self, form: InputForm) -> Args:
-        """Return new inputs of this form: drawn by the reference's input function, or an earlier draw where inputs are
-        large, and varied with a secret seed.
+        """Return new inputs of this form (shapes and kind of values), varied with a secret seed.
 
-        Drawing large inputs takes long, so a form whose values are others, or parts of these, varies an earlier draw.
+        The reference's input function draws them. That takes long for large inputs, so forms that change the values or
+        the shapes vary an earlier draw of these.
         """
         large = sum(t.numel() for t in tensors_among(self.first)) > LARGE
         made = self.first if large and (form.reduced or form.kind != "drawn") else self._make_arguments()
         return vary_arguments(made, form, secrets.randbits(62))
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return the estimated number of terms behind one element of the results, from element counts and
-        floating-point operations of the reference.
+        """Return the estimated number of terms behind one element of the results. It follows from the numbers of
+        elements and the floating-point operations of the reference.
         """
         key = str(form.shapes)
         # Sizes decide it, so that it is computed once for each shape.

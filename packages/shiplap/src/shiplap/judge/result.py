@@ -28,16 +28,16 @@ class Reason:
 
 @dataclass(frozen=True)
 class Timed:
-    """The measured times of one shape. All times are in seconds, by the clock of the process that judges.
+    """The measured times of one shape. All are seconds by the clock of the process that judges.
 
     Attributes:
         input: the shapes and the kind of values.
         candidate, reference: the least time of one call, minus the time for exchanging messages with the process.
-        compiled: the same for ``torch.compile`` of the reference, or None if it was not measured.
+        compiled: the least time of one call of the reference under ``torch.compile``, or None if it was not measured.
         resolution: the share of one call in the time for exchanging messages. A candidate can hide at most this much of
             its own time.
-        light: a lower bound: the time that this machine needs to move the bytes and to compute the matrix products, at
-            the highest rates that were measured on it.
+        light: a lower bound of the time. It is the time that this machine needs to move the bytes and to compute the
+            matrix products at the highest rates that were measured on it.
         rounds: the number of timed calls of each process. Each call had new values, and each result was checked.
         batch: the number of calls that were timed together.
         queued: whether the calls were queued on a GPU before the clock started.
@@ -60,8 +60,9 @@ class Timed:
 
     @property
     def min_speedup(self) -> float:
-        """The speedup, computed as if the candidate had taken longer by the resolution of the clock, so that a
-        candidate gains nothing from errors of measurement. Use this figure for rewards.
+        """The speedup, computed as if the candidate had taken longer by the resolution of the clock.
+
+        A candidate gains nothing from errors of measurement in this figure, so it is the one for rewards.
         """
         return self.reference / max(self.candidate + self.resolution, 1e-9)
 
@@ -70,7 +71,7 @@ class Timed:
 class JudgeResult(ResultWithVerdict):
     """The verdict on one candidate.
 
-    A result has no truth value: write ``assert result.verdict == "accepted"``.
+    A result has no truth value, so a test has to say ``assert result.verdict == "accepted"``.
 
     Attributes:
         reference, candidate: the names of what was compared.
@@ -78,12 +79,12 @@ class JudgeResult(ResultWithVerdict):
             is not empty. Otherwise ``"accepted"``.
         reasons: the faults of the candidate.
         missing: pairs of a required comparison or part of the sandbox, and why it is missing.
-        unchecked: properties that the verdict says nothing about, as text.
+        unchecked: properties about which the verdict says nothing, as text.
         timings: one entry for each timed shape. Empty if the candidate was refused before.
         calls: the number of calls of the candidate that were compared with the reference.
         seconds: the duration of the whole judgement.
-        ledger: the cells of an axis and an obligation that the calls belong to. A required one that is untouched is
-            also in ``missing``.
+        ledger: the cells to which the calls belong. A cell joins an axis (what inputs vary) and an obligation (what is
+            observed). A required cell that is untouched is also in ``missing``.
     """
 
     reference: str
@@ -99,21 +100,25 @@ class JudgeResult(ResultWithVerdict):
 
     @property
     def verdict(self) -> JudgeVerdict:
-        """The verdict: ``"refused"`` with a reason, else ``"incomplete"`` with a missing comparison, else
-        ``"accepted"``.
+        """The verdict on the candidate. It is ``"refused"`` if there is a reason, ``"incomplete"`` if a comparison is
+        missing, and ``"accepted"`` otherwise.
         """
         return "refused" if self.reasons else "incomplete" if self.missing else "accepted"
 
     @property
     def headline(self) -> str:
-        """The verdict in one line: the candidate, the verdict and, where it was timed, the speedups."""
+        """The verdict on one line. It has the name of the candidate, the verdict and, if the candidate was timed, the
+        speedups.
+        """
         fast = f", {self.speedup:.2f}x the reference, at least {self.min_speedup:.2f}x" if self.speedup else ""
         return f"{self.candidate}: {self.verdict}{fast}"
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows of the printed report: reasons against the candidate, missing checks, times, the axes of inputs that
-        do not apply, the number of compared calls, and unchecked properties.
+        """The rows of the printed report.
+
+        They are the reasons against the candidate, missing checks and times. Axes of the inputs that do not apply, the
+        number of compared calls and unchecked properties follow.
         """
         rows = [Row(r.check, "fail", r.evidence, (f"on {r.input}",) if r.input else ()) for r in self.reasons]
         rows += [Row(name, "incomplete", why) for name, why in self.missing]
@@ -157,8 +162,8 @@ class JudgeResult(ResultWithVerdict):
 
 
 def _times_text(timed: Timed) -> str:
-    """Return the measured times of one shape as one line of a report: candidate, reference, their resolution and the
-    number of calls.
+    """Return the measured times of one shape as one line of a report. It has the times of candidate and reference,
+    their resolution and the number of calls.
     """
     compiled = f", compiled {timed.compiled * 1e6:.1f} us" if timed.compiled is not None else ""
     share = f"{100 * timed.light / max(timed.candidate, 1e-9):.0f} % of what the machine could do"

@@ -21,7 +21,7 @@ from shiplap.judge.options import JudgeOptions
 from shiplap.judge.suites import SuiteProblem
 from shiplap.judge.target import JudgeTarget
 from shiplap.sampling.run import error_line
-from shiplap.sandbox.source_scan import gather_sources
+from shiplap.sandbox.source_scan import gather_sources, read_source
 from shiplap.sandbox.supervisor import SandboxLauncher
 
 UNUSABLE = "unusable"  # the verdict on a problem without a candidate, or whose reference does not run here
@@ -34,8 +34,8 @@ class SuiteVerdict:
     Attributes:
         problem, format: the name of the problem, and of the format of its suite.
         digest: the digest of reference, candidate and options.
-        verdict: that of the judgement, or ``"unusable"``.
-        speedup, min_speedup: as of ``JudgeResult``.
+        verdict: the verdict of the judgement, or ``"unusable"``.
+        speedup, min_speedup: the speedups that ``JudgeResult`` has.
         seconds: the duration of the judgement.
         reason: the first fault, gap or error.
         result: the whole verdict as plain values.
@@ -57,7 +57,7 @@ class SuiteVerdict:
 
 
 class TimingTurns:
-    """Turns of judgements that run side by side: compilations first, then one judgement at a time.
+    """Turns of judgements that run side by side. Compilations run together first, then one judgement at a time.
 
     A judgement runs inside ``judgement()``. Once it has called the value of that context, no other judgement compiles
     or runs until it ends.
@@ -71,9 +71,10 @@ class TimingTurns:
 
     @contextmanager
     def judgement(self) -> Iterator[Callable[[], None]]:
-        """Hold one of the places for judgements inside the ``with``. The value is a function for the judgement to call
-        when its candidate has compiled: it waits until no other judgement compiles or runs, so that times are not
-        disturbed.
+        """Return a context for one judgement. Its value is a function that the judgement calls when its candidate has
+        compiled.
+
+        The function waits until no other judgement compiles or runs, so that times are not disturbed.
         """
         with self._state:
             self._state.wait_for(lambda: not self._busy)
@@ -93,6 +94,7 @@ class TimingTurns:
             yield take_turn
         finally:
             with self._state:
+                # ``take_turn`` has already counted this judgement as no longer compiling.
                 if alone:
                     self._busy = False
                 else:
@@ -108,11 +110,11 @@ def run_suite(
     jobs: int = 1,
     report: Callable[[SuiteVerdict], None] = lambda verdict: None,
 ) -> Generator[SuiteVerdict, None, None]:
-    """Yield a verdict on each problem: first those that ``file`` has from an earlier run with the same reference,
-    candidate and options, then the others as they are judged, ``jobs`` at a time.
+    """Yield a verdict on each problem. ``jobs`` problems are judged at a time.
 
-    ``file`` has the verdicts of earlier runs, and gets those of this one. If the caller stops early, all processes are
-    ended.
+    Verdicts in ``file`` from an earlier run with the same reference, candidate and options come first. The verdicts of
+    this run are appended to ``file``. ``report`` is called with each new verdict. If the caller stops early, all
+    processes are ended.
     """
     # By digest: a changed candidate is judged again.
     known = {(v.problem, v.digest): v for v in read_verdicts(file)} if file is not None else {}
@@ -127,8 +129,8 @@ def run_suite(
     free = list(launchers)
 
     def work(problem: SuiteProblem, digest: str) -> SuiteVerdict:
-        """Return the verdict on one problem, judged with a launcher of sandboxed processes that no other judgement uses
-        meanwhile. ``digest`` identifies the problem's sources and options in the verdict.
+        """Return the verdict on one problem. No other judgement uses its launcher of sandboxed processes meanwhile.
+        ``digest`` identifies the problem's sources and options in the verdict.
         """
         launcher = free.pop()
         try:
@@ -172,8 +174,10 @@ def _judge_problem(
     launcher: SandboxLauncher,
     take_turn: Callable[[], None],
 ) -> SuiteVerdict:
-    """Return the verdict on one problem of a suite, marked with ``digest``. ``take_turn`` is called when its candidate
-    has compiled, and waits for other judgements. A problem whose reference raises an error gets the verdict unusable.
+    """Return the verdict on one problem of a suite, marked with ``digest``.
+
+    ``take_turn`` is called when the candidate has compiled, and waits for other judgements. A problem whose reference
+    raises an error gets the verdict ``"unusable"``.
     """
     named = problem.name, problem.format, digest
     if problem.unusable:
@@ -191,19 +195,21 @@ def _judge_problem(
 
 
 def _digest_of(problem: SuiteProblem, options: JudgeOptions) -> str:
-    """Return the digest of the source files of a problem's reference and candidate and of the options, by which an
-    earlier verdict is recognised.
+    """Return the digest of a problem's options and of the source files of its reference and candidate. An earlier
+    verdict is recognised by it.
     """
     digest = hashlib.sha256(repr((problem.name, problem.unusable, options)).encode())
     for target in (problem.reference, problem.candidate):
         file = JudgeTarget.of(target, ("",)).file if target else ""
         for each in gather_sources(file) if file else ():
-            digest.update(each.read_bytes())
+            digest.update(read_source(each))
     return digest.hexdigest()[:32]
 
 
 def read_verdicts(file: Path) -> list[SuiteVerdict]:
-    """Return the verdicts in a file of JSON lines, empty for no file. A line that was cut off is left out."""
+    """Return the verdicts in a file of JSON lines. A line that was cut off is left out. The list is empty if there is
+    no file.
+    """
     verdicts: list[SuiteVerdict] = []
     for line in file.read_text().splitlines() if file.is_file() else []:
         try:
@@ -214,7 +220,7 @@ def read_verdicts(file: Path) -> list[SuiteVerdict]:
 
 
 def describe_suite(verdicts: Sequence[SuiteVerdict]) -> str:
-    """Return the counts of the verdicts of a suite in one line, such as ``9 problems: 7 accepted, 2 refused``."""
+    """Return the counts of the verdicts of a suite on one line, such as ``9 problems: 7 accepted, 2 refused``."""
     words = ("accepted", "refused", "incomplete", UNUSABLE)
     counts = {word: sum(v.verdict == word for v in verdicts) for word in words}
     return f"{len(verdicts)} problems: " + ", ".join(f"{n} {word}" for word, n in counts.items() if n)

@@ -7,8 +7,9 @@ its inputs, is written to a folder for references or to one for candidates, whic
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
-import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shiplap import safe_io
+from shiplap.sandbox.source_scan import MAX_SOURCE_BYTES, read_source
 
 COMPILED = "torch.compile"  # instead of a folder of candidates
 HOST = "cpu"
@@ -45,7 +47,9 @@ class SuiteProblem:
 
 @dataclass(frozen=True)
 class SuiteFolders:
-    """The folders of a suite: its problems, its candidates (empty if beside the problems), and the written files."""
+    """The folders of a suite. They are those of its problems, of its candidates (empty if these lie beside the
+    problems), and of the written files.
+    """
 
     problems: Path
     candidates: str
@@ -53,8 +57,8 @@ class SuiteFolders:
     device: str = HOST
 
     def write(self, role: str, name: str, text: str, extra: Mapping[str, str] | None = None) -> Path:
-        """Write the text of a problem's file for ``role``, ``"reference"`` or ``"candidate"``, with the files ``extra``
-        (path to content) beside it, and return its path.
+        """Write the text of a problem's file for ``role``, which is ``"reference"`` or ``"candidate"``, and return its
+        path. The files in ``extra`` (path to content) are written beside it.
         """
         folder = self.written / role / re.sub(r"\W+", "_", name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,8 +73,8 @@ class SuiteFolders:
         return file
 
     def find_candidate(self, problem: Path, *names: str) -> Path | None:
-        """Return the first file of these names in the folder of candidates, at the same place as ``problem``, in a
-        folder of its name, or at the top. None if there is none.
+        """Return the first file with one of ``names`` in the folder of candidates, or None. It may lie at the same
+        place as ``problem``, in a folder of its name, or at the top.
         """
         if not self.candidates:
             return None
@@ -80,8 +84,10 @@ class SuiteFolders:
 
 
 def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
-    """Return the problems that the folders of a suite contain, sorted by name, each once. The folders may mix all
-    formats that this module reads. A problem that cannot be read is returned as unusable, with the reason.
+    """Return the problems in the folders of a suite, each once, sorted by name.
+
+    The folders may mix all formats that this module reads. A problem that cannot be read is returned as unusable, with
+    the reason.
     """
     found: dict[str, SuiteProblem] = {}
     for path in sorted(folders.problems.rglob("*"), key=_natural_order):
@@ -101,7 +107,7 @@ def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
 
 
 def _natural_order(path: Path) -> list[Any]:
-    """Return a sort key of a path in which numbers count as numbers, so that ``2_x.py`` comes before ``10_x.py``."""
+    """Return a sort key of a path in which numbers count as numbers. ``2_x.py`` then comes before ``10_x.py``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
@@ -111,22 +117,26 @@ def _unusable_problem(name: str, kind: str, why: str) -> SuiteProblem:
 
 
 def _compiled_candidate(name: str, source: str, folders: SuiteFolders) -> Path:
-    """Write and return a candidate of KernelBench's form that is the reference's ``source``, compiled by torch."""
+    """Write a candidate in KernelBench's format and return its path. It is the reference's ``source``, compiled by
+    torch.
+    """
     text = source + "\n\nclass ModelNew(Model):\n    forward = torch.compile(Model.forward)\n"
     return folders.write("candidate", name, text)
 
 
 def _read_kernelbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield the problem of KernelBench at ``path``, if it is one: a file with ``Model`` and ``get_inputs``, with its
-    candidate, a file with ``ModelNew``.
+    """Yield the problem of KernelBench at ``path``, if it is one.
 
-    A candidate has the name of the problem, or the one that KernelBench gives to samples of a run.
+    A problem is a file with ``Model`` and ``get_inputs``. Its candidate is a file with ``ModelNew``. The candidate has
+    the name of the problem, or the name that KernelBench gives to samples of a run.
     """
+    # ``func_forward.py`` is a task of robust-kbench, which has a ``Model``, too.
     if path.suffix != ".py" or path.name == "func_forward.py" or not path.is_file():
         return
-    source = path.read_text(errors="replace")
+    source = _read_text(path)
     if not re.search(r"^class Model\(", source, re.M) or not re.search(r"^def get_inputs\(", source, re.M):
         return
+    # This file is a candidate.
     if re.search(r"^class ModelNew\(", source, re.M):
         return
     name = str(path.relative_to(folders.problems).with_suffix(""))
@@ -145,15 +155,18 @@ def _read_kernelbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProble
 
 
 def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield the task of robust-kbench at ``path``, if it is one: ``func_forward.py``, whose model takes the kernel as
-    ``fn``, with its settings and its candidate. Files for both are written.
+    """Yield the task of robust-kbench at ``path``, if it is one.
+
+    A task is a file ``func_forward.py``, whose model takes the kernel as ``fn``, with its settings and its candidate.
+    Files for the reference and the candidate are written.
     """
     if path.name != "func_forward.py":
         return
-    name, source = str(path.parent.relative_to(folders.problems)), path.read_text(errors="replace")
+    name, source = str(path.parent.relative_to(folders.problems)), _read_text(path)
     settings = _read_json(path.with_name("config_forward.json")) or {}
     inputs, init = (_first_config(settings, key) for key in ("input", "init"))
     shared = _first_config(settings, "shared")
+    # The space separates the braces, which would stand for one literal brace otherwise.
     sizes = f"**{ {**shared, **inputs}!r}"
     tail = (
         f"\n\n_make_inputs = get_inputs\n\n\ndef get_inputs():\n    return _make_inputs({sizes})\n"
@@ -176,7 +189,7 @@ def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
         loaded += "kernel = load('forward_kernel', [str(Path(__file__).with_name('forward.cu'))]).forward"
     else:
         loaded = f"from {kernel.stem}_kernel import forward_fn as kernel"
-    extra = {} if kernel is None else {_kernel_file(kernel): kernel.read_text(errors="replace")}
+    extra = {} if kernel is None else {_kernel_file(kernel): _read_text(kernel)}
     tail += f"\n{loaded}\n\n\nclass ModelNew(Reference):\n    def forward(self, *args):\n"
     tail += "        return super().forward(*args, fn=kernel)\n"
     candidate = folders.write("candidate", name, source + tail, extra)
@@ -189,8 +202,8 @@ def _kernel_file(kernel: Path) -> str:
 
 
 def _first_config(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the first settings of a kind (``input``, ``init`` or ``shared``) in a task of robust-kbench, such as the
-    sizes of its inputs.
+    """Return the first settings of a kind in a task of robust-kbench, such as the sizes of its inputs. The kinds are
+    ``input``, ``init`` and ``shared``.
     """
     listed = settings.get(f"single_{kind}_configs") or [{}]
     return dict(listed[0]) if isinstance(listed[0], dict) else {}
@@ -245,10 +258,10 @@ def reference(*args):
 
 
 def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield the operator of BackendBench's folders at ``path``, if it is one: the first file
-    ``add__Tensor/add__Tensor_implementation*.py``.
+    """Yield the operator of BackendBench's folders at ``path``, if it is one.
 
-    The reference is the operator of torch, with the first sample of its OpInfo.
+    It is the first file like ``add__Tensor/add__Tensor_implementation*.py``. The reference is the operator of torch,
+    with the first sample of its OpInfo.
     """
     folder = path.parent.name
     if "__" not in folder or not path.name.startswith(f"{folder}_implementation") or path.suffix != ".py":
@@ -264,7 +277,7 @@ def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProbl
     call += "    first = [v for a, v in zip(SCHEMA, args) if not a.kwarg_only]\n"
     call += "    named = {a.name: v for a, v in zip(SCHEMA, args) if a.kwarg_only and v is not None}\n"
     call += f"    return {folder}_kernel_impl(*first, **named)\n"
-    source = path.read_text(errors="replace")
+    source = _read_text(path)
     # An import from __future__ must stay the first statement.
     head = "" if re.search(r"^from __future__ ", source, re.M) else "import torch\n"
     candidate = folders.write("candidate", name, f"{head}{source}\n\nimport torch{call}")
@@ -272,14 +285,15 @@ def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProbl
 
 
 def _read_sol_execbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield a problem of SOL-ExecBench for each solution, if ``path`` is its definition: the reference with the inputs
-    of the first workload, and the solution.
+    """Yield a problem for each solution of SOL-ExecBench, if ``path`` is a definition.
+
+    The reference gets the inputs of the first workload. The candidate is the solution.
     """
     if path.name != "definition.json" or not isinstance(definition := _read_json(path), dict):
         return
     name = str(path.parent.relative_to(folders.problems))
-    load = next(iter(_read_lines(path.with_name("workload.jsonl"))), None)
-    if load is None or not isinstance(definition.get("reference"), str):
+    load = _read_first_line(path.with_name("workload.jsonl"))
+    if not isinstance(load, dict) or not isinstance(definition.get("reference"), str):
         yield _unusable_problem(name, "SOL-ExecBench", "no workload or no reference")
         return
     made = _workload_inputs(definition, load, folders.device)
@@ -296,8 +310,8 @@ def _read_sol_execbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
 
 
 def _workload_inputs(definition: Mapping[str, Any], load: Mapping[str, Any], device: str) -> str:
-    """Return Python source of a function ``get_inputs`` for a workload of SOL-ExecBench, or ``!`` and the reason why it
-    cannot be written.
+    """Return Python source of a function ``get_inputs`` for a workload of SOL-ExecBench. If it cannot be written,
+    return ``!`` and the reason.
     """
     constants = {n: a["value"] for n, a in definition["axes"].items() if a.get("type") == "const"}
     sizes, lines = {**constants, **load["axes"]}, []
@@ -319,14 +333,15 @@ def _random_input(shape: list[int], dtype: str, device: str) -> str:
         return f"torch.rand({shape}, device={device!r}) < 0.5"
     if "int" in dtype:
         return f"torch.randint(0, 2, {shape}, dtype=torch.{dtype}, device={device!r})"
+    # ``randn`` makes no float8 numbers, so the numbers are converted afterwards.
     return f"torch.randn({shape}, device={device!r}).to(torch.{dtype})"
 
 
 def _solution_problem(
     name: str, reference: Path, solution: Any, definition: Mapping[str, Any], folders: SuiteFolders
 ) -> SuiteProblem:
-    """Return the problem of one solution of SOL-ExecBench, whose sources are written as a candidate, or an unusable one
-    with the reason.
+    """Return the problem of one solution of SOL-ExecBench, whose sources are written as a candidate. If it cannot be
+    judged, return an unusable problem with the reason.
     """
     spec = solution.get("spec", {}) if isinstance(solution, dict) else {}
     file, _, function = str(spec.get("entry_point", "")).partition("::")
@@ -342,16 +357,16 @@ def _solution_problem(
 
 
 def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield the problem of gpu-mode's reference kernels at ``path``, if it is a ``task.yml``, with ``reference.py`` and
-    ``submission.py`` of its folder.
+    """Yield the problem of gpu-mode's reference kernels at ``path``, if it is a ``task.yml``.
 
-    The first test of the task gives the sizes. On the CPU, the device in the texts is replaced.
+    ``reference.py`` and ``submission.py`` lie in its folder. The first test of the task gives the sizes. On the CPU,
+    the device in the texts is replaced.
     """
     home = path.parent
     if path.name != "task.yml" or not (home / "reference.py").is_file():
         return
     name = str(home.relative_to(folders.problems))
-    text = path.read_text(errors="replace")
+    text = _read_text(path)
     tests = text[text.find("\ntests:") :] if "\ntests:" in text else ""
     sample = next((ast.literal_eval(m) for m in SAMPLE_LINE.findall(tests) if _is_literal(m)), None)
     found = folders.find_candidate(path, "submission.py", f"{home.name}.py")
@@ -363,10 +378,10 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
     own = hashlib.sha256(name.encode()).hexdigest()[:8]  # two problems of one process have helpers of the same names
 
     def read(file: Path) -> str:
-        """Return the source in ``file`` with the suite's device in place of CUDA, and with imports of the helpers
-        ``task`` and ``utils`` under names of this problem.
+        """Return the source in ``file`` with the suite's device in place of CUDA. Imports of the helpers ``task`` and
+        ``utils`` get names of this problem.
         """
-        text = re.sub(r"""(["'])cuda(:0)?\1""", f'"{folders.device}"', file.read_text(errors="replace"))
+        text = re.sub(r"""(["'])cuda(:0)?\1""", f'"{folders.device}"', _read_text(file))
         text = re.sub(r"^(\s*)from (task|utils) import", rf"\1from \2_{own} import", text, flags=re.M)
         return re.sub(r"^(\s*)import (task|utils)$", rf"\1import \2_{own} as \2", text, flags=re.M)
 
@@ -383,27 +398,36 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
 
 
 def _is_literal(text: str) -> bool:
-    """Whether ``text`` is a Python literal of a dict, such as ``{"m": 64}``."""
+    """Return whether ``text`` is a Python literal of a dict, such as ``{"m": 64}``."""
     try:
         return isinstance(ast.literal_eval(text), dict)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
+
+
+def _read_text(file: Path) -> str:
+    """Return the text of a file of a suite, whose author is anybody: at most ``MAX_SOURCE_BYTES``. Raises OSError where
+    it may not be read.
+    """
+    if not os.access(file, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+    return read_source(file)[:MAX_SOURCE_BYTES].decode(errors="replace")
 
 
 def _read_json(file: Path) -> Any:
     """Return the value in a JSON file, or None if the file cannot be read."""
     try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError):
+        return safe_io.parse_json(read_source(file))
+    except ValueError:
         return None
 
 
-def _read_lines(file: Path) -> list[Any]:
-    """Return the list of the values in a file of JSON lines, empty if the file cannot be read."""
+def _read_first_line(file: Path) -> Any:
+    """Return the value in the first line of a file of JSON lines that has one, or None if it cannot be read."""
     try:
-        return [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
-    except (OSError, ValueError):
-        return []
+        return safe_io.parse_json(next(filter(None, map(bytes.strip, read_source(file).splitlines())), b""))
+    except ValueError:
+        return None
 
 
 FORMATS: dict[str, Callable[[Path, SuiteFolders], Iterator[SuiteProblem]]] = {

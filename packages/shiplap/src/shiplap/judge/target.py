@@ -36,9 +36,10 @@ class JudgeTarget:
 
     @classmethod
     def of(cls, value: Any, usual: Sequence[str]) -> JudgeTarget:
-        """Return where to find an object for a judgement: from a text ``file.py:name`` or ``module:name``, or from the
-        object itself. ``usual`` lists the names that are looked up where the text has none. Raise SL501 if there is
-        none.
+        """Return where to find an object for a judgement.
+
+        ``value`` is a text ``file.py:name`` or ``module:name``, or the object itself. ``usual`` has the names that are
+        looked up if the text has none. Raise ``SL501`` if the target does not exist.
         """
         if not isinstance(value, (str, os.PathLike)):
             return cls._of_object(value)
@@ -52,15 +53,16 @@ class JudgeTarget:
                 expected="path/to/file.py:name or module:name",
                 fix="pass a file or a module that is there",
             )
+        # The process that loads the file has another working directory.
         home = str(Path(home).resolve()) if home.endswith(".py") else home
         return cls(home, (name,) if name else tuple(usual))
 
     @classmethod
     def _of_object(cls, value: Any) -> JudgeTarget:
-        """Return the target of an object that is defined at the top level of a file. Raises SL501 for any other, since
-        another process could not load it.
+        """Return the target of an object that is defined at the top level of a file.
 
-        What the cell of a notebook defines has no file, or the name of one that does not exist.
+        Raise ``SL501`` for any other object, since another process could not load it. An object from the cell of a
+        notebook has no file, or the name of a file that does not exist.
         """
         inner = value.reference if isinstance(value, Op) else value
         name = getattr(inner, "__qualname__", "")
@@ -68,6 +70,7 @@ class JudgeTarget:
             home = str(Path(inspect.getfile(inner)).resolve())
         except (TypeError, OSError):
             home = ""
+        # A name with ``<locals>`` or ``<lambda>`` cannot be looked up in another process.
         if not Path(home).is_file() or not name or "<" in name:
             raise error(
                 "SL501",
@@ -81,8 +84,8 @@ class JudgeTarget:
 
     @property
     def file(self) -> str:
-        """The path of the target's file, found without importing the module or its packages, or an empty text if
-        unknown.
+        """The path of the target's file, found without importing the module or its packages. It is empty if the file is
+        not known.
         """
         if self.home.endswith(".py"):
             return self.home
@@ -110,7 +113,7 @@ def _find_module_spec(name: str, places: Sequence[str] | None) -> ModuleSpec | N
 
 @dataclass(frozen=True)
 class JudgeSubject:
-    """The problem, and the data with which both processes load their target.
+    """The problem of a judgement, and the data with which both processes load their target.
 
     Attributes:
         kind: how the child process loads the reference.
@@ -139,8 +142,8 @@ def load_subject(
     vary_layouts: bool,
     seed: int,
 ) -> JudgeSubject:
-    """Import the trusted reference and return its problem, with the parameters and seed that the candidate gets as
-    well. Raises SL501, SL601, SL615 or SL616.
+    """Import the trusted reference and return its problem. The parameters and the seed in the result are those that the
+    candidate gets as well. Raise ``SL501``, ``SL601``, ``SL615`` or ``SL616`` if that fails.
     """
     value = _load_target(target)
     if isinstance(value, Op):
@@ -170,8 +173,8 @@ def load_subject(
 
 
 def _load_target(target: JudgeTarget) -> Any:
-    """Return the object that a target names, after importing its module. Raises SL501 if the name does not exist and
-    SL601 if the import fails.
+    """Return the object that a target names, after importing its module. Raise ``SL501`` if the name does not exist,
+    and ``SL601`` if the import fails.
     """
     try:
         return load_named(target.home, target.names)
@@ -184,8 +187,8 @@ def _load_target(target: JudgeTarget) -> Any:
 
 
 def _build_reference(value: Any, init: list[Any], seed: int, target: JudgeTarget) -> Callable[..., Any]:
-    """Return the reference ready to be called: an instance of a class, made from ``init`` with ``seed``, or the
-    function. Raises SL616 if the constructor fails.
+    """Return the reference ready to be called. It is a function, or an instance of a class made from ``init`` with
+    ``seed``. Raise ``SL616`` if the constructor fails.
     """
     try:
         built: Callable[..., Any] = build_callable(value, init, {}, seed)
@@ -197,8 +200,8 @@ def _build_reference(value: Any, init: list[Any], seed: int, target: JudgeTarget
 
 
 def _call_init_inputs(maker: InputMaker, target: JudgeTarget) -> Any:
-    """Return the constructor arguments of the reference, from its function ``get_init_inputs``. Raises SL615 if that
-    fails.
+    """Return the constructor arguments of the reference, made by its function ``get_init_inputs``. Raise ``SL615`` if
+    that fails.
     """
     try:
         return maker()
@@ -207,8 +210,8 @@ def _call_init_inputs(maker: InputMaker, target: JudgeTarget) -> Any:
 
 
 def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str) -> InputMaker:
-    """Return a function that makes the arguments of one call, on ``device``: ``inputs``, or ``get_inputs`` of the
-    reference's module. Raises SL615 if there is none.
+    """Return a function that makes the arguments of one call on ``device``. It uses ``inputs``, or ``get_inputs`` of
+    the reference's module. Raise ``SL615`` if there is neither.
     """
     if inputs is None:
         inputs = getattr(module, "get_inputs", None)
@@ -220,7 +223,9 @@ def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str
     places = [torch.device(device)] if device != "cpu" else []
 
     def made() -> Any:
-        """Return the arguments of one call as a list on the device, drawn there if the input function can do so."""
+        """Return the arguments of one call as a list on the device. They are drawn there if the input function can do
+        so.
+        """
         args = None
         if places:
             try:
@@ -236,10 +241,10 @@ def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str
 
 
 def write_judge_statement(path: Path, result: JudgeResult, reference: Any, candidate: Any) -> None:
-    """Write the in-toto statement of a verdict to ``path``, whose subjects are the digests of the files of both
-    targets. SL602 if that fails.
+    """Write the in-toto statement of a verdict to ``path``. Raise ``SL602`` if that fails.
 
-    A target without a file, such as a module that is built in, is no subject.
+    Its subjects are the digests of the files of both targets. A target without a file, such as a built-in module, is no
+    subject.
     """
     from shiplap.render import facts, write_statement  # a judgement needs neither
 

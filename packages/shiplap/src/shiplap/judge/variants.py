@@ -39,9 +39,9 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class InputForm:
-    """The shapes and the kind of values of one call.
+    """The shapes, the memory layout and the kind of values of the inputs of one call.
 
-    For a declared op, ``recipe`` holds both. Otherwise ``shapes`` and ``kind`` do.
+    For a declared op, ``recipe`` holds all of these. Otherwise the other fields do.
     """
 
     label: str
@@ -60,7 +60,7 @@ class InputForm:
 
     @property
     def usual(self) -> bool:
-        """Whether the inputs of this form are contiguous tensors with values of an ordinary kind: those that
+        """Whether the inputs of this form are contiguous tensors with ordinary values. Such values are those that
         ``get_inputs`` returns, or normally distributed ones.
         """
         varied = self.signed or self.layout or self.plain >= 0 or self.alike >= 0
@@ -68,8 +68,8 @@ class InputForm:
 
     @property
     def whole(self) -> bool:
-        """Whether every result of the reference must be finite for this form to be used, since the reference may not be
-        meant for such values.
+        """Whether every result of the reference must be finite for this form to be used. The reference may not be meant
+        for its values.
         """
         odd = self.plain >= 0 or self.alike >= 0 or self.mark is not None or self.given is not None
         return self.kind in FINITE_KINDS or bool(self.signed) or odd
@@ -77,11 +77,11 @@ class InputForm:
 
 @dataclass(frozen=True)
 class InputFacts:
-    """What is known of inputs and sources before forms are made.
+    """Facts about inputs and sources that are known before forms are made.
 
     Attributes:
         constant: whether the inputs of the reference are the same in each draw, so that other values are timed.
-        numbers: constants of the candidate: some become sizes, and some values are drawn around them.
+        numbers: constants of the candidate. Some of them become sizes, and some values are drawn around them.
         always: the tensors of integers that are the same in each draw.
         marks: integers that the reference treats in a way of its own, such as an index to ignore.
         absent: the arguments that are None in each draw.
@@ -106,11 +106,13 @@ def make_input_forms(
     facts: InputFacts = InputFacts(),
     layouts: bool = True,
 ) -> list[InputForm]:
-    """Return the forms on which a candidate is called: the shapes of ``first`` with every kind of values, then at most
-    ``most`` other, random shapes. ``runs`` says whether the reference accepts a form.
+    """Return the forms (shapes and kinds of values) on which a candidate is called.
 
-    The other shapes are random, so no candidate can know them. For large shapes, most kinds of values are
-    tried on smaller ones. With ``layouts``, memory that is not contiguous and unaligned starts are tried too.
+    The shapes of ``first`` have every kind of values. At most ``most`` other shapes follow. These are random, so no
+    candidate can know them. ``runs`` says whether the reference accepts a form.
+
+    For large shapes, most kinds of values are tried on smaller ones. With ``layouts``, memory that is not contiguous
+    and unaligned starts are tried, too.
     """
     own = tuple(tuple(t.shape) for t in tensors_among(first))
     plain = InputForm(_form_label(own, "drawn"), shapes=own)
@@ -148,9 +150,11 @@ def _with_large_forms(
     facts: InputFacts,
     runs: Callable[[InputForm], bool],
 ) -> list[InputForm]:
-    """Return all forms for a reference with large inputs. ``plain`` is the form of its own inputs and ``small`` one of
-    reduced shapes: first come some forms of the large shapes, most of them timed, then ``forms``, of the reduced
-    shapes, then at most ``most`` others near these.
+    """Return all forms (shapes and kinds of values) for a reference with large inputs.
+
+    First come some forms of the large shapes of ``plain``, most of them timed. Then come ``forms``, which have reduced
+    shapes, and at most ``most`` others near the shapes of ``small``. ``plain`` is the form of the reference's own
+    inputs.
     """
     first = plain if not facts.constant else replace(plain, kind=wanted[0], label=_form_label(plain.shapes, wanted[0]))
     kinds = sorted({f.kind for f in forms if f.kind in VALUE_KINDS and not (f.layout or f.whole)} - {first.kind})
@@ -166,10 +170,10 @@ def _with_large_forms(
 
 
 def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputForm:
-    """Return a form of smaller shapes that stands for the large ones of ``plain`` and that ``runs`` accepts, or
-    ``plain`` if there is none.
+    """Return a form of smaller shapes that stands for the large ones of ``plain``. Return ``plain`` itself if ``runs``
+    accepts none.
 
-    Random sizes come first, and halves for a reference that requires multiples.
+    Random sizes are tried first, then halves, since a reference may require multiples.
     """
     shrinks: list[Callable[[int], int]] = [lambda n: n // 3 + SECRET_RANDOM.randrange(n // 6 + 1), lambda n: n // 2]
     for shrink in shrinks:
@@ -185,17 +189,16 @@ def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputFo
 def _unusual_value_forms(
     first: tuple[Any, ...], plain: InputForm, varied: bool, facts: InputFacts
 ) -> Iterator[InputForm]:
-    """Yield forms like ``plain`` with values that the reference's own inputs, ``first``, never have: rows of zeros,
-    negative numbers, other scalars, a tensor in place of None. ``varied`` allows changing arguments that are the same
-    in every draw.
+    """Yield forms like ``plain`` with values that the reference's own inputs, ``first``, never have.
 
-    With ``varied``, scalars, integers that are always alike and arguments that are always None may have others too.
+    Examples are rows of zeros and negative numbers. With ``varied``, scalars, integers that are always alike and
+    arguments that are always None may have other values, too.
     """
     all_of = tensors_among(first)
 
     def form(kind: str, what: str, **changes: Any) -> InputForm:
-        """Return a copy of ``plain``, the form of inputs given to ``_unusual_value_forms``, with the kind of values
-        ``kind``, described as ``what`` in its label, and with its fields changed as ``changes`` says.
+        """Return a copy of ``plain`` with the kind of values ``kind`` and with its fields changed as ``changes`` says.
+        ``what`` describes the values in its label.
         """
         return replace(plain, kind=kind, label=_form_label(plain.shapes, what), **changes)
 
@@ -225,29 +228,31 @@ def _unusual_value_forms(
 
 
 def _shapes_of_absent(shapes: Shapes, results: Shapes) -> list[tuple[int, ...]]:
-    """Return up to six shapes that an argument which is always None may have: that of a bias, and those of results and
-    other arguments.
+    """Return up to six shapes that an argument which is always None may have. They are those of a bias, of results and
+    of other arguments.
     """
     near = [*results, *shapes]
     return list(dict.fromkeys([*((s[-1],) for s in near if s), *near]))[:6]
 
 
 def _is_index_data(t: Tensor) -> bool:
-    """Whether the integers of ``t`` may be indices or labels: they are int32 or int64."""
+    """Return whether the integers of ``t`` may be indices or labels, that is whether they are int32 or int64."""
     return t.dtype in (torch.int32, torch.int64)
 
 
 def _is_integer_data(t: Tensor) -> bool:
-    """Whether the integers of ``t`` are data and may be varied. Indices of rows have 64 bits as a rule, and must stay
-    in their range.
+    """Return whether the integers of ``t`` are data and may be varied. Indices of rows usually have 64 bits, and must
+    stay in their range.
     """
     return t.dtype in (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def _threshold_scales(numbers: Sequence[float], most: int) -> Iterator[float]:
-    """Yield two factors for each of at most ``most`` of ``numbers``, constants in the candidate's code at which it may
-    branch: with the first one the values of inputs lie below the constant, with the second above. The choice is secret,
-    fractions first.
+    """Yield two factors for each of at most ``most`` of ``numbers``. ``numbers`` are constants in the candidate's code
+    at which it may branch.
+
+    With the first factor the values of inputs lie below the constant, with the second above it. The choice is secret,
+    with fractions first.
     """
     sizes = {abs(v) for v in numbers if v and abs(v) < LARGEST_THRESHOLD}
     for whole in (False, True):
@@ -267,11 +272,10 @@ def _other_shape_forms(
     *,
     reduced: bool = False,
 ) -> list[InputForm]:
-    """Return forms of other shapes than ``own`` that the reference accepts, as ``runs`` finds out: at most ``most``
-    random ones, and as many with sizes from ``constants`` of the candidate's code. Shapes of more than ``limit``
-    elements are left out.
+    """Return forms of other shapes than ``own`` that the reference accepts, as ``runs`` finds out.
 
-    Shapes of more than ``limit`` elements would take too long in the reference.
+    There are at most ``most`` random ones, and as many with sizes from ``constants`` of the candidate's code. Shapes of
+    more than ``limit`` elements are left out, since they would take too long in the reference.
     """
     forms: dict[Shapes, InputForm] = {}
     limit, numbers = max(limit, ROOM), [int(v) for v in constants if v == int(v)]
@@ -294,7 +298,9 @@ def _other_shape_forms(
 
 
 def _form_label(shapes: Shapes, kind: str) -> str:
-    """Return the text by which reports name inputs of these shapes and this kind of values: ``3x4, 4 <kind>``."""
+    """Return the text by which reports name inputs of these shapes and this kind of values, such as ``3x4, 4
+    normal``.
+    """
     return f"{', '.join('x'.join(map(str, s)) or 'scalar' for s in shapes)} {kind}"
 
 
@@ -304,7 +310,7 @@ def _count_elements(shapes: Shapes) -> int:
 
 
 def _varied_sizes(own: Shapes) -> list[int]:
-    """Return the sizes of the shapes ``own`` that may vary, each once, the largest first.
+    """Return the sizes in the shapes ``own`` that may vary, each once, in descending order.
 
     Small sizes that never occur in the first two dims, such as windows of a convolution, are left out.
     """
@@ -318,8 +324,8 @@ def _replace_size(own: Shapes, size: int, new: int) -> Shapes:
 
 
 def _varied_shapes(own: Shapes) -> Iterator[Shapes]:
-    """Yield random variations of the shapes ``own``: each size changed in all places where it occurs, all sizes at
-    once, then each dim alone.
+    """Yield random variations of the shapes ``own``. First each size is changed in all places where it occurs, then all
+    sizes at once, then each dim alone.
     """
     for new in (lambda n: n + 1 + SECRET_RANDOM.randrange(n), lambda n: 1 + SECRET_RANDOM.randrange(n)):
         for size in _varied_sizes(own):
@@ -341,8 +347,8 @@ def _varied_shapes(own: Shapes) -> Iterator[Shapes]:
 
 
 def _shapes_from_constants(own: Shapes, numbers: Sequence[int]) -> Iterator[Shapes]:
-    """Yield the shapes ``own`` with one size replaced by one of ``numbers``, constants of the candidate, in secret
-    order.
+    """Yield the shapes ``own`` with one size replaced by one of ``numbers``, which are constants of the candidate. The
+    order is secret.
     """
     pairs = [(size, new) for new in dict.fromkeys(numbers) for size in _varied_sizes(own) if new > 0]
     SECRET_RANDOM.shuffle(pairs)
@@ -351,8 +357,8 @@ def _shapes_from_constants(own: Shapes, numbers: Sequence[int]) -> Iterator[Shap
 
 
 def vary_arguments(made: tuple[Any, ...], form: InputForm, seed: int) -> tuple[Any, ...]:
-    """Return arguments like ``made``, in the shapes, layout and kind of values of ``form``, drawn with ``seed`` on the
-    same device.
+    """Return arguments like ``made`` in the shapes, layout and kind of values of ``form``. They are drawn with ``seed``
+    on the same device.
     """
     listed = tensors_among(made)
     device = next((t.device for t in listed if t.device.type != "meta"), torch.device("cpu"))
@@ -369,12 +375,12 @@ def vary_arguments(made: tuple[Any, ...], form: InputForm, seed: int) -> tuple[A
 
 
 def _floating_dtype(listed: Sequence[Tensor]) -> torch.dtype:
-    """Return the dtype of the first floating-point tensor among ``listed``, by default float32."""
+    """Return the dtype of the first floating-point tensor among ``listed``, or float32 if there is none."""
     return next((t.dtype for t in listed if t.is_floating_point()), torch.float32)
 
 
 def _other_scalar(value: bool | int | float) -> bool | int | float:
-    """Return another number of about the same size as ``value``, or the opposite flag."""
+    """Return another number of about the same size as ``value``, or the opposite of a flag."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -383,8 +389,8 @@ def _other_scalar(value: bool | int | float) -> bool | int | float:
 
 
 def _vary_tensor(t: Tensor, shape: tuple[int, ...], form: InputForm, rng: torch.Generator, number: int) -> Tensor:
-    """Return a tensor like the argument ``t`` in the shape ``shape``, with values of the kind that ``form`` names and
-    in its memory layout. ``number`` is the position of ``t`` among the tensor arguments.
+    """Return a tensor like the argument ``t`` in the shape ``shape``, with the kind of values and the memory layout of
+    ``form``. ``number`` is the position of ``t`` among the tensor arguments.
     """
     if tuple(t.shape) != shape:
         t = _resample_values(t, shape, rng)
@@ -401,8 +407,10 @@ def _vary_tensor(t: Tensor, shape: tuple[int, ...], form: InputForm, rng: torch.
 
 
 def _vary_values(t: Tensor, form: InputForm, rng: torch.Generator, number: int) -> Tensor:
-    """Return ``t`` with values of the kind that ``form`` names, drawn with ``rng``, or unchanged where that kind does
-    not concern its dtype. ``number`` is the position of ``t`` among the tensor arguments.
+    """Return ``t`` with values of the kind of ``form``, drawn with ``rng``.
+
+    Return ``t`` unchanged if that kind does not concern its dtype. ``number`` is the position of ``t`` among the tensor
+    arguments.
     """
     kind, signed = form.kind, number in form.signed
     if number == form.alike:
@@ -431,16 +439,16 @@ def _some_places(t: Tensor, rng: torch.Generator, share: float = 0.25) -> Tensor
 
 
 def _has_other_integers(t: Tensor) -> bool:
-    """Whether ``_other_integers`` can return other values than those of ``t``, whose range may be that of one
-    number.
+    """Return whether ``_other_integers`` can return other values than those of ``t``. The range of ``t`` may consist of
+    one number.
     """
     low, high = int(t.min()), int(t.max())
     return low < high or high > 1
 
 
 def _other_integers(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return random integers of the range of ``t`` in its shape, in order if those of ``t`` are, as offsets of rows
-    are.
+    """Return random integers of the range of ``t`` in its shape. They are in order if those of ``t`` are, as the
+    offsets of rows are.
     """
     if not t.numel():
         return t
@@ -454,8 +462,8 @@ def _other_integers(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _large_integers(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return random integers of the shape and dtype of ``t`` up to about a million, negative only where those of ``t``
-    are.
+    """Return random integers of the shape and dtype of ``t`` up to about a million. Some are negative only if some of
+    ``t`` are.
     """
     high = min(torch.iinfo(t.dtype).max, LARGEST_INTEGER)
     low = -high if t.numel() and int(t.min()) < 0 else 0
@@ -463,13 +471,15 @@ def _large_integers(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generator) -> Tensor:
-    """Return ``noise``, normally distributed numbers, transformed into the kind of values that ``form`` names, such as
-    rows of zeros, on the device of ``t``, the argument that they replace.
+    """Return ``noise``, normally distributed numbers, transformed into the kind of values of ``form``, such as rows of
+    zeros.
+
+    The result is on the device of ``t``, the argument that it replaces.
     """
     kind, noise = form.kind, noise.to(t.device)
 
     def uniform(shape: Sequence[int] = ()) -> Tensor:
-        """Return a tensor of this shape of random numbers between 0 and 1, on the device of the values."""
+        """Return a tensor of this shape of random numbers between 0 and 1. It is on the device of the values."""
         return torch.rand(tuple(shape), generator=rng, device=rng.device).to(t.device)
 
     # Zeros, halves and minus halves: equal values, and sums without rounding errors.
@@ -496,7 +506,7 @@ def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generat
 
 
 def _resample_values(t: Tensor, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Return a tensor of the given shape whose values are drawn from those of ``t``, which are known to be valid for
+    """Return a tensor of the given shape whose values are drawn from those of ``t``. These are known to be valid for
     the reference.
     """
     count = prod(shape)

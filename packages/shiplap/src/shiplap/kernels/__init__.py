@@ -1,1 +1,1 @@
-"""Kernels that are not Python functions: C functions, their compiled binding, Triton kernels and templates."""
+"""Kernels that are not Python functions. They are C functions, their compiled binding, Triton kernels and templates."""

@@ -1,4 +1,4 @@
-"""Builds on request: the native binding of an op, and the launcher of its Triton templates."""
+"""Builds on request. They compile the native binding of an op, and the launcher of its Triton templates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shiplap.kernels.triton import replay
 def compile_sources(op: Op) -> None:
     """Compile the C, C++ and CUDA libraries of the ``sl.source`` kernels of ``op``, unless they are in the cache.
 
-    Sources in CUDA C++ are left out on a machine that has neither a GPU nor nvcc, if the op has other kernels.
+    If the machine has neither a GPU nor nvcc and the op has other kernels, sources in CUDA C++ are left out.
     """
     forms = {d: [k.native for k in kernels if k.native is not None] for d, kernels in op.kernels.items()}
     for device, natives in forms.items():
@@ -30,14 +30,14 @@ def compile_sources(op: Op) -> None:
 
 
 def build_op(op: Op) -> Path | None:
-    """Build or find the compiled code of ``op`` (source libraries, the native binding, the launcher of its templates),
-    and attach it, so that calls run without Python.
+    """Build or find the compiled code of ``op`` and attach it, so that calls run without Python. The code consists of
+    source libraries, the native binding, and the launcher of templates.
 
-    Returns the library of the native binding, or None for an op with Triton templates alone.
+    Return the library of the native binding, or None for an op that has only Triton templates.
 
     Raises:
-        LibraryError: SL404 for kernels that Python has to serve, SL405 or SL406 when a library cannot be built,
-            SL421 to SL423 when the sources of a kernel cannot be compiled.
+        LibraryError: ``SL404`` for kernels that only Python can run. ``SL405`` or ``SL406`` if a library cannot be
+            built. ``SL421`` to ``SL423`` if the sources of a kernel cannot be compiled.
     """
     compile_sources(op)
     has_templates = any(k.template is not None for k in op.kernels.get("cuda", ())) and torch.cuda.is_available()

@@ -30,6 +30,7 @@ from shiplap.errors import error
 from shiplap.packaging.contents import PackageExtras
 from shiplap.packaging.wheel import WheelRequest, package
 
+# The hooks of PEP 517 and PEP 660 that are passed on to the other backend.
 HOOKS = (
     "build_editable",
     "build_sdist",
@@ -39,6 +40,7 @@ HOOKS = (
     "prepare_metadata_for_build_editable",
     "prepare_metadata_for_build_wheel",
 )
+# The keys of the table, and below those that hold lists, with the type of an item.
 KEYS = ("backend", "ops", "platform", "tuned", "cubins", "calls")
 LISTS = {"ops": str, "cubins": int}
 LIMIT = 1 << 20  # bytes of pyproject.toml
@@ -47,10 +49,10 @@ LIMIT = 1 << 20  # bytes of pyproject.toml
 def build_wheel(
     wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
-    """Build a wheel with native code, and return its name in ``wheel_directory``. This is the hook of PEP 517.
+    """Build a wheel with native code, and return its file name in ``wheel_directory``. This is the hook of PEP 517.
 
     Raises:
-        ShippingError: SL308 for a table ``[tool.shiplap.package]`` that is missing or wrong.
+        ShippingError: ``SL308`` for a table ``[tool.shiplap.package]`` that is missing or wrong.
     """
     asked = _read_package_table()
     # The other backend runs first and unchanged, so a project builds with its own settings.
@@ -66,8 +68,8 @@ def build_wheel(
 
 
 def __getattr__(name: str) -> Any:
-    """Return the hook ``name`` of the configured backend. A frontend looks up hooks by name, so AttributeError means
-    that the backend does not offer it.
+    """Return the hook ``name`` of the configured backend. Raise ``AttributeError`` for a name that the backend does not
+    offer, since PEP 517's frontends look up hooks by name.
     """
     if name not in HOOKS:
         # PEP 517 regards a missing attribute as a hook that the backend does not offer.
@@ -76,8 +78,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _import_backend(asked: dict[str, Any]) -> Any:
-    """Return the configured build backend, a module or an object in one. Raise SL308 if it cannot be imported or builds
-    no wheels.
+    """Return the configured build backend, a module or an object in one. Raise ``SL308`` if it cannot be imported or
+    builds no wheels.
     """
     module, _, inner = str(asked["backend"]).partition(":")
     try:
@@ -93,8 +95,10 @@ def _import_backend(asked: dict[str, Any]) -> Any:
 
 
 def _read_package_table() -> dict[str, Any]:
-    """Return the table ``[tool.shiplap.package]`` of the ``pyproject.toml`` in the working folder, where PEP 517 runs a
-    hook. Raise SL308 if it is missing or wrong.
+    """Return the table ``[tool.shiplap.package]`` of the ``pyproject.toml`` in the working folder. PEP 517 runs hooks
+    in the folder of the project.
+
+    Raise ``SL308`` if the table is missing or wrong.
     """
     path = Path("pyproject.toml")
     try:
@@ -110,13 +114,14 @@ def _read_package_table() -> dict[str, Any]:
         if key not in KEYS:
             raise _table_error(f"the key {key!r}")
         listed = value if key in LISTS else [value]
+        # The exact type, since a bool is an int, too.
         if not isinstance(listed, list) or not all(type(each) is LISTS.get(key, str) for each in listed):
             raise _table_error(f"{key} = {value!r}")
     return asked
 
 
 def _table_error(got: str) -> Exception:
-    """Return the error SL308 about ``[tool.shiplap.package]`` in pyproject.toml, with the defect in ``got``."""
+    """Return the error ``SL308`` about ``[tool.shiplap.package]`` in pyproject.toml. ``got`` describes the defect."""
     return error(
         "SL308",
         where=str(Path("pyproject.toml").absolute()),

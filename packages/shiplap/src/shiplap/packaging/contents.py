@@ -29,7 +29,7 @@ from shiplap.tuning.recorded_calls import read_calls
 
 @dataclass(frozen=True)
 class PackageExtras:
-    """Further contents beside the bindings.
+    """The further contents of a package beside the bindings.
 
     Attributes:
         tuned: a table of choices that ``shiplap freeze`` wrote, or None.
@@ -44,7 +44,9 @@ class PackageExtras:
 
 @dataclass(frozen=True)
 class BoundOp:
-    """An op that the package binds natively, its device types, and the folder of the package with the binding."""
+    """An op that the package binds natively. It holds the op's name, its device types, and the folder of the package
+    with the binding.
+    """
 
     op: str
     devices: tuple[str, ...]
@@ -76,22 +78,23 @@ NO_EXTRAS = PackageExtras()
 
 
 def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = NO_EXTRAS) -> list[PackageContents]:
-    """Import ``modules``, put into each of their packages the native bindings of the ops that it declares, and return
+    """Import ``modules`` and put into each of their packages the native bindings of the ops that it declares. Return
     the contents of each package.
 
     Args:
         modules: the modules that declare ops, such as ``mylib.ops``.
         within: the folder from which the packages have to be imported.
-        extras: further contents.
+        extras: a table of tuned choices and recorded calls for compiled Triton kernels, if they are to be added.
 
     Raises:
-        ShippingError: SL308 for a module outside ``within``, for modules that declare no op, for a kernel library
-            outside its package, and for extras that are for no op of the packages.
-        LibraryError: SL401 to SL403 for a kernel library that is missing or of another declaration, SL405 when a
-            binding cannot be compiled.
-        CommandError: SL601 for a module that cannot be imported, SL602 for a file of the extras that cannot be read.
-        TuneError: SL609 for a table that is damaged or was made for another version of an op.
-        LaunchError: SL619 for a Triton kernel that generated C++ cannot launch.
+        ShippingError: ``SL308`` for a module or kernel library outside its folder, for modules that declare no op, and
+            for extras that fit no op of the packages.
+        LibraryError: ``SL401`` to ``SL403`` for a kernel library that is missing or of another declaration. ``SL405``
+            if a binding cannot be compiled.
+        CommandError: ``SL601`` for a module that cannot be imported, ``SL602`` for a file of the extras that cannot be
+            read.
+        TuneError: ``SL609`` for a table that is damaged or was made for another version of an op.
+        LaunchError: ``SL619`` for a Triton kernel that generated C++ cannot launch.
     """
     # The import declares the ops, which are listed only then.
     packages = dict.fromkeys(_import_top_package(name, within) for name in modules)
@@ -112,13 +115,15 @@ def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = 
         # An extra that is for nothing in the package is a mistake of the caller.
         if given and not added:
             where = str(extras.tuned if given is extras.tuned else extras.calls)
-            raise error("SL308", where=where, got="nothing that is for this package", expected=what)
+            fix = "pass a file that was recorded with the ops of this package, or leave the option out"
+            raise error("SL308", where=where, got="nothing that is for this package", expected=what, fix=fix)
     return filled
 
 
 def _import_top_package(name: str, within: Path) -> str:
-    """Import the module ``name`` and return its top package. Raise SL601 if the import fails, SL308 if the package is a
-    single file or lies outside ``within``.
+    """Import the module ``name`` and return its top package.
+
+    Raise ``SL601`` if the import fails. Raise ``SL308`` if the package is a single file or lies outside ``within``.
     """
     try:
         import_module(name)
@@ -149,13 +154,13 @@ def _import_top_package(name: str, within: Path) -> str:
 
 
 def _top_package(op: Op) -> str:
-    """Return the top package of the module in which an op is declared."""
+    """Return the name of the top package of the module in which an op is declared."""
     return op.reference.__module__.partition(".")[0]
 
 
 def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtras) -> PackageContents:
-    """Write into the package's folder below ``within`` what the ops declared in it need: native bindings (generated
-    C++), kernel libraries, tuned choices and GPU kernels (cubins). Return the contents.
+    """Write what the declared ops of a package need into its folder below ``within``, and return the contents. These
+    are native bindings (generated C++), kernel libraries, tuned choices and compiled GPU kernels.
     """
     # A namespace package may have several roots, of which one is inside the unpacked wheel.
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
@@ -194,8 +199,8 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtr
 
 
 def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> list[tuple[str, int]]:
-    """Compile the ops' Triton kernels for the arguments of the calls in ``extras`` and its GPU architectures, write
-    them to ``folder``, and return pairs (kernel, architecture).
+    """Compile the Triton kernels of the ops for the recorded calls and the GPU architectures in ``extras``. Write them
+    to ``folder``, and return pairs (kernel, architecture).
     """
     named = {op.spec.name: op for op in ops}
     calls = read_calls(extras.calls) if extras.calls is not None and extras.cubins else []
@@ -222,7 +227,8 @@ def _native_forms(op: Op) -> list[NativeForm]:
 
 def _path_in_package(op: Op, form: NativeForm, root: Path) -> str:
     """Return the path of the library of ``form``, a compiled kernel of ``op``, relative to the package folder ``root``.
-    Raise SL308 if it lies outside, SL401 to SL403 if it does not fit the declaration.
+
+    Raise ``SL308`` if it lies outside, and ``SL401`` to ``SL403`` if it is missing or does not fit the declaration.
     """
     path = form.library.resolve()
     if not path.is_relative_to(root):
@@ -259,8 +265,8 @@ def _copy_compiled_sources(ops: Sequence[Op], folder: Path, root: Path) -> set[s
 
 
 def _copy_binding(plan: LibraryPlan, folder: Path) -> None:
-    """Compile the library of ``plan``, unless it is in the cache, and copy it with its seal and a manifest into
-    ``folder``.
+    """Compile the library of ``plan`` and copy it into ``folder`` with its seal (digest) and a manifest. A library in
+    the cache is not compiled again.
     """
     binding.compile_plan(plan, next(e.op for e in plan.entries.values()))
     # It must not exist: the folder of earlier bindings was removed.

@@ -43,12 +43,15 @@ from shiplap.torch_private.symbolic_sizes import concrete_calls
 MODELS = "/data/aotinductor/"  # where an archive has its models
 ALIGNMENT = 64  # bytes, as in torch's own archives, whose files may be mapped
 _NONE: Mapping[str, object] = {}
+# The program of a child process that tests whether a package can be loaded.
 _LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A package that was written: its path, the ops that it contains, and the size of its libraries in bytes."""
+    """A package that was written, with its path, the names of the ops that it contains, and the size of their libraries
+    in bytes.
+    """
 
     path: Path
     ops: tuple[str, ...]
@@ -66,7 +69,7 @@ def package_model(
     """Compile ``program`` with AOTInductor into one file that contains the libraries of its ops.
 
     ``torch._inductor.aoti_load_package(path)`` and ``torch::inductor::AOTIModelPackageLoader(path)`` load the file,
-    without Shiplap and without Python. If the process has an op already, by its declaration or by another package, that
+    without Shiplap and without Python. If the process already has an op, from its declaration or another package, that
     op is used.
 
     Args:
@@ -74,23 +77,24 @@ def package_model(
         path: the file to write, ``model.pt2``.
         options: Inductor's settings by name, such as ``{"max_autotune": True}``.
         architectures: the devices for which kernels of ``sl.triton`` are compiled, 90 for compute capability 9.0. The
-            default is the current device. The forms are those that the calls of the program need with the sizes of the
-            example; of a size that is a symbol also those for multiples of 16 and for odd numbers near that of the
-            example. Other forms that the process has compiled are added as well: see ``compile_ahead``.
-        checks: whether the package checks the number, dtype, device, axes, strides and bounds of its inputs at each
-            call, and sizes that have to be equal, and raises RuntimeError. ``AOTI_RUNTIME_CHECK_INPUTS=0`` switches
-            that off in a process.
+            default is the current device. Each kernel is compiled for the sizes of the example. If a size is a symbol,
+            it is also compiled for multiples of 16 and for odd numbers near that of the example. Kernels that the
+            process has compiled for other arguments (see ``compile_ahead``) are added.
+        checks: whether the package checks its inputs at each call and raises ``RuntimeError``. It checks their number,
+            dtype, device, axes, strides and bounds, and sizes that have to be equal. The environment variable
+            ``AOTI_RUNTIME_CHECK_INPUTS=0`` switches that off in a process.
 
     The loaders' ``get_metadata()`` returns the release of torch, the processor, the ops and the bounds of the inputs
     under names that begin with ``SHIPLAP_``. Another release of torch, or a processor without the features that the
     code uses, is refused when a package is loaded.
 
     Raises:
-        KernelError: SL307 for an op that only Python can run, before anything is compiled.
-        LibraryError: SL404 to SL406 for an op that C++ cannot bind, and where nothing can be compiled.
-        LaunchError: SL620 for an op of ``sl.triton`` without compiled forms. ``compile_ahead`` compiles them.
-        LibraryError: SL408 for a compiler that links the C++ runtime into libraries, where these end the process.
-        CommandError: SL602 if the file cannot be written.
+        KernelError: ``SL307`` for an op that only Python can run, before anything is compiled.
+        LibraryError: ``SL404`` to ``SL406`` for an op that C++ cannot bind, and where nothing can be compiled.
+        LaunchError: ``SL620`` for an op of ``sl.triton`` without compiled forms. ``compile_ahead`` compiles them.
+        LibraryError: ``SL408`` if the compiler links the C++ runtime into libraries and such a library ends the
+            process.
+        CommandError: ``SL602`` if the file cannot be written.
     """
     # First, since the compilation takes minutes and an op may be refused at once.
     ops = _ops_to_pack(program)
@@ -113,8 +117,8 @@ def package_model(
 def _describe(
     program: torch.export.ExportedProgram, ops: Iterable[Op], options: Mapping[str, object]
 ) -> dict[str, str]:
-    """Return the metadata of a package by name: release of torch, processor, ops, and the inputs with the bounds of
-    their sizes.
+    """Return the metadata of a package, by name. They are the release of torch, the processor, the ops, and the inputs
+    with the bounds of their sizes.
     """
     ranges = {str(symbol): f"{bound.lower}..{bound.upper}" for symbol, bound in program.range_constraints.items()}
     inputs = {
@@ -133,16 +137,18 @@ def _describe(
 
 
 def _inputs_of(program: torch.export.ExportedProgram) -> dict[str, Any]:
-    """Return the inputs that a caller of the program passes, by name: fake tensors, and other values."""
+    """Return the inputs that a caller of the program passes, by name. Tensors are fake tensors, and other values are as
+    they are.
+    """
     placed = {n.name: node_value(n) for n in program.graph.find_nodes(op="placeholder")}
     return {name: placed[name] for name in program.graph_signature.user_inputs if name in placed}
 
 
 def _input_checks(program: torch.export.ExportedProgram) -> dict[str, Any] | None:
-    """Return what the front library has to check of the program's inputs before the model reads them: rank, contiguity,
-    equal sizes. Return None where an input is no tensor.
+    """Return what the front library has to check of the program's inputs before the model reads them. These are rank,
+    contiguity and equal sizes. Return None if an input is not a tensor.
 
-    The model's own checks take their number and their axes for granted, and sizes that one symbol names for equal.
+    The model's own checks presuppose the number of inputs, their axes, and the equality of sizes that share a symbol.
     """
     inputs, first = _inputs_of(program), dict[str, tuple[int, int]]()
     if not all(isinstance(held, torch.Tensor) for held in inputs.values()):
@@ -151,6 +157,7 @@ def _input_checks(program: torch.export.ExportedProgram) -> dict[str, Any] | Non
     for i, (name, held) in enumerate(inputs.items()):
         rows = [math.prod(held.shape[d + 1 :]) for d in range(held.dim())]
         described.append(
+            # Compared as text, since sizes and strides may be symbols.
             (name, held.dim(), "true" if list(map(str, rows)) == list(map(str, held.stride())) else "false")
         )
         for d, size in enumerate(held.shape):
@@ -161,9 +168,11 @@ def _input_checks(program: torch.export.ExportedProgram) -> dict[str, Any] | Non
 
 
 def _refuse_broken(package: Path, target: Path) -> None:
-    """Raise SL408 if ``package``, a compiled model, ends the process that loads it, since a compiler has linked a
-    second C++ runtime into its library. Such a package is loaded in a child process to find out. ``target`` is named in
-    the error.
+    """Raise ``SL408`` if ``package``, a compiled model, ends the process that loads it. This happens if a compiler has
+    linked a second C++ runtime into its library.
+
+    A library without a reference to a shared runtime is loaded in a child process to find out. The error names
+    ``target``.
     """
     with zipfile.ZipFile(package) as archive:
         if all(shares_cxx_runtime(archive.read(name)) for name in _model_names(archive)):
@@ -189,7 +198,7 @@ def _model_names(archive: zipfile.ZipFile) -> list[str]:
 
 
 def _ops_to_pack(program: torch.export.ExportedProgram) -> list[Op]:
-    """Return the declared ops of the program that its package has to contain, sorted by name. Raise SL307 for an op
+    """Return the declared ops of the program that its package has to contain, sorted by name. Raise ``SL307`` for an op
     that only Python can run.
     """
     needed: dict[str, Op] = {}
@@ -205,7 +214,9 @@ def _ops_to_pack(program: torch.export.ExportedProgram) -> list[Op]:
 
 
 def _current_architecture() -> tuple[int, ...]:
-    """Return the architecture of the current CUDA device, such as 90, in a tuple, empty without a device."""
+    """Return the architecture of the current CUDA device, such as 90, in a tuple. Without a device the tuple is
+    empty.
+    """
     if not torch.cuda.is_available():
         return ()
     major, minor = torch.cuda.get_device_capability()
@@ -213,8 +224,8 @@ def _current_architecture() -> tuple[int, ...]:
 
 
 def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[int, ...]) -> None:
-    """Compile the ops' Triton kernels for the calls in ``program`` on the GPU architectures, with concrete sizes in
-    place of symbolic ones.
+    """Compile the Triton kernels of the ops for the calls in ``program`` on the GPU architectures. Concrete sizes take
+    the place of symbolic ones.
     """
     for op, node in _op_calls(program) if architectures else ():
         if not launched_kernels(op):
@@ -227,7 +238,7 @@ def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[i
 
 
 def _op_calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]:
-    """Yield the calls of declared ops in the program as pairs (op, node), those in branches and loops included."""
+    """Yield the calls of declared ops in the program as pairs (op, node), including those in branches and loops."""
     # Branches and loops are graph modules of their own.
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
@@ -237,8 +248,8 @@ def _op_calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]
 
 
 def _bind_node(op: Op, node: Any) -> Any:
-    """Return the op's call at the graph node ``node`` with its arguments, fake tensors, checked against the
-    declaration, or None if they do not fit it.
+    """Return the op's call at the graph node ``node``, whose arguments are fake tensors. Return None if they do not fit
+    the op's declaration.
     """
     try:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), node_value)
@@ -248,8 +259,8 @@ def _bind_node(op: Op, node: Any) -> Any:
 
 
 def _cannot_bind(op: Op) -> bool:
-    """Whether generated C++ cannot call the op's kernels. The kernel that Inductor makes from its template is then
-    packaged inside the model.
+    """Return whether generated C++ cannot call the op's kernels. In that case the kernel that Inductor makes from the
+    op's template is packaged inside the model.
     """
     try:
         make_plan(op)
@@ -262,16 +273,21 @@ def _cannot_bind(op: Op) -> bool:
 
 
 def _add_front_libraries(package: Path, ops: DeployedLibrary | None, scratch: Path, checks: Mapping[str, Any]) -> Path:
-    """Return a copy of ``package`` in the folder ``scratch``. In place of each model it has a front library, which
-    loads the ops and checks inputs before it calls the model, and it has the models under other names and the library
-    of ``ops``.
+    """Return a copy of ``package`` in the folder ``scratch``, with a front library in place of each model.
+
+    A front library loads the ops and checks the inputs before it calls the model. The copy also has the models under
+    other names and the library of ``ops``.
     """
     made = scratch / f"carrying-{package.name}"
     beside = {} if ops is None else {ops.name: ops.library, **ops.kernels}
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
         if not (models := _model_names(source)):
             raise error(
-                "SL308", where=package.name, got="no compiled model in the package", expected="a library of AOTInductor"
+                "SL308",
+                where=package.name,
+                got="no compiled model in the package",
+                expected="a library of AOTInductor",
+                fix="pass a .pt2 file that AOTInductor wrote",
             )
         for info in source.infolist():
             if info.filename not in models:
@@ -292,8 +308,8 @@ def _add_front_libraries(package: Path, ops: DeployedLibrary | None, scratch: Pa
 
 
 def _add_aligned(target: zipfile.ZipFile, name: str, content: bytes) -> None:
-    """Add a file to an archive uncompressed, at an offset that is a multiple of 64 bytes as torch's own writer has it,
-    because a reader may map it.
+    """Add a file to an archive, uncompressed, at an offset that is a multiple of 64 bytes. Torch's own writer aligns
+    files in this way, because a reader may map them.
     """
     info = zipfile.ZipInfo(name)
     # A local header has 30 bytes, the name and the extra field, whose own header has 4.
@@ -305,8 +321,10 @@ def _add_aligned(target: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def _compile_front_library(model: Path, ops: str, where: str, checks: Mapping[str, Any]) -> Path:
-    """Return the compiled library that replaces ``model``: it loads the ops, then the model, and exports the model's
-    functions. SL405 if the compiler fails.
+    """Return the compiled library that replaces ``model``. It loads the ops, then the model, and it exports the model's
+    functions.
+
+    Raise ``SL405`` if the compiler fails.
     """
     source, made = model.with_suffix(".front.cpp"), model.with_suffix(".front")
     functions = _exported_functions(model)
@@ -327,7 +345,9 @@ def _compile_front_library(model: Path, ops: str, where: str, checks: Mapping[st
 
 
 def _exported_functions(library: Path) -> list[str]:
-    """Return the names of the C functions of a model that a loader may look up, sorted. SL405 for a damaged library."""
+    """Return the names of the C functions of a model that a loader may look up, sorted. Raise ``SL405`` if the library
+    is damaged.
+    """
     try:
         with library.open("rb") as file:
             tables = [s for s in ELFFile(file).iter_sections() if isinstance(s, SymbolTableSection)]
@@ -340,6 +360,6 @@ def _exported_functions(library: Path) -> list[str]:
 
 
 def _defined_functions(table: SymbolTableSection) -> Iterable[Any]:
-    """Return the symbols of a table that are functions which the library defines."""
+    """Return those symbols of ``table`` that are functions which the library defines."""
     symbols: Iterable[Any] = table.iter_symbols()
     return (s for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_shndx"] != "SHN_UNDEF")

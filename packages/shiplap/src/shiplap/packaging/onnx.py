@@ -47,6 +47,7 @@ from shiplap.packaging.onnx_reference import (
 from shiplap.torch_private.graph_nodes import asserting_results, node_value, operator_name, shared_onnx_registry
 from shiplap.torch_private.symbolic_sizes import distinct_sizes, dtype_of_number, forgotten_sizes, number_of_tensor
 
+# The packages of ``shiplap[onnx]``.
 PACKAGES = ("onnx", "onnxscript", "onnx_ir")
 # Example sizes of a function: no two dims agree by accident, and none is 1.
 EXAMPLE_SIZES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67)
@@ -55,7 +56,7 @@ _converting = threading.RLock()  # a conversion patches functions of torch, whic
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """A model that was written: its path, and the declared ops that it holds as functions."""
+    """A model that was written, with its path and the names of the declared ops that it holds as functions."""
 
     path: Path
     ops: tuple[str, ...]
@@ -63,7 +64,9 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class InputNumber:
-    """The position of an argument among the inputs of a function, and whether it is a number that a model computes."""
+    """The position of an argument among the inputs of a function, and whether the argument is a number that the model
+    computes.
+    """
 
     number: int
     is_number: bool = False
@@ -71,7 +74,7 @@ class InputNumber:
 
 @dataclass(frozen=True)
 class FunctionForm:
-    """One form in which a program calls an op.
+    """One form in which a program calls an op. Calls of one form have equal scalars, dtypes and fixed sizes.
 
     Attributes:
         op: the declared op.
@@ -85,8 +88,8 @@ class FunctionForm:
 
     @property
     def name(self) -> str:
-        """The name of the ONNX function for calls of this form (an op with certain scalars, dtypes and sizes): the op's
-        name with a digest of all that the function's body fixes.
+        """The name of the ONNX function for calls of this form. It is the op's name with a digest of everything that
+        the function's body fixes.
         """
         sizes = [
             (str(t.dtype), [s if i not in dims else "varies" for i, s in enumerate(t.shape)]) for t, dims in self.inputs
@@ -97,19 +100,18 @@ class FunctionForm:
 
     @property
     def any_size(self) -> FunctionForm:
-        """A copy of this form of calls in which every size of a tensor may vary, while ranks, dtypes and other values
-        stay.
-        """
+        """A copy of this form in which every size of a tensor may vary. Ranks, dtypes and other values stay."""
         return replace(self, inputs=tuple([(tensor, tuple(range(tensor.dim()))) for tensor, _ in self.inputs]))
 
     def call_reference(self, *tensors: Tensor) -> Any:
-        """Return the result of the op's reference for ``tensors`` as the tensor inputs, and this form's fixed values as
-        the other arguments.
+        """Return the result of the op's reference for ``tensors`` as the tensor inputs. The other arguments are this
+        form's fixed values.
         """
 
         def filled(value: Any) -> Any:
-            """Return ``value``, an argument of the form, or a list of such, in which the tensor, or the number in it,
-            that ``call_reference`` got for a position replaces each ``InputNumber``, which holds that position.
+            """Return ``value``, an argument of the form, with each ``InputNumber`` (position of an input) replaced by
+            the tensor at that position. If the argument is a number, it is replaced by the number in that tensor. Lists
+            are converted item by item.
             """
             if isinstance(value, tuple):
                 return [filled(v) for v in value]
@@ -134,14 +136,15 @@ def export_onnx(
         program: the result of ``torch.export.export``. Sizes that vary there vary in the model.
         path: the file to write, ``model.onnx``.
         opset: the version of ONNX's standard operators. The default is torch's.
-        checks: whether the model checks data as the references do: a run fails at a node named after the error.
+        checks: whether the model checks data as the references do. A run then fails at a node named after the error.
 
     Returns:
         The path, and the names of the declared ops in the model.
 
     Raises:
-        ShippingError: SL321 if an op has no form in ONNX, SL322 if the packages of ``shiplap[onnx]`` are not installed.
-        CommandError: SL602 if ``path`` cannot be written.
+        ShippingError: ``SL321`` if an op has no form in ONNX. ``SL322`` if a package of ``shiplap[onnx]`` is not
+            installed.
+        CommandError: ``SL602`` if ``path`` cannot be written.
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
@@ -150,6 +153,7 @@ def export_onnx(
     with _converting, shared_onnx_registry(), forgotten_sizes(program):
         model = converter.convert(program, str(path))
     model.model.functions.update(converter.functions)
+    # The model's own versions of the domains take precedence.
     model.model.opset_imports.update(converter.imports | model.model.opset_imports)
     converter.operators.add_functions(model.model)
     with writing(Path(path), "the model", "a writable file"):
@@ -158,16 +162,17 @@ def export_onnx(
 
 
 class _Converter:
-    """The conversion of one model: what its programs share.
+    """The conversion of one model, with the functions that its programs share.
 
     Attributes:
-        functions: the functions of ops and of what they call, and ``imports`` the versions of their domains.
-        names: the function of each form, by the name of the form.
+        functions: the ONNX functions of the ops, and those that they call.
+        imports: the versions of the domains of these functions.
+        names: the name of the function of each form, by the name of the form.
         ops: the names of the ops that have functions.
     """
 
     def __init__(self, opset: int | None, checks: bool) -> None:
-        """Start a model without functions. ``opset`` is the version of the operators, ``checks`` whether the
+        """Start a model without functions. ``opset`` is the version of the operators. ``checks`` says whether the
         references' checks of data are kept.
         """
         self.opset, self.checks = opset, checks
@@ -178,8 +183,10 @@ class _Converter:
         self.ops: set[str] = set()
 
     def convert(self, program: torch.export.ExportedProgram, where: str, *, optimize: bool = True) -> Any:
-        """Return torch's ONNX program of ``program``, in which each call of a declared op is a node of its own. The
-        functions of the nodes are added to ``functions``. SL321 if an operator has no form.
+        """Return torch's ONNX program of ``program``, in which each call of a declared op is a separate node. The
+        functions of the nodes are added to ``functions``.
+
+        Raise ``SL321`` if an operator has no form in ONNX.
         """
         calls: dict[Any, deque[FunctionForm]] = {}
         forms: list[FunctionForm] = []
@@ -209,8 +216,10 @@ class _Converter:
         return model
 
     def _add_forms(self, forms: Iterable[FunctionForm]) -> None:
-        """Make an ONNX function for each of the forms (ops called with certain scalars, dtypes and sizes) that has none
-        yet. SL321 names all ops for which none can be made.
+        """Make an ONNX function for each of ``forms`` that has none yet. A form is an op called with certain scalars,
+        dtypes and sizes.
+
+        Raise ``SL321``, which names all ops for which none can be made.
         """
         alike: dict[str, list[FunctionForm]] = {}
         for form in forms:
@@ -235,9 +244,12 @@ class _Converter:
             raise failure
 
     def _make_general(self, forms: Sequence[FunctionForm]) -> bool:
-        """Make one ONNX function for all of ``forms``, calls of one op that differ in sizes alone, in which sizes vary.
+        """Make one ONNX function for all of ``forms``, which are calls of one op that differ only in sizes. The sizes
+        vary in the function.
+
         Return whether the op's reference could be traced for that.
         """
+        # torch.export treats sizes of 0 and 1 as special cases.
         like = next((f for f in forms if all(size > 1 for tensor, _ in f.inputs for size in tensor.shape)), None)
         if like is None:
             return False
@@ -254,8 +266,10 @@ class _Converter:
         return True
 
     def _make_functions(self, form: FunctionForm) -> None:
-        """Make the ONNX function for calls of ``form``, an op with certain scalars, dtypes and sizes, and those
-        functions that its body calls. SL321 if the op's reference cannot be traced.
+        """Make the ONNX function for calls of ``form``, an op with certain scalars, dtypes and sizes. Functions that
+        its body calls are made, too.
+
+        Raise ``SL321`` if the op's reference cannot be traced.
         """
         # Zeros are valid numbers for any dtype; the values are not part of the trace.
         examples = tuple([torch.zeros(t.shape, dtype=t.dtype) for t, _ in form.inputs])
@@ -273,8 +287,10 @@ class _Converter:
         self.ops.add(form.op.spec.name)
 
     def _add_path(self, form: FunctionForm, name: str, finder: PathFinder, path: ReferencePath) -> None:
-        """Add the ONNX function ``name`` for ``path``, one way through the branches of the traced reference: a single
-        body, or, where data decides a branch, functions for the condition and for both ways, and one that chooses.
+        """Add the ONNX function ``name`` for ``path``, one way through the branches of the traced reference.
+
+        Without branches it has a single body. Where data decides a branch, it calls functions for the condition and for
+        both sides, which are added, too.
         """
         if isinstance(path, Returned):
             self._add_function(form, name, finder.program(path.answers, with_checks(path)))
@@ -293,7 +309,7 @@ class _Converter:
         self.functions[function.identifier()] = function
 
     def _add_function(self, form: FunctionForm, name: str, body: torch.export.ExportedProgram) -> None:
-        """Add the ONNX function ``name``, whose body is the traced program ``body``, for calls of ``form``."""
+        """Add the ONNX function ``name`` for calls of ``form``. Its body is the traced program ``body``."""
         # Optimization is the runtime's task, which inlines the function first.
         inner = self.convert(body, form.op.spec.name, optimize=False).model
         function = function_of_graph(form.op.spec.namespace, name, inner.graph)
@@ -303,15 +319,17 @@ class _Converter:
 
 
 def _first_reason(e: BaseException) -> str:
-    """Return the first line of the innermost cause of torch's error, which is the one that names the operator."""
+    """Return the first line of the innermost cause of torch's error. The innermost cause names the operator."""
     while e.__cause__ is not None:
         e = e.__cause__
     return first_line(e)
 
 
 def _form_of_call(op: Op, node: Node) -> FunctionForm:
-    """Return the form of an op's call at an exported graph's node, that is its scalars and an example of each tensor
-    with the dims that vary. Raise SL321 where no ONNX function can express the call.
+    """Return the form of the op's call at a node of an exported graph. It holds the scalars, and an example of each
+    tensor with the dims that vary.
+
+    Raise ``SL321`` if no ONNX function can express the call.
     """
     spec = op.spec
     # ONNX functions have no writes.
@@ -322,8 +340,8 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
     fakes: list[Any] = []
 
     def numbered(value: Any) -> Any:
-        """Return ``value``, an argument of the call, with an ``InputNumber`` (its position among the inputs) in place
-        of each tensor or computed number. Their fake values are collected in order.
+        """Return ``value``, an argument of the call, with an ``InputNumber`` (position among the inputs) in place of
+        each tensor or computed number. Their fake values are appended to ``fakes``.
         """
         if isinstance(value, (list, tuple)):
             return tuple([numbered(v) for v in value])
@@ -344,8 +362,8 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
 
 
 def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
-    """Yield, in order and also from lists, those of ``values``, the arguments of a call, at whose places ``form``, the
-    pattern of such arguments, has a tensor or computed number (``InputNumber``).
+    """Yield those of ``values``, the arguments of a call, that are tensors or computed numbers, in order and also from
+    lists. ``form`` has an ``InputNumber`` at their positions.
     """
     for value, place in zip(values, form, strict=True):
         if isinstance(place, InputNumber):
@@ -356,13 +374,11 @@ def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
 
 def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callable[..., Any]:
     """Return the function that torch's exporter calls at each call of one op. ``queue`` holds the forms of these calls
-    in the order of the graph, and ``names`` the ONNX function of each form by its name.
+    in the order of the graph. ``names`` maps the name of each form to that of its ONNX function.
     """
 
     def translate(*args: Any, **kwargs: Any) -> Any:
-        """Return the ONNX node for the next call of the op in the graph, made from the exporter's values of its
-        arguments.
-        """
+        """Return the ONNX node for the next call of the op in the graph. The arguments are the exporter's values."""
         # The exporter translates the calls in the order of the graph, in which the forms are queued.
         form = queue.popleft()
         op = form.op
@@ -373,5 +389,5 @@ def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callab
 
 
 def _no_form(op: Op, got: str, expected: str) -> ShiplapError:
-    """Return the error SL321 of an op that has no form in ONNX."""
+    """Return the error ``SL321`` of an op that has no form in ONNX."""
     return error("SL321", where=op.spec.name, got=got, expected=expected)

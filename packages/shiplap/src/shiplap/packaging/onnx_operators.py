@@ -13,6 +13,7 @@ from torch import Tensor
 from shiplap.torch_private.aten_operators import UNIQUE_VALUES
 
 DOMAIN = "shiplap"
+# The version of the domains of the functions in a model.
 VERSION = 1
 # The binary search of all numbers at once: after each step ``n`` places are left for each of them.
 _SEARCH = """
@@ -64,19 +65,23 @@ NAME (value, holds) => (result)
 
 @torch.library.custom_op("shiplap_onnx::checked", mutates_args=())
 def checked(value: Tensor, holds: Tensor, message: str) -> Tensor:
-    """Return a copy of ``value``. In ONNX, reading the result fails with ``message`` where ``holds`` is false."""
+    """Return a copy of ``value``. In ONNX, a run fails with ``message`` where it reads the result and ``holds`` is
+    false.
+    """
     # torch demands that a custom op returns no alias of its argument.
     return value.clone()
 
 
 @checked.register_fake
 def _(value: Tensor, holds: Tensor, message: str) -> Tensor:
-    """Return an empty tensor of the shape and dtype of ``value``: the fake implementation of ``checked``."""
+    """Return an empty tensor of the shape and dtype of ``value``. This is the fake implementation of ``checked``."""
     return torch.empty_like(value)
 
 
 class OperatorTable:
-    """Translations of operators for one model, and the helper functions that it needs, as texts by name."""
+    """The translations of operators for one model. It also holds the helper functions that the model needs, as texts by
+    name.
+    """
 
     def __init__(self) -> None:
         """Set the translations of operators that torch's exporter lacks. No helper function is needed yet."""
@@ -96,8 +101,8 @@ class OperatorTable:
         }
 
     def add_functions(self, model: Any) -> None:
-        """Add to a model of ``onnx_ir`` those helper functions, such as a binary search, that the translations of
-        torch's operators have used.
+        """Add to ``model``, a model of ``onnx_ir``, the helper functions that the translations have used, such as a
+        binary search.
         """
         import onnx.parser
         import onnx_ir
@@ -110,8 +115,8 @@ class OperatorTable:
 
 
 def _search(functions: dict[str, str]) -> Callable[..., Any]:
-    """Return the function by which torch's exporter translates searchsorted: to a call of an ONNX helper function that
-    bisects in a loop. The helper is added to ``functions`` when it is used.
+    """Return the function by which torch's exporter translates ``searchsorted`` to a call of an ONNX helper function.
+    The helper bisects in a loop. It is added to ``functions`` when it is used.
     """
 
     def search(
@@ -123,7 +128,9 @@ def _search(functions: dict[str, str]) -> Callable[..., Any]:
         side: str | None = None,
         sorter: Any = None,
     ) -> Any:
-        """Return the ONNX values for searchsorted: for each of ``wanted`` the position in the sorted ``keys``."""
+        """Return the ONNX value of ``searchsorted``, which is for each of ``wanted`` the position in the sorted
+        ``keys``. Raise ``NotImplementedError`` unless ``keys`` have one axis.
+        """
         op = _operators()
 
         # The binary search is written for one sorted list.
@@ -135,13 +142,16 @@ def _search(functions: dict[str, str]) -> Callable[..., Any]:
         )
         keys = keys if sorter is None else op.Gather(keys, sorter)
         found = call_node(DOMAIN, name, 2, 1)(keys, wanted)
+        # 6 is ONNX's number for int32.
         return op.Cast(found, to=6) if out_int32 else found
 
     return search
 
 
 def call_node(domain: str, name: str, inputs: int, outputs: int) -> Any:
-    """Return a function that makes an ONNX node ``domain::name`` with that many inputs and outputs of any type."""
+    """Return a function that makes an ONNX node ``domain::name``. The node has ``inputs`` inputs and ``outputs``
+    outputs of any type.
+    """
     from onnx.defs import OpSchema
     from onnxscript.values import Op, Opset
 
@@ -162,14 +172,14 @@ _TENSOR_TYPES = [f"tensor({element})" for element in _ELEMENTS.split()]
 
 
 def _operators() -> Any:
-    """Return onnxscript's ONNX operators as Any, since they are typed by dtypes, which are not known here."""
+    """Return onnxscript's ONNX operators, typed as ``Any``. Their own types name dtypes, which are not known here."""
     from onnxscript import opset18
 
     return opset18
 
 
 def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Translate torch's stable sort to TopK, which takes equal values in the order of their indices."""
+    """Translate torch's stable sort to ``TopK``, which takes equal values in the order of their indices."""
     op = _operators()
 
     # Of equal values TopK takes the one with the lower index first.
@@ -180,13 +190,13 @@ def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: b
 def _unique_rows(
     self: Any, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
-    """Translate torch.unique along an axis: the unique rows, the inverse indices and the counts."""
+    """Translate ``torch.unique`` along an axis to the unique rows, the inverse indices and the counts."""
     return _unique(self, axis=dim)
 
 
 def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    """Translate torch.unique without an axis: the unique values, the inverse indices in the shape of ``self``, and the
-    counts.
+    """Translate ``torch.unique`` without an axis to the unique values, the inverse indices in the shape of ``self``,
+    and the counts.
     """
     op = _operators()
 
@@ -195,19 +205,20 @@ def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False,
 
 
 def _unique(self: Any, **axis: int) -> Any:
-    """Return the ONNX values for the unique values of ``self``, sorted, the inverse indices and the counts."""
+    """Return the ONNX values for the sorted unique values of ``self``, the inverse indices and the counts."""
     op = _operators()
 
     # onnxruntime has Unique for the first three of these, and for no halves, bools or other integers.
     kind = str(self.dtype)
+    # 1 and 7 are ONNX's numbers for float32 and int64.
     wide = self if kind in ("INT64", "FLOAT", "DOUBLE") else op.Cast(self, to=1 if "FLOAT" in kind else 7)
     values, _, inverse, counts = op.Unique(wide, sorted=1, **axis)
     return op.CastLike(values, self), inverse, counts
 
 
 def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Translate torch.any over all dims, one or several, to a sum that is compared with 0, so that the result for no
-    elements is false.
+    """Translate ``torch.any`` over all dims, one or several, to a sum that is compared with 0. The result for no
+    elements is therefore false.
     """
     op = _operators()
 
@@ -218,12 +229,12 @@ def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 
 def _shift_left(self: Any, other: Any) -> Any:
-    """Translate a shift of integers to a product, since ONNX shifts unsigned integers alone."""
+    """Translate a shift of integers to the left to a product. ONNX shifts unsigned integers only."""
     return _operators().Mul(*_with_power(self, other))
 
 
 def _shift_right(self: Any, other: Any) -> Any:
-    """Translate a shift of integers, which keeps the sign, to a quotient that is rounded down."""
+    """Translate a shift of integers to the right, which keeps the sign, to a quotient that is rounded down."""
     op, (value, power) = _operators(), _with_power(self, other)
     return op.Div(op.Sub(value, op.Mod(value, power)), power)  # ONNX rounds a quotient towards 0
 
@@ -240,8 +251,8 @@ def _with_power(self: Any, other: Any) -> tuple[Any, Any]:
 
 
 def _check(functions: dict[str, str]) -> Callable[..., Any]:
-    """Return the function by which torch's exporter translates the operator ``checked``: to a call of an ONNX helper
-    function that fails with the message when the model runs. The helper is added to ``functions`` when it is used.
+    """Return the function by which torch's exporter translates the operator ``checked`` to a call of an ONNX helper
+    function. The helper fails with the message when the model runs. It is added to ``functions`` when it is used.
     """
 
     def check(value: Any, holds: Any, message: str) -> Any:
@@ -257,7 +268,9 @@ def _check(functions: dict[str, str]) -> Callable[..., Any]:
 
 
 def function_of_graph(domain: str, name: str, graph: Any) -> Any:
-    """Return an ``onnx_ir`` function ``domain::name`` with ``graph`` as its body. Its initializers become constants."""
+    """Return an ``onnx_ir`` function ``domain::name`` with ``graph`` as its body. Initializers of the graph become
+    constants.
+    """
     import onnx_ir
 
     for i, value in enumerate(graph.outputs):
@@ -279,8 +292,10 @@ def function_of_graph(domain: str, name: str, graph: Any) -> Any:
 
 
 def branch_function(domain: str, name: str, inputs: int, outputs: int, opset: int) -> Any:
-    """Return an ``onnx_ir`` function ``name`` that calls the function ``<name>_if`` on its inputs, then ``<name>_1`` if
-    that returned true and otherwise ``<name>_0``. ``opset`` is the version of ONNX's operators.
+    """Return an ``onnx_ir`` function ``name`` that chooses between two functions. It calls ``<name>_if`` on its inputs,
+    then ``<name>_1`` if that returned true, and otherwise ``<name>_0``.
+
+    ``inputs`` and ``outputs`` are numbers of values, and ``opset`` is the version of ONNX's operators.
     """
     import onnx.parser
     import onnx_ir

@@ -17,6 +17,7 @@ from torch import Tensor
 from shiplap.errors import ShiplapError
 from shiplap.torch_private.symbolic_sizes import DecideConditions, assert_in_graph, number_as_tensor, sizes_from_zero
 
+# Each path costs a trace of the reference.
 MAX_PATHS = 32
 MAX_CONDITIONS = 64
 UNKNOWN = 919191919  # stands for a number of the data in the text of an error
@@ -25,7 +26,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class UntraceableReference(Exception):
-    """A reference that cannot be traced, with the reason."""
+    """Raised with the reason why a reference cannot be traced."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Raised:
 
 @dataclass(frozen=True)
 class Returned:
-    """The end of a path on which the reference returns: the answers, and the checks as (number, answer, message)."""
+    """The end of a path on which the reference returns. It holds the answers to the conditions, and the checks as
+    (number, answer, message).
+    """
 
     answers: tuple[bool, ...]
     checks: tuple[tuple[int, bool, str], ...] = ()
@@ -45,7 +48,9 @@ class Returned:
 
 @dataclass(frozen=True)
 class Branch:
-    """A condition with two ways on: its number, the answers before it, and the two ends."""
+    """A condition with two continuations. It holds the condition's number, the answers before it, and the continuation
+    for each answer.
+    """
 
     number: int
     answers: tuple[bool, ...]
@@ -57,24 +62,25 @@ Path = Raised | Returned | Branch
 
 
 class _Finished(Exception):
-    """Ends a trace whose program is not wanted."""
+    """Raised to end a trace whose program is not wanted."""
 
 
 class _Module(torch.nn.Module):
-    """A function as a module."""
+    """A module whose ``forward`` calls a function."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
-        """Keep the function ``call``, which the module's ``forward`` calls."""
+        """Keep the function ``call``, which ``forward`` calls."""
         super().__init__()
         self.call = call
 
     def forward(self, *tensors: Tensor) -> Any:
-        """Return the result for ``tensors`` of the function that this module wraps."""
+        """Return the result of the wrapped function for ``tensors``."""
         return self.call(*tensors)
 
 
 class _Trace:
-    """One trace of a reference, whose conditions get ``answers``; ``finish(results, asked)`` makes the results of it.
+    """One trace of a reference, in which the conditions on data get ``answers``. The results of the trace are those of
+    ``finish(results, asked)``.
 
     Attributes:
         asked: the number of conditions.
@@ -89,8 +95,10 @@ class _Trace:
         self.raised: Exception | None = None
 
     def run(self, *tensors: Tensor) -> Any:
-        """Run the reference on ``tensors`` in a trace, where this object's ``answers`` decide the conditions on data.
-        Return ``finish(results, conditions)``, and record how many conditions were asked and the error that was raised.
+        """Run the reference on ``tensors`` in a trace and return ``finish(results, conditions)``. The conditions on
+        data get this object's ``answers``.
+
+        Record how many conditions there were and the error that the reference raised.
         """
         with DecideConditions(self.answers, MAX_CONDITIONS, UNKNOWN) as conditions:
             try:
@@ -105,7 +113,9 @@ class _Trace:
 
 
 def _raised_outside_torch(e: Exception) -> bool:
-    """Whether an exception was raised by code outside of torch: by the reference itself, and not by its trace."""
+    """Return whether an exception was raised by code outside of torch. That means by the reference itself, and not by
+    its trace.
+    """
     trace = e.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -113,7 +123,7 @@ def _raised_outside_torch(e: Exception) -> bool:
 
 
 class PathFinder:
-    """Finds the paths of a reference by traces.
+    """The search for the paths of a reference, by traces. A path is a way through the branches that data decides.
 
     Args:
         call: the reference as a function of tensors.
@@ -122,12 +132,14 @@ class PathFinder:
     """
 
     def __init__(self, call: Callable[..., Any], examples: tuple[Tensor, ...], shapes: Any) -> None:
-        """Keep the reference, its example tensors and their varying dims. No path has been traced."""
+        """Keep the reference, its example tensors and the dims of them that vary. No path has been traced."""
         self.call, self.examples, self.shapes, self.paths = call, examples, shapes, 0
 
     def find(self, answers: tuple[bool, ...] = ()) -> Path:
-        """Return all paths (ways through the branches that data decides) of the reference as a tree, from those that
-        begin with ``answers`` to its conditions on. Raise UntraceableReference if there are more than 32.
+        """Return all paths of the reference as a tree. A path is a way through the branches that data decides, and only
+        those that begin with ``answers`` are searched.
+
+        Raise ``UntraceableReference`` if there are more than 32.
         """
         self.paths += 1
         if self.paths > MAX_PATHS:
@@ -140,19 +152,20 @@ class PathFinder:
         return end
 
     def program(self, answers: tuple[bool, ...], finish: Finish) -> Any:
-        """Return the exported program of one path, that is the reference with ``answers`` to its conditions on data.
+        """Return the exported program of one path, which is the reference with ``answers`` to its conditions on data.
         ``finish`` computes the program's results from those of the reference and the conditions.
         """
         return self._export(_Trace(self.call, answers, finish))
 
     def _run(self, answers: tuple[bool, ...]) -> tuple[Path, int]:
-        """Trace the path that answers the reference's conditions on data with ``answers`` and then with False. Return
-        how it ends (``Returned`` or ``Raised``) and how many conditions it has.
+        """Trace one path of the reference. Its conditions on data get ``answers`` and then False.
+
+        Return how the path ends (``Returned`` or ``Raised``) and how many conditions it has.
         """
 
         def stop(results: Any, asked: list[Any]) -> Any:
-            """Raise ``_Finished`` as soon as the reference has returned, which ends a trace that is run only to count
-            the conditions.
+            """Raise ``_Finished`` as soon as the reference has returned. The trace is run only to count the
+            conditions.
             """
             raise _Finished
 
@@ -171,15 +184,15 @@ class PathFinder:
         return Returned(answers + (False,) * (trace.asked - len(answers))), trace.asked
 
     def _export(self, trace: _Trace) -> Any:
-        """Return the exported program of the run of the reference that ``trace`` describes, valid for varying sizes
-        from 0 on.
+        """Return the exported program of the run of the reference that ``trace`` describes. It is valid for varying
+        sizes, which may be 0.
         """
         with sizes_from_zero():
             return torch.export.export(_Module(trace.run), self.examples, dynamic_shapes=(self.shapes,), strict=False)
 
 
 def _is_finished(e: BaseException | None) -> bool:
-    """Whether ``e``, or an error that caused it, is the ``_Finished`` by which a trace is ended on purpose."""
+    """Return whether ``e``, or an error that caused it, is a ``_Finished``. A trace is ended with it on purpose."""
     while e is not None:
         if isinstance(e, _Finished):
             return True
@@ -189,15 +202,19 @@ def _is_finished(e: BaseException | None) -> bool:
 
 
 def _text_of(e: Exception) -> str:
-    """Return the text of an error of the reference, at most 200 characters in one line, without numbers of the data."""
+    """Return the text of an error of the reference, at most 200 characters in one line. Numbers of the data are
+    replaced by ``?``.
+    """
     text = f"{e.id}: {e.got or e.what}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
     # The number stood for one of the data.
     return " ".join(text.replace(str(UNKNOWN), "?").split())[:200]
 
 
 def _join(number: int, answers: tuple[bool, ...], if_false: Path, if_true: Path) -> Path:
-    """Return the tree of paths from condition ``number`` on, given what follows if it is false or true: a check where
-    one side only raises, else a branch. ``answers`` are those to the conditions before.
+    """Return the tree of paths from condition ``number`` on. ``if_false`` and ``if_true`` are the trees for the two
+    answers, and ``answers`` are those to the conditions before.
+
+    If one side only raises, the condition becomes a check. Otherwise it becomes a branch.
     """
     if isinstance(if_true, Raised):
         return if_false if isinstance(if_false, Raised) else _add_check(if_false, (number, False, if_true.message))
@@ -207,8 +224,10 @@ def _join(number: int, answers: tuple[bool, ...], if_false: Path, if_true: Path)
 
 
 def _add_check(path: Path, check: tuple[int, bool, str]) -> Path:
-    """Return a copy of ``path``, a tree of ways through the reference, in which each way that returns begins with
-    ``check``: the number of a condition, the answer that it must have, and the message if not.
+    """Return a copy of ``path``, a tree of ways through the reference, with one more check. Each way that returns
+    begins with it.
+
+    ``check`` holds the number of a condition, the answer that it must have, and the message if it has another one.
     """
     if isinstance(path, Branch):
         return Branch(path.number, path.answers, _add_check(path.if_false, check), _add_check(path.if_true, check))
@@ -217,13 +236,13 @@ def _add_check(path: Path, check: tuple[int, bool, str]) -> Path:
 
 
 def with_checks(path: Returned) -> Finish:
-    """Return the function that finishes the trace of ``path``, a way through the reference: it adds an assertion to the
+    """Return the function that finishes the trace of ``path``, a way through the reference. It adds an assertion to the
     graph for each of the path's checks, and returns the reference's results.
     """
 
     def finish(results: Any, asked: list[Any]) -> Any:
-        """Add to the traced graph an assertion for each check of the path given to ``with_checks``, on its condition in
-        ``asked``, and return ``results`` unchanged.
+        """Return ``results`` unchanged, and add an assertion to the traced graph for each check of the path. ``asked``
+        holds the conditions, and ``path`` is the argument of ``with_checks``.
         """
         for number, answer, message in path.checks:
             condition = condition_tensor(asked[number])
@@ -234,7 +253,7 @@ def with_checks(path: Returned) -> Finish:
 
 
 def condition_tensor(condition: Any) -> Tensor:
-    """Return a condition, a tensor or a symbolic bool, as a bool tensor without axes."""
+    """Return a condition as a bool tensor without axes. ``condition`` is a tensor or a symbolic bool."""
     if not isinstance(condition, Tensor):
         return number_as_tensor(torch.sym_ite(condition, 1, 0)) != 0
     return condition.reshape(()) != 0

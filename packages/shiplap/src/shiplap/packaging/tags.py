@@ -25,10 +25,10 @@ CXX = ((19, 17), (22, 24), (24, 28), (28, 31), (29, 34), (30, 35), (33, 39))
 
 
 def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
-    """Return the platform tag of a wheel with ``libraries``, the oldest manylinux tag that provides all they need, and
-    an empty text. Else return a linux tag and the reason.
+    """Return the platform tag of a wheel with ``libraries``, and the reason why package indexes refuse it. The tag is
+    the oldest manylinux tag that provides all they need, with an empty reason.
 
-    The tag is ``linux_<machine>``, which package indexes refuse, with the reason, if a library needs something else.
+    If a library needs something else or cannot be read, the tag is ``linux_<machine>``, which indexes refuse.
     """
     minor = 17  # manylinux_2_17 is manylinux2014
     for path in libraries:
@@ -51,8 +51,8 @@ def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
 
 
 def read_requirements(library: IO[bytes]) -> tuple[list[str], list[str]]:
-    """Return the names of the libraries that an ELF file needs, and the symbol versions, such as ``GLIBC_2.28``, that
-    it needs of them.
+    """Return the names of the libraries that an ELF file needs, and the symbol versions that it needs of them, such as
+    ``GLIBC_2.28``.
     """
     needed, versions = list[str](), list[str]()
     for section in ELFFile(library).iter_sections():
@@ -75,13 +75,17 @@ def shares_cxx_runtime(library: bytes) -> bool:
 
 
 def _printable_name(name: str) -> str:
-    """Return a name from a wheel as it may be printed, with characters that control the terminal escaped."""
+    """Return a name from a wheel so that it may be printed. If it contains characters that control the terminal, it is
+    escaped.
+    """
     return name if name.isprintable() else ascii(name)
 
 
 def _glibc_minor(version: str) -> int:
-    """Return M of the C library 2.M that comes with a symbol version such as ``GLIBCXX_3.4.30``, 0 for another symbol.
-    ValueError for a newer version.
+    """Return the minor version M of the C library 2.M that comes with a symbol version such as ``GLIBCXX_3.4.30``.
+    Return 0 for another symbol.
+
+    Raise ``ValueError`` for a newer version of the C++ library than is known.
     """
     if match := re.match(r"GLIBC_2\.(\d+)", version):
         return int(match[1])

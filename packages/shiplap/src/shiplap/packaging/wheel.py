@@ -34,6 +34,7 @@ _PART = r"[^-\s]+"  # no line can be added to the file WHEEL
 _NAME = re.compile(
     rf"(?P<stem>{_PART}-{_PART}(?:-\d[^-\s]*)?)-(?P<python>{_PART})-(?P<abi>{_PART})-(?P<platform>{_PART})\.whl"
 )
+# The minor version of the C library that a tag promises.
 _MANYLINUX = re.compile(r"manylinux_2_(\d+)_")
 
 
@@ -44,10 +45,10 @@ class WheelRequest:
     Attributes:
         wheel: the path of the wheel.
         output: the folder for the new wheel, by default the folder of ``wheel``.
-        modules: the modules that declare ops. By default the modules of the wheel's entry points ``shiplap.families``.
-            If it has none, the top-level packages of the wheel.
-        platform: the platform tag of the new wheel. By default the tag of ``wheel``. If that tag is ``any``, or a
-            manylinux tag that is too old for the bindings, Shiplap derives a tag from the libraries.
+        modules: the modules that declare ops. By default they are the modules of the wheel's entry points
+            ``shiplap.families`` or, without such entry points, its top-level packages.
+        platform: the platform tag of the new wheel. By default it is the tag of ``wheel``. If that tag is ``any``, or a
+            manylinux tag that is too old for the bindings, a tag is derived from the libraries.
         extras: a table of choices and compiled Triton kernels, if they are to be added.
     """
 
@@ -74,7 +75,7 @@ class PackedWheel:
 
 
 def package(request: WheelRequest, say: Callable[[str], None] = lambda line: None) -> PackedWheel:
-    """Compile the native bindings of the ops in a wheel, write a wheel that contains them, and return its path and
+    """Compile the native bindings of the ops in a wheel and write a wheel that contains them. Return its path and
     contents.
 
     The new wheel has a platform tag. If its name differs from the old name and both wheels would be in one folder, the
@@ -85,8 +86,9 @@ def package(request: WheelRequest, say: Callable[[str], None] = lambda line: Non
         say: called with one line of text before each step that takes long.
 
     Raises:
-        ShippingError: SL308 for a package that bindings cannot be added to, SL310 for a file that is not a wheel.
-        CommandError: SL601 if a module cannot be imported, SL602 if the new wheel cannot be written.
+        ShippingError: ``SL308`` for a package that bindings cannot be added to, ``SL310`` for a file that is not a
+            wheel.
+        CommandError: ``SL601`` if a module cannot be imported, ``SL602`` if the new wheel cannot be written.
         LibraryError: the errors of :func:`shiplap.packaging.contents.fill_packages`.
     """
     if not request.wheel.exists():
@@ -124,12 +126,13 @@ def package(request: WheelRequest, say: Callable[[str], None] = lambda line: Non
 
 
 def _check_extras(request: WheelRequest) -> None:
-    """Raise SL308 for architectures without calls, calls without architectures, or an invalid architecture among the
-    request's extras.
+    """Raise ``SL308`` if the request has GPU architectures without recorded calls, or calls without architectures.
+    Raise it also for an invalid architecture.
     """
     extras, got, fix = request.extras, "", "pass --cubins 90 together with --calls calls.jsonl"
     if bool(extras.cubins) != (extras.calls is not None):
         got = "calls without an architecture" if extras.calls is not None else "architectures without calls"
+    # Compute capabilities without the point, from 5.0 on.
     elif strange := [each for each in extras.cubins if not 50 <= each <= 999]:
         got, fix = f"the architecture {strange[0]}", "pass --cubins 90 for compute capability 9.0"
     if got:
@@ -138,12 +141,13 @@ def _check_extras(request: WheelRequest) -> None:
 
 
 def _choose_platform(request: WheelRequest, now: str, libraries: Iterable[Path]) -> tuple[str, str]:
-    """Return the platform tag of the new wheel, and the reason why package indexes will refuse it, or an empty text.
-    ``now`` is the tag of the old wheel.
+    """Return the platform tag of the new wheel, and the reason why package indexes will refuse it. The reason is an
+    empty text if they accept it. ``now`` is the tag of the old wheel.
     """
     if request.platform:
         return request.platform, ""
     read, why = platform_tag(libraries)
+    # manylinux2014 is the older name of manylinux_2_17.
     promised = [int(minor) for minor in _MANYLINUX.findall(now.replace("manylinux2014", "manylinux_2_17"))]
     needed = [int(minor) for minor in _MANYLINUX.findall(read)]
     if now == "any" or now == sysconfig.get_platform().replace("-", "_").replace(".", "_"):
@@ -153,8 +157,9 @@ def _choose_platform(request: WheelRequest, now: str, libraries: Iterable[Path])
 
 
 def _unpack_wheel(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
-    """Unpack a wheel into ``folder`` and return its files by name, without native bindings of an earlier run. Raise
-    SL310 for any other or an unsafe file.
+    """Unpack a wheel into ``folder`` and return its files by name. Native bindings of an earlier run are left out.
+
+    Raise ``SL310`` if the file is not a wheel or is unsafe.
     """
     try:
         with os.fdopen(safe_io.open_file(wheel, safe_io.NAMED), "rb") as file, zipfile.ZipFile(file) as archive:
@@ -181,7 +186,7 @@ def _unpack_wheel(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
 
 
 def _read_metadata(wheel: Path, file: Path) -> str:
-    """Return the text of a metadata file of the wheel. Raise SL310 unless it is UTF-8."""
+    """Return the text of a metadata file of the wheel. Raise ``SL310`` unless it is UTF-8."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as e:
@@ -189,7 +194,7 @@ def _read_metadata(wheel: Path, file: Path) -> str:
 
 
 def _not_a_wheel(wheel: Path, got: str) -> Exception:
-    """Return the error SL310 of a file that is not a wheel."""
+    """Return the error ``SL310`` of a file that is not a wheel."""
     return error("SL310", where=str(wheel), got=got, expected="a wheel such as mylib-1.0-py3-none-any.whl")
 
 
@@ -199,9 +204,12 @@ def _dist_info_file(files: Iterable[str], name: str) -> str:
 
 
 def _modules_of_wheel(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder: Path) -> Iterator[str]:
-    """Yield the modules that a wheel's entry points name as families, else its top packages. Raise SL310 for entry
-    points that cannot be read.
+    """Yield the modules that a wheel's entry points name as families. Without such entry points, yield its top
+    packages.
+
+    Raise ``SL310`` if the entry points cannot be read.
     """
+    # A value such as ``mylib.ops:name`` contains a colon, which is a delimiter by default.
     listed = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     if entry_points := _dist_info_file(files, "entry_points.txt"):
         try:
@@ -219,8 +227,8 @@ def _modules_of_wheel(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder:
 
 
 def _write_wheel(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag: str) -> None:
-    """Write the wheel ``target`` from the unpacked files of the old wheel and the new ones in ``folder``, with the
-    platform ``tag`` and a new RECORD, whole or not at all.
+    """Write the wheel ``target`` from the unpacked files of the old wheel and the new ones in ``folder``. It has the
+    platform ``tag`` and a new RECORD. If writing fails, no file ``target`` is left.
     """
     about, record = (
         _dist_info_file(files, "WHEEL"),
@@ -249,19 +257,22 @@ def _write_wheel(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo
 
 
 def _is_new(path: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo]) -> bool:
-    """Whether a file was added by Shiplap to the unpacked wheel. Python's own caches, which the import has made, are
-    not.
+    """Return whether Shiplap has added the file ``path`` to the unpacked wheel. Python's own caches, which the import
+    has made, do not count.
     """
     parts = path.relative_to(folder).parts
     return path.is_file() and FOLDER in parts and "/".join(parts) not in files
 
 
 def _zip_entry(name: str) -> zipfile.ZipInfo:
-    """Return the archive header of a file that any user may read, with the time of SOURCE_DATE_EPOCH."""
+    """Return the archive header of a file that any user may read. Its time is that of the environment variable
+    ``SOURCE_DATE_EPOCH``, by default the start of 1980.
+    """
     # The same sources make the same wheel, byte by byte.
     asked = os.environ.get("SOURCE_DATE_EPOCH", "")
     seconds = min(max(int(asked) if asked.isdecimal() else EPOCH[0], EPOCH[0]), EPOCH[1])
     entry = zipfile.ZipInfo(name, time.gmtime(seconds)[:6])
+    # The upper half of the field is the Unix mode of the file.
     entry.external_attr = (stat.S_IFREG | 0o644) << 16
     return entry
 
@@ -274,8 +285,8 @@ def _record_text(rows: Sequence[tuple[str, str, str]]) -> str:
 
 
 def _with_tags(about: str, tag: str) -> str:
-    """Return the text ``about`` of the file WHEEL with the tag ``tag``, such as ``py3-none-linux_x86_64``, whose parts
-    may be several joined by points.
+    """Return the text ``about`` of the file WHEEL with the tag ``tag``, such as ``py3-none-linux_x86_64``. Each part of
+    the tag may be several joined by points.
     """
     python, abi, platform = (part.split(".") for part in tag.split("-"))
     # A wheel with libraries is for one platform, so the old tags and purity are dropped.

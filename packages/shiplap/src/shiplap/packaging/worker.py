@@ -26,8 +26,8 @@ MODULES, LONGEST = 1000, 1000  # of one wheel; characters of a name
 
 
 def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = NO_EXTRAS) -> list[PackageContents]:
-    """Call :func:`fill_packages` in a process of its own, and return its result or raise its error. SL601 for too many
-    modules or invalid names.
+    """Call :func:`fill_packages` in a separate process, and return its result or raise its error. Raise ``SL601`` for
+    too many modules or invalid names.
     """
     named = (name for name in modules if len(name) > LONGEST or not all(map(str.isidentifier, name.split("."))))
     strange = next(named, None)
@@ -51,8 +51,10 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = N
 
 
 def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageContents]:
-    """Return the result that the worker process wrote to ``path``, or raise the error that it wrote. Raise SL308 if
-    there is no valid result. ``how`` describes, for the error, how the worker ended.
+    """Return the result that the worker process wrote to ``path``, or raise the error that it wrote. ``how`` describes
+    how the worker ended.
+
+    Raise ``SL308``, with the text of ``how``, if there is no valid result.
     """
     try:
         content = safe_io.parse_json(safe_io.read_file(path, safe_io.ParseLimits().size, safe_io.NAMED))
@@ -65,16 +67,18 @@ def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageCon
 
 
 def _worker_error(content: dict[str, Any]) -> ShiplapError:
-    """Return the catalogue error that the worker wrote as plain data. ValueError or LookupError if the content is not
-    an error.
+    """Return the catalogue error that the worker wrote as plain data. Raise ``ValueError`` or ``LookupError`` if the
+    content is not an error.
     """
     parts = msgspec.convert({part: content.get(part) for part in ERROR_PARTS}, dict[str, str])
     return error(parts.pop("id"), **parts)
 
 
 def _fill_by_order(order: str) -> None:
-    """Fill packages with native code as ``order``, the path of a JSON file with the arguments, says. Write their
-    contents, or the error as plain data, to the answer file named there. This is the worker's main function.
+    """Fill packages with native code, as the worker's main function. ``order`` is the path of a JSON file with the
+    arguments.
+
+    The contents of the packages, or the error as plain data, are written to the answer file that the order names.
     """
     unpacked, answer, tuned, cubins, calls, *modules = json.loads(Path(order).read_text())
     # In front, so that the package of the wheel hides an installed one.

@@ -17,10 +17,10 @@ _NUMBERS = frozenset(("int", "float", "bool", "complex", "Scalar"))
 def number_check(
     spec: OpSpec, *, recorded: bool = False
 ) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
-    """Return ``check(args, kwargs)``, which raises SL220 for a number that is a tensor with a gradient.
+    """Return ``check(args, kwargs)``, which raises ``SL220`` if a number argument is a tensor with a gradient. torch
+    would detach such a tensor without a warning. Return None if the op has no number argument.
 
-    Torch would detach such a tensor without a warning. None for an op without numbers. ``recorded`` says that the
-    check runs inside the forward of an ``autograd.Function``, where gradients are off.
+    ``recorded`` is True if the check runs inside the forward of an ``autograd.Function``, where gradients are off.
     """
     # A number in a list, ``list[float]``, may be a tensor with a gradient as well.
     numbers = [(i, a) for i, a in enumerate(spec.args) if a.scalar and a.scalar.removeprefix("list[")[:-1] in _NUMBERS]
@@ -29,8 +29,8 @@ def number_check(
         return None
 
     def check(args: Sequence[Value], kwargs: Mapping[str, Value]) -> None:
-        """Raise SL220 where one of the op's number arguments, positional or by keyword, alone or in a list, is a tensor
-        that carries a gradient.
+        """Raise ``SL220`` if a number argument of the op, or a number in a list, is a tensor that carries a gradient.
+        The argument may be positional or a keyword.
         """
         for i, arg in numbers:
             value = args[i] if i < len(args) else kwargs.get(arg.name)
@@ -49,8 +49,10 @@ def number_check(
 def arrange_arguments(
     spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]
 ) -> dict[str, Value]:
-    """Return the values of a call as a dict from argument name to value, without defaults for absent ones. Raise SL209,
-    worded as Python's TypeError, where ``args`` and ``kwargs`` do not fit the signature.
+    """Return the values of a call as a dict from argument name to value. Arguments that are absent are not in the dict.
+
+    Raise ``SL209``, worded as Python's ``TypeError``, if ``args`` and ``kwargs`` do not fit the signature. ``schema``
+    is the signature as the error prints it.
     """
     values: dict[str, Value] = {}
     missing = ""
@@ -77,8 +79,8 @@ def arrange_arguments(
 
 
 def _signature_mismatch(spec: OpSpec, schema: str, got: str) -> ShiplapError:
-    """Return the SL209 error of a call whose arguments do not fit the signature: ``got`` is the reason, ``schema`` the
-    expected signature.
+    """Return the error ``SL209`` of a call whose arguments do not fit the signature. ``got`` is the reason, and
+    ``schema`` the expected signature.
     """
     what, fix = "the arguments do not fit the signature", "pass the arguments that 'expected' lists, each once"
     return error("SL209", where=spec.name, what=what, got=got, expected=schema, fix=fix)

@@ -1,4 +1,4 @@
-"""The builder of call plans: a declaration becomes steps, in an order in which each variable is set before use."""
+"""The builder of call plans. Its steps from a declaration are in an order in which each variable is set before use."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ _Late = Callable[[], None]
 
 
 def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
-    """Return the steps that check the arguments of a call (class, choices, device, dtype, shape, ``requires=``) and set
-    its variables such as dims and dtypes, in the order in which they run.
+    """Return the steps that check the arguments of a call and set its variables, such as dims and dtypes, in the order
+    in which they run.
+
+    The steps check the class, choices, device, dtype and shape of the arguments, and the preconditions in
+    ``requires=``.
     """
     builder = _PlanBuilder(spec)
     for arg in spec.scalars:
@@ -55,8 +58,8 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
 
 
 def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
-    """Return the steps that check that no tensor which the op writes to (``spec.mutated``) shares memory with another
-    tensor argument or another member of its list.
+    """Return the steps that check each tensor which the op writes to (``spec.mutated``). It must share no memory with
+    another tensor argument, nor with another member of its own list.
     """
     steps: list[Step] = []
     for index, name in enumerate(spec.mutated):
@@ -75,8 +78,10 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
 
 
 def steps_around(arg: Arg, at: TensorPlace, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return ``steps``, which check the tensor at ``at``, wrapped so that they run only where the argument ``arg`` is
-    not None, and once for each element where it is a list of tensors.
+    """Return ``steps``, which check the tensor at ``at``, wrapped so that they run only if the tensor is there.
+
+    If the argument ``arg`` is a list of tensors, they run once for each element. If it is optional, they run only if it
+    is not None.
     """
     if not arg.many:
         return (PresentStep(at, steps),) if arg.optional else steps
@@ -93,11 +98,11 @@ def dtype_step(at: TensorPlace) -> LetStep:
 def try_expression(
     spec: OpSpec, names: VariableNames, variable: str, type: VariableType, expr: Expr
 ) -> tuple[tuple[Step, ...], Expression]:
-    """Return the steps that evaluate the declared expression ``expr``, and the expression, in Python and C++, by which
-    later steps read its value. ``variable`` and ``type`` are those of the variable that holds the value where
-    evaluation can fail.
+    """Return the steps that evaluate the declared expression ``expr``, and the expression by which later steps read its
+    value, in Python and in C++.
 
-    An expression that can fail, such as a division, is evaluated into ``variable`` by a step of its own.
+    If the evaluation can fail, as a division can, a step stores the value in ``variable``, which has the type ``type``.
+    Otherwise there are no steps, and the second result computes the value.
     """
     term = declared_value(expr, names)
     # Without a step of its own the term stands inside the check, which keeps the generated code short.
@@ -109,7 +114,7 @@ def try_expression(
 
 
 class _PlanBuilder:
-    """The writer of the steps of one declaration.
+    """A builder of the steps of one declaration.
 
     Attributes:
         bound: the variables that every call has set by now, or that the current block has set.
@@ -128,15 +133,15 @@ class _PlanBuilder:
         self.sure = True  # whether every call takes the steps that are written now
 
     def check(self, rule: ArgumentRule) -> None:
-        """Append a step that raises the error of ``rule``, a condition with error texts, in a call for which the
-        condition is false.
+        """Append a step that raises the error of ``rule``, a condition with error texts, if the condition is false in a
+        call.
         """
         self.steps.append(CheckStep(rule))
 
     @contextmanager
     def block(self, arg: Arg, at: TensorPlace) -> Iterator[None]:
-        """Collect the steps written inside the ``with`` into one block, which runs only where the argument ``arg`` is
-        present, or once for each element of its list.
+        """Collect the steps that are appended inside the ``with`` into one block. The block runs only if the argument
+        ``arg`` is present. If ``arg`` is a list, the block runs once for each element.
         """
         if not (arg.optional or arg.many):
             yield
@@ -148,9 +153,12 @@ class _PlanBuilder:
         self.bound, self.sure = bound, True
 
     def meet(self, variable: str, type: VariableType, term: Expression, origin: Text, *checked: ArgumentRule) -> None:
-        """Append a step that sets ``variable`` to ``term`` if no earlier argument has set it, else steps that check
-        ``checked``, rules that compare the two. Where only some calls have set it, the generated code decides.
-        ``origin`` names the argument in errors.
+        """Append the steps that set ``variable`` to ``term`` or compare it with ``term``.
+
+        If no earlier argument sets ``variable``, one step sets it. If each call has set it by now, the steps check the
+        rules ``checked``, which compare its value with ``term``. If earlier arguments set it only in some calls, the
+        generated code tests in each call which case applies. ``type`` is the type of ``variable``. ``origin`` names the
+        argument in error messages.
         """
         if variable in self.bound:
             for rule in checked:
@@ -164,14 +172,14 @@ class _PlanBuilder:
         self.bound.add(variable)
 
     def origin(self, variable: str) -> Text:
-        """Return the text by which errors name the argument that gave ``variable`` its value. Where calls differ in
-        that, the text reads the generated variable ``from_<variable>``.
+        """Return the text by which errors name the argument that gave ``variable`` its value. If calls differ in that
+        argument, the text reads the generated variable ``from_<variable>``.
         """
         return self.origins.get(variable, (shared_variable(f"from_{variable}"),))
 
     def argument(self, arg: Arg) -> None:
-        """Append the steps of one tensor argument: checks that it is a dense tensor, then of its dtype, device, shape
-        and memory.
+        """Append the steps of one tensor argument. They check that it is a dense tensor, and then its dtype, device,
+        shape and memory.
         """
         at, kind = TensorPlace(self.spec.name, arg.name, arg.many), arg.tensor
         assert kind is not None
@@ -187,8 +195,10 @@ class _PlanBuilder:
                 self.check(rule)
 
     def dtype(self, at: TensorPlace, kind: TensorType) -> None:
-        """Append the steps that set the dtype variable of the tensor at ``at``, check it against the declared dtypes of
-        ``kind``, and compare it with the other tensors that are declared to have the same dtype.
+        """Append the steps that check the dtype of the tensor at ``at``.
+
+        They set the variable of its dtype and check it against the declared dtypes of ``kind``. They also compare it
+        with the other tensors that are declared to have the same dtype.
         """
         self.steps.append(dtype_step(at))
         if kind.dtypes:
@@ -199,7 +209,9 @@ class _PlanBuilder:
             self.meet(variable, VariableType.DTYPE, at.dtype, quoted_text(at.label), same)
 
     def shape(self, arg: Arg, at: TensorPlace, kind: TensorType) -> None:
-        """Append the steps that bind the shape of a tensor, check its rank, and check or set each dim in order."""
+        """Append the steps that set the variables of a tensor's shape, check its rank, and check or set each dim in
+        order.
+        """
         self.look(at)
         count = len(kind.dims)
         spread = next((i for i, d in enumerate(kind.dims) if d.kind == "variadic"), count)
@@ -208,19 +220,21 @@ class _PlanBuilder:
             if axis == spread:
                 self.spread(at, dim, axis, count - 1 - axis)
             else:
+                # Behind the variadic dim, axes are counted from the end.
                 self.dim(arg, at, dim, axis if axis < spread else axis - count)
 
     def look(self, at: TensorPlace) -> None:
         """Append the steps that set the generated variables ``shape_<argument>`` and ``rank_<argument>`` from the
-        tensor at ``at``. In C++ the shape is a pointer and the rank a number of its own.
+        tensor at ``at``. Only C++ needs the rank, since its shape is a pointer.
         """
         shape = Expression(f"{at.tensor.python}.shape", f"{at.tensor.cpp}.sizes()")
         self.steps.append(LetStep(f"shape_{at.arg}", VariableType.SHAPE, shape))
         self.steps.append(LetStep(f"rank_{at.arg}", VariableType.SIZE, Expression("", f"{at.tensor.cpp}.dim()")))
 
     def dim(self, arg: Arg, at: TensorPlace, dim: Dim, axis: int) -> None:
-        """Append the steps of one dim at ``axis``, which is negative behind a variadic dim: a named dim is set or
-        compared, a fixed or computed one is compared.
+        """Append the steps of one dim at ``axis``. A named dim is set or compared. A fixed or computed dim is compared.
+
+        Behind a variadic dim, which stands for any number of axes, ``axis`` is negative.
         """
         if dim.kind == "name":
             variable = self.names(dim.text)
@@ -240,12 +254,12 @@ class _PlanBuilder:
 
     def repeated(self, arg: Arg, at: TensorPlace, of: str, axis: int) -> None:
         """Append the check that the tensor's size along ``axis`` is 1 or the size of the dim ``of``, to which it
-        broadcasts. While ``of`` is not yet set, the check is put off until all arguments are read.
+        broadcasts. If no argument has set ``of`` yet, postpone the check until all arguments are read.
         """
 
         def write() -> None:
-            """Append the check that the size of the tensor along the axis given to ``repeated`` is 1 or the size of the
-            dim to which it broadcasts.
+            """Append the check that the tensor's size along the axis given to ``repeated`` is 1 or the size of the dim
+            to which it broadcasts.
             """
             variable = self.names(of)
             self.check(
@@ -258,8 +272,8 @@ class _PlanBuilder:
             self.late.append((arg, at, write))
 
     def origin_of_size(self, variable: str) -> Text:
-        """Return the words by which errors name the argument that gave the size ``variable`` its value: ``in 'x'`` for
-        a tensor, ``argument 'k'`` for a scalar.
+        """Return the words by which errors name the argument that gave the size ``variable`` its value. They are ``in
+        'x'`` for a tensor and ``argument 'k'`` for a scalar.
         """
         origin = self.origin(variable)
         source = origin[0] if origin else ""
@@ -272,16 +286,18 @@ class _PlanBuilder:
 
     def value(self, variable: str, type: VariableType, expr: Expr) -> Expression:
         """Append the steps that evaluate the declared expression ``expr``, and return the expression by which later
-        steps read its value. ``variable`` is set to it, by a step of its own, where evaluation can fail.
+        steps read its value. If the evaluation can fail, a step stores the value in ``variable``.
         """
         steps, term = try_expression(self.spec, self.names, variable, type, expr)
         self.steps += steps
         return term
 
     def spread(self, at: TensorPlace, dim: Dim, before: int, behind: int) -> None:
-        """Append the steps of the variadic dim of a tensor, a dim that stands for any number of axes: its sizes,
-        without the ``before`` first and ``behind`` last axes, set the dim's variable or are compared with it. An
-        ``...`` needs none.
+        """Append the steps of the variadic dim of a tensor, a dim that stands for any number of axes. For the dim
+        ``...``, append none.
+
+        The steps set the dim's variable to the sizes without the first ``before`` and the last ``behind`` axes, or
+        compare it with them.
         """
         if dim.text == "...":
             return
@@ -298,8 +314,10 @@ class _PlanBuilder:
         )
 
     def relations(self) -> None:
-        """Append the checks of several arguments together: lists that give a size, dims computed by ``dims=``, checks
-        that were put off, and the preconditions ``requires=``.
+        """Append the checks that concern several arguments together.
+
+        These are the checks that lists which give a size have members, the dims computed by ``dims=``, the postponed
+        checks, and the preconditions in ``requires=``.
         """
         op = self.spec.name
         # A traced op may have no tensor argument that gives the device.
@@ -326,8 +344,8 @@ class _PlanBuilder:
             self.check(rules.requirement_holds(op, expr, self.names, truth))
 
     def place(self) -> None:
-        """Append the step that sets the device of a call which may have no tensor: that of its tensors, else the
-        ``device`` argument, else torch's default.
+        """Append the step that sets the device of a call that may have no tensor. It is the device of its tensors.
+        Without tensors, it is the ``device`` argument, or torch's default if there is none.
         """
         given = next((self.names(a.name) for a in self.spec.scalars if a.scalar == "device"), "None")
         self.steps.append(
@@ -340,14 +358,14 @@ class _PlanBuilder:
         self.bound.add("device")
 
     def has(self, variable: str) -> bool:
-        """Whether the generated variable ``variable`` may be unset when the current step runs, since only some calls
-        set it.
+        """Return whether only some calls set the generated variable ``variable``, so that it may be unset when the
+        current step runs.
         """
         return variable in self.loose
 
     def needed(self) -> list[str]:
-        """Return the variables of the generated code that outputs, bounds and preconditions read: the device, then
-        sizes, then dtypes, each sorted. Every call has to set them.
+        """Return the variables of the generated code that outputs, bounds and preconditions read, and which every call
+        has to set. The device comes first, then the sizes, sorted, and then the dtypes, sorted.
         """
         spec = self.spec
         exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires)

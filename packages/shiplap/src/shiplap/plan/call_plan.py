@@ -1,4 +1,4 @@
-"""``CallPlan``: the checks and conversions of the arguments of an op's calls, built once from its declaration."""
+"""``CallPlan``, the checks and conversions of the arguments of an op's calls, built once from its declaration."""
 
 from __future__ import annotations
 
@@ -32,71 +32,71 @@ class CallPlan:
     """The steps of a call, in order, and the functions that are generated from them.
 
     Attributes:
-        arguments: the steps for any call, also of fake tensors.
-        sharing: the steps that need memory, and so real tensors.
-        kinds: the rules that the dispatcher has checked before the call arrives.
+        arguments: the steps for any call, also for one with fake tensors.
+        sharing: the steps that compare memory and so require real tensors.
+        kinds: the rules that the dispatcher has checked before the op is called.
     """
 
     def __init__(self, spec: OpSpec) -> None:
-        """Keep the declaration, the names of its variables and its public schema. The steps are built on first use."""
+        """Store the declaration, the names of its variables and its public schema. The steps are built on first use."""
         self.spec, self.names, self.schema = spec, VariableNames(spec), public_schema(spec)
 
     @cached_property
     def arguments(self) -> Block:
-        """The steps that check the arguments of any call against the declaration, also fake tensors, and set the
-        variables of the generated code such as sizes.
+        """The steps that check the arguments of any call, also of one with fake tensors, against the declaration. They
+        set the variables of the generated code, such as sizes.
         """
         return argument_steps(self.spec)
 
     @cached_property
     def sharing(self) -> Block:
-        """The steps that check that tensors which the op writes to share no memory with other arguments. They need real
-        tensors.
+        """The steps that check that tensors which the op writes to share no memory with other arguments. They require
+        real tensors.
         """
         return sharing_steps(self.spec)
 
     @cached_property
     def kinds(self) -> tuple[ArgumentRule, ...]:
-        """One rule for each argument, that it is of the declared kind (tensor, number, list). The dispatcher has
-        already checked these in a call through torch.
+        """One rule for each argument, which states that it is of the declared kind (tensor, number, list). In a call
+        through torch, the dispatcher has already checked these rules.
         """
         return tuple(argument_is_kind(self.spec.name, a) for a in self.spec.args)
 
     @cached_property
     def numbers(self) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
-        """The function ``check(args, kwargs)`` that raises SL220 for a number given as a tensor with a gradient, or
-        None where no argument is a number.
+        """The function ``check(args, kwargs)``, which raises ``SL220`` if a number is given as a tensor with a
+        gradient. It is None if no argument is a number.
         """
         return number_check(self.spec)
 
     @cached_property
     def outputs(self) -> OutputPlan:
-        """The plan (``OutputPlan``) of the outputs and the workspace: the steps that allocate and check them."""
+        """The plan of the outputs and the workspace. It holds the steps that allocate and check them."""
         return OutputPlan(self.spec, self.names)
 
     @cached_property
     def quick(self) -> Bind:
-        """The generated function ``quick(*args)``, which checks a call with real tensors, shared memory included, and
+        """The generated function ``quick(*args)``. It checks a call with real tensors, including shared memory, and
         returns its ``Binding``. Trailing defaults may be left out.
         """
         return self._compiled(careful=False)
 
     @cached_property
     def careful(self) -> Bind:
-        """The generated function ``careful(*args)``, which checks a call whose sizes may be symbols and returns its
+        """The generated function ``careful(*args)``. It checks a call whose sizes may be symbols, and returns its
         ``Binding``. It does not check shared memory.
         """
         return self._compiled(careful=True)
 
     def bind(self, args: Sequence[Value]) -> Binding:
-        """Check the positional ``args`` and return the ``Binding`` of the call: arguments, sizes, dtypes, device. Sizes
-        may be symbols. Raises SL2xx where a check fails.
+        """Return the ``Binding`` of a call with the positional arguments ``args``. It holds the arguments, sizes,
+        dtypes and device. Sizes may be symbols. Raise ``SL2xx`` if a check fails.
         """
         return self.careful(*args)
 
     def misfit(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> ShiplapError | None:
-        """Return the error that explains a failed call, or None where the checks of the arguments find nothing. Raise
-        SL209 where they do not fit the signature and SL220 for a number with a gradient.
+        """Return the error that explains a failed call, or None if the checks of the arguments find nothing. Raise
+        ``SL209`` if the arguments do not fit the signature, and ``SL220`` for a number with a gradient.
         """
         values = arrange_arguments(self.spec, self.schema, args, kwargs)
         accepted: ShiplapError | None = None
@@ -120,8 +120,8 @@ class CallPlan:
         return accepted
 
     def _without_strides(self, values: Mapping[str, Value]) -> ShiplapError | None:
-        """Return the SL207 error of the first tensor argument that has no strides, such as a sparse or nested one, or
-        None.
+        """Return the error ``SL207`` of the first tensor argument without strides, such as a sparse or nested tensor.
+        Return None if all have strides.
         """
         for arg in self.spec.tensors:
             value = values.get(arg.name)
@@ -132,14 +132,18 @@ class CallPlan:
         return None
 
     def source(self, *, careful: bool = False) -> str:
-        """Return the Python source of the generated function ``quick``, or ``careful``, for tests and readers."""
+        """Return the Python source of the generated function ``quick``, or with ``careful`` that of the function
+        ``careful``. Tests and readers of the code use it.
+        """
         head, body, writer = self._written(careful)
         return "\n".join([head, *writer.lines, *body])
 
     def _written(self, careful: bool) -> tuple[str, list[str], PythonWriter]:
-        """Return the parts of the generated function that binds a call: its ``def`` line, the lines that build the
-        ``Binding`` (the call's arguments, sizes, dtypes and device), and the writer with the lines of the checks.
-        ``careful`` accepts symbolic sizes.
+        """Return the parts of the generated function that binds a call.
+
+        These are its ``def`` line, the lines that build the ``Binding`` (the call's arguments, sizes, dtypes and
+        device), and the writer that holds the lines of the checks. With ``careful``, sizes may be symbols, and shared
+        memory is not checked.
         """
         writer = PythonWriter(careful=careful)
         writer.write(self.arguments)
@@ -162,7 +166,7 @@ class CallPlan:
 
     def _compiled(self, *, careful: bool) -> Bind:
         """Return the compiled generated function that checks a call and returns its ``Binding`` (arguments, sizes,
-        dtypes, device): for real tensors, or with ``careful`` for symbolic sizes too.
+        dtypes, device). With ``careful``, the function also accepts symbolic sizes.
         """
         head, body, writer = self._written(careful)
         # By index: a default may be any object, which source text could not state.
@@ -173,14 +177,14 @@ class CallPlan:
         return cast(Bind, made)
 
     def _dims(self) -> list[str]:
-        """Return the names of all dims that are no scalar arguments, in the order of the declaration, each once."""
+        """Return the names of all dims that are not scalar arguments, each once, in the order of the declaration."""
         dims = [d for a in self.spec.tensors if a.tensor for d in a.tensor.dims]
         named = [d.text for d in dims if d.kind in ("name", "variadic") and d.text != "..."]
         scalars = {a.name for a in self.spec.scalars}
         return [n for n in dict.fromkeys([*named, *(name for name, _ in self.spec.dims)]) if n not in scalars]
 
     def _classes(self) -> set[str]:
-        """Return the names of the dtype classes of the declaration, that is of the groups of tensors that have one
-        dtype in a call.
+        """Return the names of the dtype classes of the declaration. A dtype class is a group of tensors that have the
+        same dtype in a call.
         """
         return set(self.spec.dtype_classes)

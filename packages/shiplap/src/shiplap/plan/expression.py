@@ -1,9 +1,9 @@
 """The expressions of call plans, each in Python and in C++, and the texts of errors that quote their values.
 
-Both languages use the same variables. Of an argument ``x``: ``t_x`` the tensor, ``shape_x``, ``rank_x`` (C++ only) and
-``type_x``, its dtype; ``a_k`` is a scalar or a list. ``d_n`` is a dim, ``dtype_Float`` the dtype of a dtype class,
-``device`` the device of the call. Where the first argument that has one of these may be absent, ``from_d_n`` (and so
-on) says at run time which argument it came from.
+Both languages use the same variables. The tensor of an argument ``x`` is ``t_x``, and ``shape_x``, ``rank_x`` (C++
+only) and ``type_x`` are its shape, rank and dtype. ``a_k`` is a scalar or a list ``k``. ``d_n`` is a dim,
+``dtype_Float`` the dtype of a dtype class, and ``device`` the device of the call. If the first argument that determines
+one of these may be absent, ``from_d_n`` (and so on) holds at run time the argument that determined it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from shiplap.declare.spec import Arg, OpSpec
 
 @dataclass(frozen=True)
 class Expression:
-    """One expression in Python and in C++. The ``_text`` forms print its value in errors, where that needs a call."""
+    """One expression in Python and in C++. The forms ``python_text`` and ``cpp_text`` print its value in errors, if the
+    expression itself would print it wrongly.
+    """
 
     python: str
     cpp: str
@@ -28,8 +30,8 @@ class Expression:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """The expressions, in Python and in C++, that print this value in an error: the special forms for texts where
-        there are some, else those that compute it.
+        """The expressions, in Python and in C++, that print this value in an error. They are the special forms for
+        texts if there are any, and otherwise the expressions that compute the value.
         """
         return self.python_text or self.python, self.cpp_text or self.cpp
 
@@ -50,8 +52,8 @@ def shared_variable(variable: str) -> Expression:
 
 
 def argument_variable(arg: Arg) -> str:
-    """Return the name of an argument's variable in generated code: ``t_x`` for a tensor ``x``, ``a_k`` for a scalar or
-    a list ``k``.
+    """Return the name of an argument's variable in generated code. It is ``t_x`` for a tensor ``x``, and ``a_k`` for a
+    scalar or a list ``k``.
     """
     return f"t_{arg.name}" if arg.tensor is not None and not arg.many else f"a_{arg.name}"
 
@@ -59,8 +61,8 @@ def argument_variable(arg: Arg) -> str:
 def parameter_list(args: Sequence[Arg]) -> str:
     """Return the Python parameter list of a generated function that takes ``args``, as text.
 
-    Defaults are looked up by index in ``defaults``, so that any value can be one. Every parameter behind the first one
-    with a default has a default too, as Python demands: keyword-only arguments are positional here.
+    A default is looked up by index in ``defaults``, so that any value can be one. Python requires a default for every
+    parameter behind the first one with a default. Keyword-only arguments are therefore positional with a default here.
     """
     first = next((i for i, a in enumerate(args) if a.has_default), len(args))
     return ", ".join(argument_variable(a) + (f"=defaults[{i}]" if i >= first else "") for i, a in enumerate(args))
@@ -73,7 +75,7 @@ def quoted_text(text: Text) -> Text:
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor of a call that steps refer to: an argument, or each element of a list of tensors."""
+    """A tensor of a call that steps refer to. It is an argument, an output, or each element of a list of tensors."""
 
     op: str
     arg: str
@@ -83,28 +85,30 @@ class TensorPlace:
 
     @property
     def label(self) -> Text:
-        """The name of the tensor as errors print it: ``x``, or ``xs[1]`` with the index of this call for an element of
-        a list.
+        """The name of the tensor as errors print it, such as ``x``. For an element of a list it is ``xs[1]``, with the
+        index of the element in this call.
         """
         return (f"{self.arg}[", Expression(f"i_{self.arg}", ""), "]") if self.many else (self.arg,)
 
     @property
     def where(self) -> Text:
-        """The beginning of errors about the tensor: ``<op>, <role> '<name>'``, where the role is a word such as
-        ``argument`` or ``output``.
+        """The beginning of errors about the tensor, ``<op>, <role> '<name>'``. The role is a word such as ``argument``
+        or ``output``.
         """
         return (f"{self.op}, {self.role} ", *quoted_text(self.label))
 
     @property
     def tensor(self) -> Expression:
-        """The expression that reads this tensor in generated code: the variable ``t_<argument>``, unless another name
-        was given as ``variable``.
+        """The expression that reads this tensor in generated code. It is the variable ``t_<argument>``, unless another
+        name was given as ``variable``.
         """
         return shared_variable(self.variable or f"t_{self.arg}")
 
     @property
     def rank(self) -> Expression:
-        """The expression for the number of dims of the tensor. Python derives it from the shape, C++ has a variable."""
+        """The expression for the number of dims of the tensor. Python computes it from the shape, and C++ reads a
+        variable.
+        """
         return Expression(f"len(shape_{self.arg})", f"rank_{self.arg}")
 
     @property
@@ -121,7 +125,7 @@ class TensorPlace:
 
     @property
     def dtype(self) -> Expression:
-        """The expression for the dtype of the tensor: a ``torch.dtype`` in Python, a number in C++."""
+        """The expression for the dtype of the tensor. It is a ``torch.dtype`` in Python and a number in C++."""
         name = f"type_{self.arg}"
         return Expression(name, name, "", f"Dtype{{{name}}}")
 
@@ -131,16 +135,16 @@ class TensorPlace:
         return Expression(f"{self.tensor.python}.device", f"device_of({self.tensor.cpp})")
 
     def size(self, axis: int) -> Expression:
-        """Return the expression for the tensor's size along ``axis``. The axis is negative, that is counted from the
-        end, behind a variadic dim, which stands for any number of axes.
+        """Return the expression for the tensor's size along ``axis``. Behind a variadic dim, which stands for any
+        number of axes, ``axis`` is negative and counts from the end.
         """
         at = f"shape_{self.arg}[{axis}]"
         # C++ has no negative indices.
         return Expression(at, at if axis >= 0 else f"shape_{self.arg}[rank_{self.arg} - {-axis}]")
 
     def axis(self, axis: int) -> Text:
-        """Return the text of the number of ``axis`` counted from the front, computed from the rank where ``axis`` is
-        negative.
+        """Return the text of the number of ``axis``, counted from the front. If ``axis`` is negative, the text computes
+        the number from the rank.
         """
         return (
             (str(axis),)
@@ -150,24 +154,24 @@ class TensorPlace:
 
 
 class VariableNames:
-    """The map from names of a declaration to the variables of generated code."""
+    """A map from names of a declaration to the variables of generated code."""
 
     def __init__(self, spec: OpSpec) -> None:
-        """Keep the scalar arguments with their types, and the names of the variadic dims, of a declaration."""
+        """Store the scalar arguments of a declaration with their types, and the names of its variadic dims."""
         self.scalars = {a.name: str(a.scalar) for a in spec.scalars}
         self.spread = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "variadic"}
 
     def __call__(self, name: str) -> str:
-        """Return the variable of a declared name: prefix ``a_`` for a scalar argument, ``w_`` for ``threads`` and
-        ``itemsize``, else ``d_`` for a dim.
+        """Return the variable of a declared name. Its prefix is ``a_`` for a scalar argument, ``w_`` for ``threads``
+        and ``itemsize``, and ``d_`` for a dim.
         """
         # Prefixes keep the names of a declaration apart from those of the generated code.
         prefix = "a_" if name in self.scalars else "w_" if name in ("threads", "itemsize") else "d_"
         return prefix + name
 
     def term(self, name: str) -> Expression:
-        """Return the expression that reads the dim or scalar argument ``name`` in generated code, with a special form
-        for error texts where it is a list of sizes.
+        """Return the expression that reads the dim or scalar argument ``name`` in generated code. For a list of sizes,
+        it has a special form for error texts.
         """
         variable = self(name)
         # Tuples of sizes print as shapes in errors, lists as lists.
@@ -177,8 +181,10 @@ class VariableNames:
 
 
 def declared_value(expr: Expr, names: VariableNames) -> Expression:
-    """Return ``expr``, an expression of the declaration, as source in Python and C++ over the variables that ``names``
-    gives to its names. The C++ source is empty where C++ cannot express it.
+    """Return ``expr``, an expression of the declaration, as source in Python and in C++. ``names`` returns the variable
+    of each name in the expression.
+
+    The C++ source is empty if C++ cannot express it.
     """
     # Parsed anew, since the visitor changes the tree in place.
     tree = _RenamedVariables(names).visit(ast.parse(expr.source, mode="eval"))
@@ -190,15 +196,17 @@ def declared_value(expr: Expr, names: VariableNames) -> Expression:
 
 
 class _RenamedVariables(ast.NodeTransformer):
-    """The renaming of names to variables. Functions keep their names, also where an argument has the same name."""
+    """A visitor that replaces declared names by variables. Functions keep their names, even if an argument has the same
+    name.
+    """
 
     def __init__(self, names: Callable[[str], str]) -> None:
-        """Keep ``names``, the map from a declared name to its variable."""
+        """Store ``names``, which returns the variable of a declared name."""
         self.names = names
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Return the call with the names in its arguments replaced by variables of generated code, and the function's
-        name unchanged.
+        """Return the call with the names in its arguments replaced by variables of generated code. The function's name
+        is unchanged.
         """
         # The function is not visited: an argument may be called ``min`` and keeps its own variable.
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
@@ -209,8 +217,8 @@ class _RenamedVariables(ast.NodeTransformer):
 
 
 def values_text(expr: Expr, names: VariableNames) -> Text:
-    """Return a text for errors such as ``n = 3, k = 2``: each name that ``expr`` reads, sorted, and an expression that
-    prints its value in the call.
+    """Return a text for errors such as ``n = 3, k = 2``. It has each name that ``expr`` reads, sorted, and an
+    expression that prints its value in the call.
     """
     text: list[str | Expression] = []
     # Sorted, so that the text of an error is the same in every process.
@@ -220,9 +228,9 @@ def values_text(expr: Expr, names: VariableNames) -> Text:
 
 
 def can_fail(expr: Expr, names: VariableNames) -> bool:
-    """Whether evaluating the declared expression may fail in some calls.
+    """Return whether the evaluation of the declared expression ``expr`` may fail in some calls.
 
-    It may divide by zero, index beyond the end of a list, or need more than 64 bits for an intermediate value.
+    It may divide by zero, index beyond the end of a list, or have an intermediate value that does not fit into 64 bits.
     """
     # Lists may be too short, and other values than integers may be of any size.
     if any(names.scalars.get(n, "int") not in ("int", "bool") or n in names.spread for n in expr.names):
@@ -231,8 +239,9 @@ def can_fail(expr: Expr, names: VariableNames) -> bool:
 
 
 def _node_can_fail(node: ast.AST) -> bool:
-    """Whether evaluating one syntax node may raise or leave 64 bits: a division by a non-constant, an index, a power or
-    product, a ``min`` of one list.
+    """Return whether the evaluation of one syntax node may raise an error or exceed 64 bits.
+
+    Examples are a division by a non-constant, an index, a product and a ``min`` of one list.
     """
     match node:
         case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=divisor):

@@ -1,4 +1,6 @@
-"""``OutputPlan``: the steps for the outputs and the workspace of a call, allocated here or given by the caller."""
+"""``OutputPlan``, the steps for the outputs and the workspace of a call, which are allocated here or passed by the
+caller.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ RoomCheck: TypeAlias = Callable[[Binding, Tensor, int], None]
 
 
 def scratch_name(spec: OpSpec) -> str:
-    """Return the name of the workspace argument of an op: ``workspace``, with underscores appended until it differs
-    from the op's arguments and outputs.
+    """Return the name of the workspace argument of an op. It is ``workspace``, with underscores appended until it
+    differs from the op's arguments and outputs.
     """
     name = "workspace"
     # An op may have an argument called workspace.
@@ -41,26 +43,26 @@ def scratch_name(spec: OpSpec) -> str:
 
 
 class OutputPlan:
-    """The outputs of one declaration.
+    """The steps and rules for the outputs and the workspace of the calls of one declaration.
 
     Attributes:
         bounds: the steps that set each data-dependent dim to its bound.
         measured: the steps that compute the other sizes.
         fitting: the checks of a given output.
         disjoint: the checks that outputs and workspace share no memory with other tensors.
-        scratch: the checks of a given workspace before ``needed``, its size in bytes, is known.
-        room: the checks of a given workspace after that.
+        scratch: the check of a given workspace that does not need its size in bytes, ``needed``.
+        room: the checks of a given workspace that need ``needed``.
     """
 
     def __init__(self, spec: OpSpec, names: VariableNames) -> None:
-        """Keep the declaration, the names of its variables, and the place of each output in generated code."""
+        """Store the declaration, the names of its variables, and the place of each output in generated code."""
         self.spec, self.names = spec, names
         self.places = {o.name: TensorPlace(spec.name, o.name, role="output") for o in spec.outputs}
 
     @cached_property
     def bounds(self) -> Block:
-        """The steps that set each dim whose size depends on data to the upper bound that the declaration computes for
-        it, at which the outputs are allocated.
+        """The steps that set each dim whose size depends on data to its declared upper bound. The outputs are allocated
+        at this size.
         """
         checks: list[Step] = []
         for dim, expr in self.spec.bounds:
@@ -77,8 +79,8 @@ class OutputPlan:
         return tuple(step for o in self.spec.outputs for step in self._measured(o))
 
     def _measured(self, out: Output) -> list[Step]:
-        """Return the steps that compute the sizes of ``out`` which are expressions, into ``e_<output>_<axis>``, and
-        check that none is negative.
+        """Return the steps that compute those sizes of ``out`` that are expressions, and check that none is negative.
+        They set the variables ``e_<output>_<axis>``.
         """
         checks: list[Step] = []
         for axis, dim in enumerate(out.tensor.dims):
@@ -93,7 +95,7 @@ class OutputPlan:
         return checks
 
     def shape(self, out: Output) -> Expression:
-        """Return the expression for all sizes of an output: a tuple in Python, a braced list in C++."""
+        """Return the expression for all sizes of an output. It is a tuple in Python and a braced list in C++."""
         python, cpp = [], []
         for axis, dim in enumerate(out.tensor.dims):
             name = self.names(dim.text)
@@ -103,8 +105,8 @@ class OutputPlan:
         return Expression(f"({''.join(python)})", f"{{{', '.join(cpp)}}}")
 
     def dtype(self, out: Output) -> Expression:
-        """Return the expression for the dtype of an output in a call: the one dtype that is declared, or that of its
-        dtype class, the group of tensors which have the same dtype.
+        """Return the expression for the dtype of an output in a call. It is the declared dtype if there is only one.
+        Otherwise it is that of the output's dtype class, the group of tensors that have the same dtype.
         """
         return rules.wanted_dtype(out.name, out.tensor.dtype_class, out.tensor.dtypes)
 
@@ -115,7 +117,7 @@ class OutputPlan:
 
     @cached_property
     def fitting(self) -> Block:
-        """The checks of outputs that the caller passes: dtype, device, shape and contiguity."""
+        """The checks of the dtype, device, shape and contiguity of outputs that the caller passes."""
         steps: list[Step] = []
         for out in self.spec.outputs:
             at, kind = self.places[out.name], out.tensor
@@ -133,12 +135,12 @@ class OutputPlan:
 
     @cached_property
     def disjoint(self) -> Block:
-        """The checks that outputs and a given workspace share no memory with arguments or each other."""
+        """The checks that outputs and a given workspace share no memory with arguments or with each other."""
         return self._disjoint(workspace=True)
 
     def _disjoint(self, *, workspace: bool) -> Block:
-        """Return the checks that outputs, with ``workspace`` the given workspace too, share no memory with arguments or
-        each other.
+        """Return the checks that outputs share no memory with arguments or with each other. With ``workspace``, the
+        checks include a given workspace.
         """
         spec, overlap_rules = self.spec, list[Step]()
         scratch = TensorPlace(spec.name, scratch_name(spec), role="output", variable=SCRATCH_VARIABLE)
@@ -155,7 +157,7 @@ class OutputPlan:
 
     @cached_property
     def disjoint_outputs(self) -> Block:
-        """The checks that outputs share no memory with arguments or each other, without those of a workspace."""
+        """The checks that outputs share no memory with arguments or with each other, without those of a workspace."""
         return self._disjoint(workspace=False)
 
     @cached_property
@@ -171,7 +173,7 @@ class OutputPlan:
 
     @cached_property
     def room(self) -> Block:
-        """The checks that a given workspace has the bytes ``needed`` and begins at an aligned address."""
+        """The checks that a given workspace has at least ``needed`` bytes and begins at an aligned address."""
         where = self.spec.name, scratch_name(self.spec)
         return CheckStep(rules.scratch_has_room(*where)), CheckStep(rules.scratch_is_aligned(*where))
 
@@ -179,10 +181,8 @@ class OutputPlan:
 
     @cached_property
     def allocate(self) -> Allocator:
-        """The generated function ``allocate(env, dtypes, device)``, which computes the sizes and returns fresh
-        contiguous outputs as a tuple.
-
-        ``env`` has the data-dependent dims too.
+        """The generated function ``allocate(env, dtypes, device)``, which computes the sizes of the outputs and returns
+        new contiguous outputs as a tuple. ``env`` must contain the data-dependent dims too.
         """
         # Sizes may be symbols here: the fake implementation allocates by the same function.
         writer = PythonWriter(careful=True)
@@ -197,37 +197,39 @@ class OutputPlan:
 
     @cached_property
     def check(self) -> OutputsCheck:
-        """The generated function ``check(call, outs)``, which raises SL212 unless dtype, shape and device of given
+        """The generated function ``check(call, outs)``. It raises ``SL212`` unless the dtype, shape and device of given
         outputs fit the bound call. Fake tensors are allowed.
         """
         return cast(OutputsCheck, self._section("check", "outs", (*self.measured, *self.fitting)))
 
     @cached_property
     def check_memory(self) -> MemoryCheck:
-        """The generated function ``check_memory(call, outs, scratch)``, which raises SL210 for outputs or workspace
-        that share memory and SL304 for tensors with a gradient.
+        """The generated function ``check_memory(call, outs, scratch)``. It raises ``SL210`` if outputs or workspace
+        share memory, and ``SL304`` if a tensor requires a gradient.
         """
         steps = (*self.disjoint, CheckStep(self.no_gradient))
         return cast(MemoryCheck, self._section("check_memory", f"outs, {SCRATCH_VARIABLE}", steps))
 
     @cached_property
     def check_scratch(self) -> ScratchCheck:
-        """The generated function ``check_scratch(call, scratch)``, which raises SL213 unless a given workspace is one
+        """The generated function ``check_scratch(call, scratch)``. It raises ``SL213`` unless a given workspace is one
         contiguous dim of bytes on the device of the call.
         """
         return cast(ScratchCheck, self._section("check_scratch", SCRATCH_VARIABLE, self.scratch))
 
     @cached_property
     def check_room(self) -> RoomCheck:
-        """The generated function ``check_room(call, scratch, needed)``, which raises SL213 unless a given workspace has
-        ``needed`` bytes at an aligned address.
+        """The generated function ``check_room(call, scratch, needed)``. It raises ``SL213`` unless a given workspace
+        has at least ``needed`` bytes at an aligned address.
         """
         return cast(RoomCheck, self._section("check_room", f"{SCRATCH_VARIABLE}, needed", self.room))
 
     def _section(self, name: str, extra: str, steps: Block) -> Callable[..., object]:
         """Return a generated function ``name(call, <extra>)`` that runs ``steps`` on ``call``, a ``Binding`` of checked
-        arguments. ``extra`` is the text of its further parameters. The variables of arguments, sizes, dtypes and device
-        are set first.
+        arguments.
+
+        ``extra`` is the text of its further parameters. The function first sets the variables of the arguments, sizes,
+        dtypes and device.
         """
         # Given outputs may be fakes with symbolic sizes.
         writer = PythonWriter(careful=True)
@@ -246,34 +248,34 @@ class OutputPlan:
         return compile_function(f"{name} {self.spec.name}", "\n".join(head), ["    return"], writer, names)
 
     def _computed(self) -> set[str]:
-        """Return the names, dims and scalars, that the sizes of the outputs read."""
+        """Return the names of the dims and scalars that the sizes of the outputs read."""
         dims = [d for o in self.spec.outputs for d in o.tensor.dims]
         plain = {d.text for d in dims if d.kind in ("name", "variadic")}
         return plain.union(*(d.expr.names for d in dims if d.expr))
 
     def _sizes(self, names: set[str]) -> list[str]:
-        """Return lines of generated Python that set the variable of each of ``names``, dims and scalars, from the dict
-        ``env``.
+        """Return lines of generated Python that set the variable of each of ``names``, which are dims and scalars, from
+        the dict ``env``.
         """
         return [f"    {self.names(n)} = env[{n!r}]" for n in sorted(names)]
 
     def _dtypes(self) -> list[str]:
-        """Return lines of generated Python that set, from the dict ``dtypes``, the variable of each group of tensors
-        that have one dtype (dtype class), as far as outputs belong to it.
+        """Return lines of generated Python that set the variable of each dtype class of the outputs from the dict
+        ``dtypes``. A dtype class is a group of tensors that have the same dtype.
         """
         classes = {o.tensor.dtype_class for o in self.spec.outputs if not o.tensor.concrete}
         return [f"    dtype_{c} = dtypes[{c!r}]" for c in sorted(classes)]
 
 
 def requires_grad(values: Sequence[object]) -> bool:
-    """Whether a tensor among ``values``, alone or in a list, requires a gradient."""
+    """Return whether a tensor among ``values``, alone or in a list, requires a gradient."""
     each = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
     return any(isinstance(v, Tensor) and v.requires_grad for vs in each for v in vs)
 
 
 def address_ranges_meet(a: Tensor, b: Tensor) -> bool:
-    """Whether the ranges from first to last byte of two tensors overlap. Tensors on different devices or without
-    elements never do.
+    """Return whether the memory ranges of two tensors, from the first to the last byte, overlap. Return False for
+    tensors on different devices and for tensors without elements.
     """
     # Equal addresses on two devices are different memory.
     if a.device != b.device or a.numel() == 0 or b.numel() == 0:
@@ -282,7 +284,7 @@ def address_ranges_meet(a: Tensor, b: Tensor) -> bool:
 
 
 def bytes_spanned(t: Tensor) -> int:
-    """Return the number of bytes from the start of the first to the end of the last element of a tensor that has
+    """Return the number of bytes from the start of the first element to the end of the last. The tensor must have
     elements and no negative strides.
     """
     return (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.itemsize

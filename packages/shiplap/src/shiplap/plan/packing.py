@@ -1,4 +1,4 @@
-"""Packing of arguments for C kernels: a copy replaces a tensor that is not contiguous or aligned as needed."""
+"""Packing of arguments for C kernels. A copy replaces a tensor that is not contiguous or not aligned as needed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Packed = tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]
 
 
 def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native: bool) -> Block:
-    """Return the steps that replace tensor arguments by contiguous copies where a kernel needs that: those with other
-    strides that are not in ``strided``, and any whose address is no multiple of ``align`` bytes. ``native`` makes the
-    steps for generated C++, where an absent tensor needs none of its own.
+    """Return the steps that replace tensor arguments by contiguous copies where a kernel needs that.
 
-    ``native``: those of generated C++, where an absent tensor needs no step of its own.
+    A tensor that is not in ``strided`` is replaced if it is not contiguous. Any tensor is replaced if its address is
+    not a multiple of ``align`` bytes. ``native`` selects the steps for generated C++, which need no separate step for
+    an absent tensor.
     """
     steps: list[Step] = []
     for arg in spec.tensors:

@@ -1,9 +1,9 @@
 """The printer of call plans as straight-line Python, compiled once for each declaration.
 
-Each function has two versions. The *quick* one is for real calls: sizes are plain ints, and a condition is a plain
-``if``. The *careful* one also takes symbolic sizes: a condition on symbols becomes a guard or a run-time assertion of
-the graph (``torch._check``). Where a call breaks a rule, the generated code passes the rule's number and its texts,
-with the values of the call, to ``refuse``, which raises the error.
+Each function has two versions. The *quick* one is for real calls. Its sizes are plain ints, and a condition is a plain
+``if``. The *careful* one also accepts symbolic sizes. A condition on symbols becomes a guard or a run-time assertion of
+the graph (``torch._check``). If a call breaks a rule, the generated code passes the rule's number and its texts, with
+the values of the call, to ``refuse``, which raises the error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shiplap.torch_private.symbolic_sizes import check_condition
 
 
 class PythonWriter:
-    """The collector of the lines of a function body and of the rules that they check."""
+    """A writer that collects the lines of a function body and the rules that they check."""
 
     def __init__(self, *, careful: bool) -> None:
         """Start a function body without lines and rules. ``careful`` selects conditions that also accept symbolic
@@ -43,7 +43,7 @@ class PythonWriter:
         self.constants: dict[str, Constant] = {}
 
     def write(self, steps: Iterable[Step], indent: str = "    ") -> None:
-        """Append the Python lines of ``steps`` (checks, assignments and so on of a call) to ``lines``, each after
+        """Append the Python lines of ``steps`` (such as checks and assignments of a call) to ``lines``, each after
         ``indent``.
         """
         for step in steps:
@@ -51,8 +51,8 @@ class PythonWriter:
                 self.lines.append(indent + line)
 
     def step(self, step: Step) -> list[str]:
-        """Return the Python lines of one step of a call, such as a check or an assignment, nested blocks included,
-        without the function's indentation.
+        """Return the Python lines of one step of a call, such as a check or an assignment. Nested blocks are included.
+        The indentation of the function is not.
         """
         match step:
             case UnsetStep(variable):
@@ -87,8 +87,9 @@ class PythonWriter:
         return [f"    {line}" for step in steps for line in self.step(step)]
 
     def pack(self, step: PackStep) -> list[str]:
-        """Return the Python lines that replace an argument by a contiguous copy where the kernel does not take its
-        layout or address. If the op writes to the argument, they also append the pair (original, copy) to ``copies``.
+        """Return the Python lines that replace an argument by a contiguous copy if the kernel does not accept its
+        layout or address. If the op writes to the argument, the lines also append the pair (original, copy) to
+        ``copies``.
         """
         t = step.at.tensor.python
         kept = [] if step.strided else [f"{t}.is_contiguous()"]
@@ -100,8 +101,8 @@ class PythonWriter:
         )
 
     def check(self, rule: ArgumentRule) -> list[str]:
-        """Return, as a list, the one Python line that checks ``rule`` in a call: an ``if`` that refuses the call, or a
-        call of ``expect`` where sizes may be symbols.
+        """Return, as a list, the one Python line that checks ``rule`` in a call. It is an ``if`` that refuses the call,
+        or, if sizes may be symbols, a call of ``expect``.
         """
         condition, refusal = rule.condition.python, self.refusal(rule)
         number, _, texts = refusal.partition(", ")
@@ -113,7 +114,10 @@ class PythonWriter:
 
     def refusal(self, rule: ArgumentRule) -> str:
         """Return, as source text, the arguments with which generated code calls ``refuse`` to raise the error of
-        ``rule``: its number, and its texts with the values of the call. The rule is added to ``rules``.
+        ``rule``.
+
+        They are the number of the rule and its texts, which the values of the call complete. Append the rule to
+        ``rules``.
         """
         self.constants |= rule.constants
         self.rules.append(rule)
@@ -123,29 +127,34 @@ class PythonWriter:
 def compile_function(
     name: str, head: str, body: Sequence[str], writer: PythonWriter, names: Scope
 ) -> Callable[..., object]:
-    """Compile and return a generated function: ``head`` is its ``def`` line, its body has the lines of ``writer`` and
-    then ``body``, and ``names`` are further globals. ``name`` stands in tracebacks.
+    """Return a compiled generated function.
+
+    ``head`` is its ``def`` line. Its body has the lines of ``writer``, followed by ``body``. ``names`` are further
+    globals. ``name`` is shown in tracebacks.
     """
     rules = tuple(writer.rules)
 
     def refused(number: int, where: str, got: str, expected: str) -> ShiplapError:
-        """Return the catalogue error of rule ``number``, the position among the rules that the generated function
-        checks, with the given texts and the rule's own title and fix.
+        """Return the catalogue error of rule ``number`` with the given texts and the rule's own title and fix.
+        ``number`` is the position among the rules that the generated function checks.
         """
         rule = rules[number]
         return error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix)
 
     def refuse(number: int, where: str, got: str, expected: str) -> NoReturn:
-        """Raise the error of rule ``number``, the position among the rules that the generated function checks, with the
-        given texts, in place of the exception that is being handled.
+        """Raise the error of rule ``number`` with the given texts, in place of the exception that is being handled.
+        ``number`` is the position among the rules that the generated function checks.
         """
         rule = rules[number]
         # ``from None``: the exception of a failed evaluation is quoted in ``got`` already.
         raise error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix) from None
 
     def expect(holds: bool | torch.SymBool, number: int, texts: Callable[[], tuple[str, str, str]]) -> None:
-        """Check ``holds``, the condition of rule ``number``: a symbolic one becomes a guard or an assertion of the
-        graph, and False raises the rule's error with the ``texts``, which are made only then.
+        """Check ``holds``, the condition of rule ``number``. If it is symbolic, it becomes a guard or an assertion of
+        the graph.
+
+        If it is False, raise the rule's error. ``texts`` returns the texts of the error, and is called only in that
+        case.
         """
         if isinstance(holds, torch.SymBool):
             # The texts are made only where the condition fails: printing symbols would add guards.

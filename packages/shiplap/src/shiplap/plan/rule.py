@@ -1,4 +1,4 @@
-"""``ArgumentRule``: a condition of a call in Python and in C++, and the error of a call that breaks it."""
+"""``ArgumentRule``, a condition of a call in Python and in C++, with the error of a call that breaks it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ TRUE = Expression("True", "true")
 
 @dataclass(frozen=True)
 class ArgumentRule:
-    """One rule of calls, as data. The printers of both languages and the errors are derived from it.
+    """One rule of calls, as data. The checks in both languages and the errors are generated from it.
 
     Attributes:
         id: the number of the error in the catalogue.
-        condition: what a valid call fulfils.
+        condition: a condition that a valid call meets.
         where: the op, and the argument if the rule is about one.
         got, expected: the texts of the error.
         argument: the tensor argument that the rule is about, or an empty text.
-        title, fix: the words of the error, where they are not the catalogue's.
-        constants: what the Python condition uses beside the variables of the call.
-        cpp_by: what checks the rule in C++, where the C++ condition is ``true``.
+        title, fix: the words of the error, or empty texts to use those of the catalogue.
+        constants: the values that the Python condition uses in addition to the variables of the call.
+        cpp_by: the part that checks the rule in C++, if the C++ condition is ``true``.
         undecided: the kind of call for which only Python can tell whether it breaks the rule.
         deferral: the C++ condition on raw arguments under which C++ passes such a call to Python. It has ``{index}``
             for the position of the argument.
@@ -47,17 +47,21 @@ class ArgumentRule:
 
     @property
     def error_title(self) -> str:
-        """The first line of the error: the rule's own title, or that of the catalogue entry."""
+        """The first line of the error. It is the rule's own title, or that of the catalogue entry if the rule
+        has none.
+        """
         return self.title or CATALOGUE[self.id].title
 
     @property
     def error_fix(self) -> str:
-        """The action that the error recommends: the rule's own, or that of the catalogue entry."""
+        """The action that the error recommends. It is the rule's own fix, or that of the catalogue entry if the rule
+        has none.
+        """
         return self.fix or CATALOGUE[self.id].fix
 
     def make_error(self, values: Mapping[str, Local]) -> ShiplapError:
-        """Return the error of a call that breaks the rule. ``values`` are the variables of the generated checks, by
-        name, with which the texts of the error are filled in.
+        """Return the error of a call that breaks the rule. ``values`` are the variables of the generated checks by
+        name. The texts of the error are completed with them.
         """
         parts = ", ".join(format_template(text) for text in (self.where, self.got, self.expected))
         # The texts are expressions of our own declarations, never of a caller.
@@ -74,14 +78,14 @@ class ArgumentRule:
 
 @lru_cache(maxsize=512)
 def _compile_condition(condition: str) -> CodeType:
-    """Return the compiled code of a Python condition. Parsing takes as long as two launches, and there are few
-    conditions.
+    """Return the compiled code of a Python condition. It is cached, since parsing takes as long as two launches and
+    there are few conditions.
     """
     return compile(condition, "<rule>", "eval")
 
 
 def format_template(text: Text) -> str:
-    """Return Python source that computes ``text``, words with expressions between them, such as ``'n =
+    """Return Python source that computes ``text``, which consists of words and expressions. An example is ``'n =
     {}'.format(d_n)``.
     """
     if not any(isinstance(p, Expression) for p in text):

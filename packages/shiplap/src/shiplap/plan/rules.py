@@ -1,6 +1,7 @@
-"""The rules of calls, one function each: a condition in Python and in C++, and the error of a call that breaks it.
+"""The rules of calls, one function each. A rule is a condition in Python and in C++, and the error of a call that
+breaks it.
 
-The rules stand in four groups: of one tensor argument, of the sizes of a tensor, of all arguments together, and of the
+There are four groups of rules. They concern one tensor argument, the sizes of a tensor, all arguments together, and the
 memory that a caller passes for outputs and workspace.
 """
 
@@ -38,8 +39,10 @@ BY_PYTHON = "Python, to which such calls are handed over: the stable ABI does no
 
 
 def argument_rules(at: TensorPlace, arg: Arg) -> Iterator[ArgumentRule]:
-    """Yield the rules (conditions with error texts) for one tensor argument that its declared flags demand: contiguous,
-    and, where the op writes to it, of distinct elements and outside autograd.
+    """Yield the rules (conditions with error texts) for one tensor argument that its declared flags require.
+
+    The tensor must be contiguous if that is declared. If the op writes to it, no two of its elements may share memory.
+    It must then also not require a gradient.
     """
     if arg.contiguous:
         yield is_contiguous(at)
@@ -50,8 +53,8 @@ def argument_rules(at: TensorPlace, arg: Arg) -> Iterator[ArgumentRule]:
 
 
 def argument_is_kind(op: str, arg: Arg) -> ArgumentRule:
-    """Return the rule, a condition with the error SL209, that an argument is of its annotated kind: a tensor, a number
-    or a list.
+    """Return the rule that an argument is of its annotated kind, such as a tensor, a number or a list. The error is
+    ``SL209``.
     """
     by = "the dispatcher, and tvm-ffi's Arguments, which convert each value or refuse it"
     mismatch = (Expression("mismatch(arg, value)", ""),)
@@ -71,8 +74,8 @@ def argument_kind_text(arg: Arg) -> str:
 
 
 def is_tensor(at: TensorPlace, declared: str) -> ArgumentRule:
-    """Return the rule (SL209) that an argument is a tensor and not None, which the dispatcher accepts for any tensor.
-    ``declared`` is the type as errors print it.
+    """Return the rule (``SL209``) that an argument is a tensor. The dispatcher would also accept None. ``declared`` is
+    the type as errors print it.
     """
     t = at.tensor.python
     return ArgumentRule(
@@ -90,14 +93,14 @@ def is_tensor(at: TensorPlace, declared: str) -> ArgumentRule:
 
 
 def undefined_condition(index: int | str) -> str:
-    """Return the C++ condition that None was passed for the tensor argument at ``index``, which must precede any read
-    of its properties.
+    """Return the C++ condition that None was passed for the tensor argument at ``index``. It must be tested before any
+    property of the tensor is read.
     """
     return f"!peek_defined(values[{index}])"
 
 
 def is_dense(at: TensorPlace) -> ArgumentRule:
-    """Return the rule (SL207) that a tensor has strides: it is neither sparse nor nested."""
+    """Return the rule (``SL207``) that a tensor has strides, and so is neither sparse nor nested."""
     t = at.tensor.python
     got = (Expression(f"'a nested tensor' if {t}.is_nested else {t}.layout", ""),)
     by, fix = "the dispatch key under which the code is registered", "call .to_dense() first"
@@ -106,7 +109,7 @@ def is_dense(at: TensorPlace) -> ArgumentRule:
 
 
 def dtype_is_among(at: TensorPlace, dtype_class: str, names: tuple[str, ...]) -> ArgumentRule:
-    """Return the rule (SL204) that the dtype of a tensor is one of ``names``, the dtypes of the class
+    """Return the rule (``SL204``) that the dtype of a tensor is one of ``names``, the dtypes of the class
     ``dtype_class``.
     """
     kind, numbers, single = at.dtype, dtypes.numbers(names), len(names) == 1
@@ -120,16 +123,19 @@ def dtype_is_among(at: TensorPlace, dtype_class: str, names: tuple[str, ...]) ->
 
 
 def dtype_variable(dtype_class: str) -> Expression:
-    """Return the expression that reads the variable ``dtype_<class>`` of generated code: the dtype that all tensors of
-    the dtype class have in a call.
+    """Return the expression that reads the variable ``dtype_<class>`` of generated code. It holds the dtype that all
+    tensors of the dtype class have in a call.
     """
     name = f"dtype_{dtype_class}"
     return Expression(name, name, "", f"Dtype{{{name}}}")
 
 
 def same_dtype(at: TensorPlace, kind: TensorType, origin: Text) -> ArgumentRule:
-    """Return the rule (SL205) that a tensor has the dtype which an earlier tensor, named by ``origin``, gave to the
-    dtype class of ``kind``. Its fix is an annotation for this argument; members of one list have one dtype.
+    """Return the rule (``SL205``) that a tensor has the dtype that an earlier tensor gave to the dtype class of
+    ``kind``.
+
+    ``origin`` names the earlier tensor. The fix of the error may be another annotation for this argument. For a list it
+    is not, since the members of one list have the same dtype.
     """
     bound, fix = dtype_variable(kind.dtype_class), "convert one of the tensors with .to(dtype)"
     pair = {"bfloat16": ("BFloat16", "Float32"), "int32": ("Int32", "Int64")}
@@ -142,8 +148,8 @@ def same_dtype(at: TensorPlace, kind: TensorType, origin: Text) -> ArgumentRule:
 
 
 def same_device(at: TensorPlace, origin: Text) -> ArgumentRule:
-    """Return the rule (SL206) that a tensor is on the device of the call, which the argument named by ``origin`` has
-    set.
+    """Return the rule (``SL206``) that a tensor is on the device of the call. ``origin`` names the argument that has
+    set the device.
     """
     device = shared_variable("device")
     return ArgumentRule(
@@ -158,7 +164,7 @@ def is_contiguous(at: TensorPlace, id: str = "SL207") -> ArgumentRule:
 
 
 def has_distinct_elements(at: TensorPlace) -> ArgumentRule:
-    """Return the rule (SL210) that no two elements of a tensor which is written to share memory."""
+    """Return the rule (``SL210``) that no two elements of a tensor which is written to share memory."""
     t = at.tensor
     # Nearly every tensor is contiguous, which is answered without counting elements.
     holds = Expression(f"({t.python}.is_contiguous() or own_memory({t.python}))", f"own_memory({t.cpp})")
@@ -168,7 +174,7 @@ def has_distinct_elements(at: TensorPlace) -> ArgumentRule:
 
 
 def is_outside_autograd(at: TensorPlace) -> ArgumentRule:
-    """Return the rule (SL304) that a tensor which is written to does not require a gradient while gradients are
+    """Return the rule (``SL304``) that a tensor which is written to does not require a gradient while gradients are
     enabled.
     """
     return ArgumentRule(
@@ -186,8 +192,8 @@ def is_outside_autograd(at: TensorPlace) -> ArgumentRule:
 
 
 def shares_no_memory(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
-    """Return the rule (SL210) that the tensor ``at``, which is written to, shares no memory with the argument
-    ``other``, whose content would be undefined.
+    """Return the rule (``SL210``) that the tensor ``at``, which is written to, shares no memory with the argument
+    ``other``. Otherwise the content of ``other`` would be undefined.
     """
     t, o = at.tensor, other.tensor
     return ArgumentRule(
@@ -203,8 +209,8 @@ def shares_no_memory(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
 
 
 def is_aligned(at: TensorPlace, alignment: int, *, output: bool = False) -> ArgumentRule:
-    """Return the rule that the address of a tensor is a multiple of ``alignment`` bytes: SL207, or SL212 for an
-    ``output``, which no copy can replace.
+    """Return the rule that the address of a tensor is a multiple of ``alignment`` bytes. The error is ``SL207``, or
+    ``SL212`` for an ``output``, which no copy can replace.
     """
     t = at.tensor
     rest = Expression(f"{t.python}.data_ptr() % {alignment}", f"address({t.cpp}) % {alignment}")
@@ -223,8 +229,8 @@ def is_aligned(at: TensorPlace, alignment: int, *, output: bool = False) -> Argu
 
 
 def has_rank(at: TensorPlace, rank: int, declared: str, *, least: bool = False) -> ArgumentRule:
-    """Return the rule (SL201) that a tensor has ``rank`` dims, or at ``least`` as many where its type has a variadic
-    dim.
+    """Return the rule (``SL201``) that a tensor has ``rank`` dims. With ``least``, it has at least as many, since its
+    type has a variadic dim (a dim that stands for any number of axes).
     """
     sign = ">=" if least else "=="
     holds = Expression(f"{at.rank.python} {sign} {rank}", f"{at.rank.cpp} {sign} {rank}")
@@ -234,10 +240,11 @@ def has_rank(at: TensorPlace, rank: int, declared: str, *, least: bool = False) 
 def same_size(
     at: TensorPlace, axis: int, name: str, bound: Expression, origin: Text, *, or_one: bool = False
 ) -> ArgumentRule:
-    """Return the rule (SL202) that a named dim has the size ``bound`` that the argument named by ``origin`` gave it, or
-    1 where it broadcasts (``or_one``).
+    """Return the rule (``SL202``) that a named dim has the size ``bound``. With ``or_one`` it may also be 1, since it
+    broadcasts.
 
-    The axis is negative behind a variadic dim.
+    ``origin`` names the argument that gave the dim this size. ``axis`` is negative behind a variadic dim, which stands
+    for any number of axes.
     """
     size, holds = at.size(axis), equal_expression(at.size(axis), bound)
     if or_one:
@@ -250,7 +257,7 @@ def same_size(
 
 
 def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:
-    """Return the rule (SL203) that the size along ``axis`` is the number ``wanted`` of the declaration."""
+    """Return the rule (``SL203``) that the size along ``axis`` is the number ``wanted`` of the declaration."""
     size, got = at.size(axis), ("size ", at.size(axis), " in axis ", *at.axis(axis))
     return ArgumentRule(
         "SL203", equal_expression(size, shared_variable(str(wanted))), at.where, got, (str(wanted),), at.arg
@@ -258,18 +265,18 @@ def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:
 
 
 def computed_size(at: TensorPlace, axis: int, source: str, wanted: Expression) -> ArgumentRule:
-    """Return the rule (SL202) that the size along ``axis`` is ``wanted``, the value of the expression ``source`` in the
-    declaration.
+    """Return the rule (``SL202``) that the size along ``axis`` is ``wanted``, the value of the expression ``source`` in
+    the declaration.
     """
     size, got = at.size(axis), ("size ", at.size(axis), " in axis ", *at.axis(axis))
     return ArgumentRule("SL202", equal_expression(size, wanted), at.where, got, (f"{source} = ", wanted), at.arg)
 
 
 def same_variadic_dims(at: TensorPlace, name: str) -> tuple[ArgumentRule, ArgumentRule]:
-    """Return two rules of a variadic dim: it has as many dims (SL201), and of the same sizes (SL202), as the argument
-    that set it.
+    """Return the two rules of a variadic dim, which stands for any number of axes.
 
-    The sizes of this argument are the variable ``spread_<argument>``.
+    It has as many axes as the argument that set it (``SL201``), and the same sizes (``SL202``). The variable
+    ``spread_<argument>`` holds the sizes of this argument.
     """
     here = Expression(f"spread_{at.arg}", "", f"show(spread_{at.arg})")
     bound = Expression(f"d_{name}", "", f"show(d_{name})")
@@ -286,8 +293,8 @@ def same_variadic_dims(at: TensorPlace, name: str) -> tuple[ArgumentRule, Argume
 
 
 def is_object(op: str, argument: str, cls: type, optional: bool) -> ArgumentRule:
-    """Return the rule (SL209) that an argument is an instance of the declared class ``cls``, or None where
-    ``optional``. Torch does not check it.
+    """Return the rule (``SL209``) that an argument is an instance of the declared class ``cls``. If ``optional``, it
+    may be None. torch does not check this.
     """
     absent, none = f"a_{argument} is None or " * optional, " or None" * optional
     holds = Expression(f"{absent}isinstance(a_{argument}, class_{argument})", TRUE.cpp)
@@ -297,8 +304,8 @@ def is_object(op: str, argument: str, cls: type, optional: bool) -> ArgumentRule
 
 
 def has_no_nul(op: str, argument: str) -> ArgumentRule:
-    """Return the rule (SL209) that a text argument has no NUL character, where the text would end for a C kernel but
-    not for the reference.
+    """Return the rule (``SL209``) that a text argument has no NUL character. A C kernel would read the text only up to
+    that character, and the reference would read all of it.
     """
     return ArgumentRule(
         "SL209",
@@ -312,7 +319,7 @@ def has_no_nul(op: str, argument: str) -> ArgumentRule:
 
 
 def is_choice(op: str, arg: Arg) -> ArgumentRule:
-    """Return the rule (SL221) that an argument has one of its declared choices."""
+    """Return the rule (``SL221``) that an argument has one of its declared choices."""
     name, text = f"a_{arg.name}", arg.scalar == "str"
     # JSON's escapes of texts are those of C++.
     literals = [json.dumps(c, ensure_ascii=False) if text else repr(c) for c in arg.choices]
@@ -327,7 +334,7 @@ def is_choice(op: str, arg: Arg) -> ArgumentRule:
 
 
 def members_are_distinct(op: str, argument: str) -> ArgumentRule:
-    """Return the rule (SL210) that no two members of a list of tensors which is written to share memory."""
+    """Return the rule (``SL210``) that no two members of a list of tensors which is written to share memory."""
     members = f"a_{argument}"
     return ArgumentRule(
         "SL210",
@@ -341,28 +348,28 @@ def members_are_distinct(op: str, argument: str) -> ArgumentRule:
 
 
 def lists_have_members(op: str, variables: Sequence[str]) -> ArgumentRule:
-    """Return the rule (SL209) that the lists which alone give ``variables`` (a size, a dtype or the device) have a
-    member.
+    """Return the rule (``SL209``) that lists have a member if no other argument gives ``variables`` (a size, a dtype or
+    the device).
     """
     holds = Expression(" and ".join(f"{v} is not None" for v in variables), TRUE.cpp)
     return ArgumentRule("SL209", holds, (op,), ("an empty list of tensors",), ("at least one tensor",), cpp_by=NO_LISTS)
 
 
 def agrees_with_computed(op: str, name: str, bound: Expression, computed: Expression, origin: Text) -> ArgumentRule:
-    """Return the rule (SL202) that a dim has one size: ``bound``, given by the argument that ``origin`` names, equals
-    ``computed``, the value of ``dims=``.
+    """Return the rule (``SL202``) that the size ``bound`` of a dim equals ``computed``, the value of the expression in
+    ``dims=``. ``origin`` names the argument that gave the dim the size ``bound``.
     """
     expected = (f"{name} = ", bound, ", ", *origin)
     return ArgumentRule("SL202", equal_expression(computed, bound), (op,), (f"{name} = ", computed), expected)
 
 
 def requirement_holds(op: str, expr: Expr, names: VariableNames, truth: Expression) -> ArgumentRule:
-    """Return the rule (SL208) that the precondition ``expr`` of ``requires=`` holds. ``truth`` is its value."""
+    """Return the rule (``SL208``) that the precondition ``expr`` of ``requires=`` holds. ``truth`` is its value."""
     return ArgumentRule("SL208", truth, (op,), values_text(expr, names), (expr.source,))
 
 
 def has_value(op: str, expr: Expr, names: VariableNames) -> ArgumentRule:
-    """Return the rule (SL208) that the evaluation of the declared expression ``expr`` raises nothing. The variable
+    """Return the rule (``SL208``) that the evaluation of the declared expression ``expr`` raises nothing. The variable
     ``why`` is the exception.
     """
     got = (*values_text(expr, names), ": ", Expression("why", "why.what()", "why_none(why)"))
@@ -378,8 +385,8 @@ def dense_condition(tensor: str) -> str:
 
 
 def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expression:
-    """Return the expression for the dtype of ``output``: the variable ``want_<output>`` where ``names`` has one dtype
-    only, else that of its dtype class.
+    """Return the expression for the dtype of ``output``. It is the variable ``want_<output>`` if ``names`` has only one
+    dtype, and otherwise the variable of its dtype class.
     """
     if len(names) != 1:
         return dtype_variable(dtype_class)
@@ -388,8 +395,8 @@ def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expre
 
 
 def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> ArgumentRule:
-    """Return the rule (SL212) that a given output is a dense tensor of the dtype ``dtype``, on the device of the call.
-    ``concrete`` is the name of a fixed dtype, or empty.
+    """Return the rule (``SL212``) that a given output is a dense tensor of the dtype ``dtype``, on the device of the
+    call. ``concrete`` is the name of a fixed dtype, or an empty text.
     """
     t, same, device = (
         at.tensor.python,
@@ -407,7 +414,7 @@ def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> Argum
 
 
 def output_fits_shape(at: TensorPlace, sizes: Expression) -> ArgumentRule:
-    """Return the rule (SL212) that a given output has the shape ``sizes``."""
+    """Return the rule (``SL212``) that a given output has the shape ``sizes``."""
     name, rank = f"shape_{at.arg}", f"rank_{at.arg}"
     holds = Expression(f"tuple({name}) == {sizes.python}", f"has_sizes({name}, {rank}, {sizes.cpp})")
     got = ("shape ", Expression(f"tuple({name})", f"Tuple({name}, {rank})"))
@@ -417,14 +424,14 @@ def output_fits_shape(at: TensorPlace, sizes: Expression) -> ArgumentRule:
 
 
 def output_size_is_valid(at: TensorPlace, source: str, size: Expression) -> ArgumentRule:
-    """Return the rule (SL208) that a computed size of an output, the value of ``source``, is not negative."""
+    """Return the rule (``SL208``) that a computed size of an output, the value of ``source``, is not negative."""
     holds = Expression(f"{size.python} >= 0", f"{size.cpp} >= 0")
     return ArgumentRule("SL208", holds, at.where, (f"{source} = ", size), ("a size",), at.arg)
 
 
 def output_is_disjoint(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
-    """Return the rule (SL210) that the output or workspace ``at``, which the caller passes, shares no memory with the
-    tensor ``other`` of the call.
+    """Return the rule (``SL210``) that the output or workspace ``at``, which the caller passes, shares no memory with
+    the tensor ``other`` of the call.
     """
     t, o = at.tensor, other.tensor
     return ArgumentRule(
@@ -440,7 +447,7 @@ def output_is_disjoint(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
 
 
 def out_has_no_gradient(op: str, tensors: Sequence[str]) -> ArgumentRule:
-    """Return the rule (SL304) that none of the variables ``tensors`` of an out-variant requires a gradient while
+    """Return the rule (``SL304``) that none of the variables ``tensors`` of an out-variant requires a gradient while
     gradients are enabled.
     """
     return ArgumentRule(
@@ -458,8 +465,8 @@ def out_has_no_gradient(op: str, tensors: Sequence[str]) -> ArgumentRule:
 
 
 def scratch_fits_kind(op: str, name: str) -> ArgumentRule:
-    """Return the rule (SL213) that a given workspace is a tensor of bytes, in one contiguous dim, on the device of the
-    call. It runs before the other checks of a workspace.
+    """Return the rule (``SL213``) that a given workspace is a tensor of bytes, in one contiguous dim, on the device of
+    the call. It has to be checked before the other rules of a workspace.
     """
     t, device = "scratch", "device_of(scratch)"
     python = f"isinstance({t}, Tensor) and {dense_condition(t)} and {t}.dtype == uint8 and {t}.device == device"
@@ -475,7 +482,7 @@ def scratch_fits_kind(op: str, name: str) -> ArgumentRule:
 
 
 def scratch_has_room(op: str, name: str) -> ArgumentRule:
-    """Return the rule (SL213) that a given workspace has at least ``needed`` bytes, a variable of the call."""
+    """Return the rule (``SL213``) that a given workspace has at least ``needed`` bytes, a variable of the call."""
     size = Expression("scratch.numel()", "scratch.sizes()[0]")
     holds = Expression(f"{size.python} >= needed", f"{size.cpp} >= needed")
     return ArgumentRule(
@@ -484,8 +491,8 @@ def scratch_has_room(op: str, name: str) -> ArgumentRule:
 
 
 def scratch_is_aligned(op: str, name: str) -> ArgumentRule:
-    """Return the rule (SL213) that the address of a given workspace is a multiple of 64 bytes, which kernels are
-    promised.
+    """Return the rule (``SL213``) that the address of a given workspace is a multiple of 64 bytes, which kernels may
+    rely on.
     """
     # PyTorch's allocator aligns to this and more, a caller's view need not.
     rest = Expression(f"scratch.data_ptr() % {ALIGNMENT}", f"address(scratch) % {ALIGNMENT}")
@@ -495,8 +502,8 @@ def scratch_is_aligned(op: str, name: str) -> ArgumentRule:
 
 
 def is_on_cpu(op: str) -> ArgumentRule:
-    """Return the rule (SL206) that a call of a tvm-ffi function is on the CPU, as its kernel is. tvm-ffi itself passes
-    tensors of any device.
+    """Return the rule (``SL206``) that a call of a tvm-ffi function is on the CPU, as its kernel is. tvm-ffi itself
+    accepts tensors of any device.
     """
     device = shared_variable("device")
     return ArgumentRule(
@@ -505,8 +512,8 @@ def is_on_cpu(op: str) -> ArgumentRule:
 
 
 def size_is_within_bound(where: str, dim: str, source: str) -> ArgumentRule:
-    """Return the rule (SL302) that a data-dependent size, the variable ``extent_<dim>``, is between 0 and its declared
-    bound, the variable ``d_<dim>``.
+    """Return the rule (``SL302``) that a data-dependent size, the variable ``extent_<dim>``, is between 0 and its
+    declared bound, the variable ``d_<dim>``.
     """
     size, bound = shared_variable(f"extent_{dim}"), shared_variable(f"d_{dim}")
     holds = Expression(f"0 <= {size.python} <= {bound.python}", f"0 <= {size.cpp} && {size.cpp} <= {bound.cpp}")

@@ -1,6 +1,6 @@
 """The exact test of whether two tensors share an element, since the two halves of a cache may lie side by side.
 
-The answer of C++ is ``shares_memory`` in ``shiplap/checks.h``, by the same steps.
+``shares_memory`` in ``shiplap/checks.h`` is the same test in C++, by the same steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ FEW_ADDRESSES = 1 << 16  # bytes that are compared one by one
 
 
 def shares_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether a byte of memory belongs to both tensors. True also where the exact answer would take too long."""
+    """Return whether a byte of memory belongs to both tensors. Return True also if the exact answer would take too
+    long.
+    """
     apart = b.data_ptr() - a.data_ptr()
     if apart < 0:
         a, b, apart = b, a, -apart
@@ -31,14 +33,14 @@ def shares_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def any_shares_memory(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether any two of ``tensors`` share a byte of memory. None is skipped."""
+    """Return whether any two of ``tensors`` share a byte of memory. Entries that are None are ignored."""
     there = [t for t in tensors if t is not None]
     return any(shares_memory(a, b) for i, a in enumerate(there) for b in there[:i])
 
 
 def fakes_share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two fake tensors are views of one storage that share an element with the sizes of the call at hand. False
-    where a size is not known.
+    """Return whether two fake tensors are views of one storage that share an element with the sizes of the current
+    call. Return False if a size is not known.
     """
     if not torch_private.same_storage(a, b):
         return False
@@ -65,8 +67,11 @@ def strided_ranges_meet(
     a: tuple[Sequence[int], Sequence[int], int],
     b: tuple[Sequence[int], Sequence[int], int],
 ) -> bool:
-    """Whether two strided tensors share a byte of memory, each given as shape, strides and bytes of an element. ``b``
-    begins ``distance`` bytes after ``a``, at least 0.
+    """Return whether two strided tensors share a byte of memory. Each is given as its shape, its strides and the bytes
+    of an element.
+
+    ``b`` begins ``distance`` bytes after ``a``. ``distance`` is at least 0. Return True also if the exact answer would
+    take too long.
     """
     first, second = _address_axes(*a), _address_axes(*b)
     # The first range ends before the second begins.
@@ -84,8 +89,10 @@ def strided_ranges_meet(
 
 
 def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Axes:
-    """Return the axes of a strided tensor along which addresses differ, as (stride in bytes, size), largest stride
-    first. Axes of equal stride are one, and the bytes of an element are the last.
+    """Return the axes of a strided tensor along which addresses differ, as pairs (stride in bytes, size), largest
+    stride first.
+
+    Axes with the same stride are joined into one. The bytes of an element are the last axis.
     """
     axes: dict[int, int] = {}
     pairs = [(stride * itemsize, size) for stride, size in zip(strides, shape, strict=True)]
@@ -97,7 +104,9 @@ def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 
 def _merge_axes(axes: Axes) -> Axes:
-    """Return axes that describe the same addresses as ``axes``, with those joined of which one continues another."""
+    """Return axes that describe the same addresses as ``axes``. If one axis continues another without a gap, both are
+    joined into one.
+    """
     merged: Axes = []
     # From the innermost axis outwards, which a contiguous part continues.
     for stride, size in reversed(axes):
@@ -109,8 +118,10 @@ def _merge_axes(axes: Axes) -> Axes:
 
 
 def _boxes_share_address(distance: int, a: Axes, b: Axes) -> bool | None:
-    """Whether the byte ranges of two sets of axes, of which ``b`` begins ``distance`` bytes later, meet, by comparing
-    their extents along each stride. None where one address has several places on that grid.
+    """Return whether the byte ranges of two sets of axes meet. ``b`` begins ``distance`` bytes after ``a``.
+
+    Compare their extents along each stride, on a grid of which each stride is one axis. Return None if an address has
+    several places on that grid.
     """
     left, right = dict(a), dict(b)
     strides = sorted({*left, *right, 1}, reverse=True)
@@ -129,7 +140,7 @@ def _boxes_share_address(distance: int, a: Axes, b: Axes) -> bool | None:
 
 
 def _count_addresses(axes: Axes) -> int:
-    """Return the number of addresses along ``axes``: the product of their sizes."""
+    """Return the number of addresses along ``axes``, which is the product of their sizes."""
     # As a float: the product of large sizes overflows 64-bit integers.
     return int(np.prod([size for _, size in axes], dtype=np.float64))
 

@@ -1,4 +1,4 @@
-"""The steps of a call in their order: lookups, checks, conversions and allocations."""
+"""The steps of a call in their order. They are lookups, checks, conversions and allocations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from shiplap.plan.rule import ArgumentRule
 
 
 class VariableType(Enum):
-    """The type of a variable: its C++ type, and the value that stands for an unset variable."""
+    """The type of a variable. Each member has the C++ type, the C++ value of an unset variable, and the C++ condition
+    that a variable is unset.
+    """
 
     SIZE = ("int64_t", "-1", "{} < 0")
     BOOL = ("bool", "false", "!{}")
@@ -21,8 +23,8 @@ class VariableType(Enum):
 
     @property
     def cpp(self) -> str:
-        """The C++ type, such as ``int64_t``, with which generated code declares a variable of this kind (a size, a
-        dtype and so on).
+        """The C++ type, such as ``int64_t``, with which generated code declares a variable of this kind (such as a size
+        or a dtype).
         """
         return self.value[0]
 
@@ -32,13 +34,13 @@ class VariableType(Enum):
         return self.value[1]
 
     def is_unset(self, variable: str) -> str:
-        """Return the C++ condition, as source text, that the variable ``variable`` of this kind has not been set."""
+        """Return the C++ condition, as source text, that the variable ``variable`` of this type has not been set."""
         return self.value[2].format(variable)
 
 
 @dataclass(frozen=True)
 class LetStep:
-    """The step that sets a variable. It exists in C++ alone where ``term`` has no Python form."""
+    """The step that sets a variable. It exists only in C++ if ``term`` has no Python form."""
 
     variable: str
     type: VariableType
@@ -47,7 +49,9 @@ class LetStep:
 
 @dataclass(frozen=True)
 class EvaluateStep:
-    """The step that evaluates an expression which may have no value; ``rule`` is broken then."""
+    """The step that evaluates an expression which may have no value. If it has none, the call is refused with the error
+    of ``rule``.
+    """
 
     variable: str
     type: VariableType
@@ -65,7 +69,7 @@ class CheckStep:
 
 @dataclass(frozen=True)
 class UnsetStep:
-    """The step that declares a variable which only some calls set, by the first argument that has a value."""
+    """The step that declares a variable which only some calls set. The first argument with a value sets it."""
 
     variable: str
     type: VariableType
@@ -73,8 +77,8 @@ class UnsetStep:
 
 @dataclass(frozen=True)
 class MeetStep:
-    """The step that sets an unset variable, and ``from_<variable>`` to ``origin``, or checks ``rules`` for one that is
-    set.
+    """The step for a variable that may be set or not. If it is unset, set it to ``term``, and ``from_<variable>`` to
+    ``origin``. If it is set, check ``rules``.
     """
 
     variable: str
@@ -86,7 +90,7 @@ class MeetStep:
 
 @dataclass(frozen=True)
 class PresentStep:
-    """The steps for an argument that may be None."""
+    """The step that runs ``steps`` if the tensor at ``at`` is not None."""
 
     at: TensorPlace
     steps: tuple[Step, ...]
@@ -94,7 +98,7 @@ class PresentStep:
 
 @dataclass(frozen=True)
 class EachStep:
-    """The steps for each tensor of a list, which may be None where it is ``optional``."""
+    """The step that runs ``steps`` for each tensor of a list. The list may be None if it is ``optional``."""
 
     at: TensorPlace
     steps: tuple[Step, ...]
@@ -103,7 +107,7 @@ class EachStep:
 
 @dataclass(frozen=True)
 class AllocateStep:
-    """The step that allocates a contiguous output. ``sizes`` is a tuple, in C++ a braced list."""
+    """The step that allocates a contiguous output. ``sizes`` is a tuple in Python and a braced list in C++."""
 
     at: TensorPlace
     sizes: Expression
@@ -112,9 +116,10 @@ class AllocateStep:
 
 @dataclass(frozen=True)
 class PackStep:
-    """The step that replaces an argument by a contiguous copy, where its layout is not one that the kernel takes.
+    """The step that replaces an argument by a contiguous copy, if the kernel does not accept its layout or address.
 
-    ``align``: bytes. ``written``: the copy is to be written back.
+    ``strided`` states that the kernel accepts any strides. ``align`` is the alignment in bytes that it requires.
+    ``written`` states that the copy is to be written back.
     """
 
     at: TensorPlace

@@ -19,13 +19,13 @@ Scope: TypeAlias = dict[str, object]  # globals of generated functions: modules,
 
 
 def sizes_text(sizes: Sequence[Size]) -> str:
-    """Return sizes as text for errors: ``(3, 4)``, and ``(3)`` for one size."""
+    """Return sizes as text for errors, such as ``(3, 4)``. One size is printed as ``(3)``."""
     return f"({', '.join(map(str, sizes))})"
 
 
 def why_no_value(cause: Exception) -> str:
-    """Return the reason why an expression has no value, from its exception ``cause``, in words that do not depend on
-    the version of Python.
+    """Return the reason why an expression has no value, from its exception ``cause``. The words do not depend on the
+    version of Python.
     """
     if isinstance(cause, ZeroDivisionError):
         return "division by zero"
@@ -35,8 +35,8 @@ def why_no_value(cause: Exception) -> str:
 
 
 def place_call(device: torch.device | None, given: torch.device | str | None) -> torch.device:
-    """Return the device on which a call runs: ``device``, that of its tensors, else ``given``, the one that was
-    requested by an argument, else torch's default.
+    """Return the device on which a call runs. It is ``device``, that of its tensors. If that is None, it is ``given``,
+    which an argument requested, or torch's default if that is None too.
     """
     if device is not None:
         return device
@@ -44,8 +44,8 @@ def place_call(device: torch.device | None, given: torch.device | str | None) ->
 
 
 def same_size_lists(a: Sequence[Size], b: Sequence[Size]) -> bool | torch.SymBool:
-    """Whether two lists of sizes, of one length, are equal: a bool, or a condition on symbols where some sizes are
-    symbolic.
+    """Return whether two lists of sizes, of the same length, are equal. If some sizes are symbolic, the result is a
+    condition on symbols.
     """
     holds: bool | torch.SymBool = True
     for x, y in zip(a, b, strict=True):
@@ -56,15 +56,15 @@ def same_size_lists(a: Sequence[Size], b: Sequence[Size]) -> bool | torch.SymBoo
 
 
 def has_strides(t: Tensor) -> bool:
-    """Whether ``t`` has strides: its layout is strided and it is not nested. Nested tensors report the strided layout,
-    but have none.
-    """
+    """Return whether ``t`` has strides. A nested tensor has none, although it reports the strided layout."""
     return t.layout is torch.strided and not t.is_nested
 
 
 def memory_text(t: object, *, extents: bool = False) -> str:
-    """Return a value that was passed for a tensor to write to, as errors print it: ``torch.uint8 on cpu``, with
-    ``extents`` its shape and strides, or the type's name for a value that is no tensor.
+    """Return a text for errors that describes ``t``, a value that was passed for a tensor to write to.
+
+    An example is ``torch.uint8 on cpu``. With ``extents``, the text also has the shape and the strides. If the value is
+    not a tensor, the text is the name of its type.
     """
     if not isinstance(t, Tensor):
         return type(t).__name__
@@ -75,8 +75,8 @@ def memory_text(t: object, *, extents: bool = False) -> str:
 
 
 def has_own_memory(t: Tensor) -> bool:
-    """Whether no two elements of ``t`` share memory. A symbolic shape passes, since the call with real sizes is checked
-    again.
+    """Return whether no two elements of ``t`` share memory. Return True for a symbolic shape, since the call with real
+    sizes is checked again.
     """
     if t.is_contiguous():
         return True
@@ -97,8 +97,8 @@ def has_own_memory(t: Tensor) -> bool:
 
 
 def rule_scope(constants: Mapping[str, Constant] | None = None) -> Scope:
-    """Return the global names for compiled conditions and error texts of rules: the functions and classes that these
-    use, and ``constants``.
+    """Return the global names for compiled conditions and error texts of rules. They are the functions and classes that
+    the rules use, and ``constants``.
     """
     return {
         # The functions that declared expressions may call, such as cdiv.

@@ -21,25 +21,31 @@ __all__ = ["open_named", "open_new", "parse_json", "read_named", "work_in", "wri
 
 
 def open_named(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Return a regular file opened for reading. OSError for a FIFO, a device, or a file that all users can write."""
+    """Return a regular file opened for reading. Raise ``OSError`` for a FIFO, a device, or a file that all users can
+    write.
+    """
     return os.fdopen(safe_io.open_file(path, safe_io.NAMED), "rb")
 
 
 def read_named(path: str | os.PathLike[str], limit: int) -> bytes:
-    """Return the content of a regular file of at most ``limit`` bytes. OSError as for :func:`open_named`."""
+    """Return the content of a regular file of at most ``limit`` bytes. Raise ``OSError`` in the cases of
+    :func:`open_named`.
+    """
     return safe_io.read_file(path, limit, safe_io.NAMED)
 
 
 def work_in(folder: str | os.PathLike[str]) -> None:
-    """Make ``folder``, for this user alone, or check that it and the folders in it hold only regular files and folders.
-    OSError where another user could have written there.
+    """Create ``folder``, for this user alone. If it exists, check that it and the folders in it hold only regular files
+    and folders.
+
+    Raise ``OSError`` if another user could have written there.
     """
     os.close(safe_io.open_folder(folder, safe_io.NAMED, create=True))
     safe_io.check_content(folder, safe_io.NAMED)
 
 
 def open_new(path: Path) -> IO[bytes]:
-    """Return a new file opened for writing, in place of any file of its name. A link of that name is removed, not
+    """Return a new file opened for writing, in place of any file of its name. A link of that name is removed and not
     followed.
     """
     # "xb" below then fails if another process makes the name again.

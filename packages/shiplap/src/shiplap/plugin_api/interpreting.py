@@ -26,7 +26,7 @@ class Interpreted:
     Attributes:
         results: the tensors that the compiled function returned.
         error: the largest difference from eager torch, relative to the largest value of its tensor.
-        kernels: the names of the launched kernels, in order; a template's contain ``_tem_``.
+        kernels: the names of the launched kernels, in order. Those of templates contain ``_tem_``.
     """
 
     results: tuple[Tensor, ...]
@@ -35,7 +35,8 @@ class Interpreted:
 
 
 def interpret(edit: Callable[[str], str] | None = None) -> None:
-    """Make this process interpret Triton code. Call it before anything imports Triton, and in a process of its own.
+    """Switch this process to Triton's interpreter. Call this function before anything imports Triton, in a separate
+    process.
 
     Plain ``@triton.jit`` functions that ``sl.triton`` binds for ``"cuda"`` then serve calls with CPU tensors, also of
     ``sl.audit``. Templates bound for ``"cpu"`` are lowered as for a GPU, with their fused neighbours. Inductor's
@@ -45,7 +46,7 @@ def interpret(edit: Callable[[str], str] | None = None) -> None:
         edit: changes the source of each template's kernel before it runs, to see that a test finds a defect.
 
     Raises:
-        ShiplapError: SL603 if Triton has been imported without ``TRITON_INTERPRET=1``.
+        ShiplapError: ``SL603`` if Triton has been imported without ``TRITON_INTERPRET=1``.
     """
     if triton_internals.imported_before():
         raise error(
@@ -61,8 +62,8 @@ def interpret(edit: Callable[[str], str] | None = None) -> None:
 
 
 def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> Interpreted:
-    """Compile ``fn`` into one graph, run it on ``args`` (CPU tensors, no bfloat16) with Triton's interpreter, and
-    return its results compared with eager torch.
+    """Compile ``fn`` into one graph, run it on ``args`` with Triton's interpreter, and return its results compared with
+    eager torch. ``args`` are CPU tensors of other dtypes than bfloat16.
 
     Raises:
         NotImplementedError: a kernel gets bfloat16, which Triton's interpreter multiplies wrongly, or calls a function
@@ -78,13 +79,13 @@ def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:
-    """Return ``result``, what a function returned (one tensor or several), as a tuple of tensors."""
+    """Return the results of a function, one tensor or several, as a tuple of tensors."""
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
 def _error(got: Tensor, want: Tensor) -> float:
-    """Return the largest difference between two tensors relative to the largest magnitude of ``want``, inf where shapes
-    differ, 0 without elements.
+    """Return the largest difference between two tensors relative to the largest magnitude of ``want``. Return infinity
+    if the shapes differ, and 0 if there are no elements.
     """
     if got.shape != want.shape:
         return float("inf")

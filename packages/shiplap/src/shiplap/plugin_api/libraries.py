@@ -12,21 +12,21 @@ __all__ = ["find_library", "library_folder"]
 
 
 def find_library(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a kernel library: a file of its name in ``SHIPLAP_LIBRARY_PATH`` if there is one, else
-    ``path``.
+    """Return the path of a kernel library. If the folder ``SHIPLAP_LIBRARY_PATH`` (an environment variable) has a file
+    of its name, it is that file, and otherwise ``path``.
 
     ``sl.cabi`` calls this function. A family that opens a library on its own, for example with ctypes, calls it as
     well, so that the user's setting applies.
 
     Raises:
-        ShiplapError: SL401 when neither file exists.
+        ShiplapError: ``SL401`` when neither file exists.
     """
     return locate_library(path)
 
 
 def library_folder() -> Path | None:
-    """Return the folder that ``SHIPLAP_LIBRARY_PATH`` names, where libraries are looked for first, or None if it is not
-    set.
+    """Return the folder that the environment variable ``SHIPLAP_LIBRARY_PATH`` names, or None if it is not set.
+    Libraries are looked for there first.
     """
     named = settings().library_path
     return Path(named).absolute() if named else None

@@ -19,8 +19,8 @@ LEAST, MOST = 5, 25  # samples of each function
 
 
 def progress_bar(wanted: bool | None = None) -> AbstractContextManager[Callable[[str, int, int], None]]:
-    """Return a context that shows a progress bar on stderr (by default if that is a terminal) and yields ``report(what,
-    done, total)``, which updates it.
+    """Return a context that yields ``report(what, done, total)``, by which a progress bar on stderr is updated. If
+    ``wanted`` is None, the bar is shown if stderr is a terminal.
 
     The bar is removed at the end. Without a bar the function does nothing.
     """
@@ -34,9 +34,9 @@ def time_in_turn(
 ) -> dict[str, float]:
     """Return the median time of one call of each of ``runs``, in seconds.
 
-    The functions run in turn until ``seconds`` are spent, each at least five times, so that other load on the machine
-    affects all of them alike. On CUDA a function is captured into a graph where that is possible, and the L2 cache is
-    flushed before each call.
+    The functions run in turn until ``seconds`` are spent, so that other load on the machine affects all of them alike.
+    Each is sampled at least five times. On CUDA a function is captured into a graph if that is possible, and the L2
+    cache is flushed before each call.
     """
     clock = clock_for(device)
     ready = {name: clock.ready(run) for name, run in runs.items()}

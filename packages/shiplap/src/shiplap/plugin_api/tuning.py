@@ -28,14 +28,15 @@ Value = int | float | bool | str
 
 
 class ConfigSource(ABC):
-    """A source of configs of a kernel for the sizes at hand, which can tune an op with them.
+    """A source of configs of a kernel for the sizes of a call, which can tune an op with them.
 
-    Candidates are verified and timed in a process of their own, which imports the source by name: make one instance at
-    the top of a module.
+    Candidates are verified and timed in a separate process, which imports the source by name. Make one instance at the
+    top of a module.
 
     Args:
         home: the location of that instance, ``"package.module:NAME"``.
-        device_type, kernel: of the kernel that the configs are for: ``op.kernel(device_type, ..., name=kernel)``.
+        device_type: the device type of the kernel that the configs are for.
+        kernel: the name of that kernel, as in ``op.kernel(device_type, ..., name=kernel)``.
     """
 
     def __init__(self, home: str, device_type: str, kernel: str) -> None:
@@ -44,15 +45,14 @@ class ConfigSource(ABC):
 
     @abstractmethod
     def configs(self, op: Op, device: torch.device, sizes: Mapping[str, Any]) -> Iterable[Mapping[str, Value]]:
-        """Return the configs (values of the kernel's tuning parameters by name) to try for a call of ``op`` with these
-        sizes and scalars. The first one is used where nothing was tuned. The same sizes must give the same configs in
-        every process.
+        """Return the configs to try for a call of ``op`` with these sizes and scalars. A config holds the values of the
+        kernel's tuning parameters by name.
 
-        The same sizes must give the same configs in every process.
+        The first one is used if nothing was tuned. Equal sizes must give equal configs in every process.
         """
 
     def refusal(self, op: Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
-        """Return the reason why the kernel cannot run ``args`` with ``config``, or an empty text.
+        """Return the reason why the kernel cannot run ``args`` with ``config``, or an empty text if it can.
 
         One-time preparations belong here. A refused config is left out of the measurement and not reported as wrong.
         """
@@ -67,8 +67,8 @@ class ConfigSource(ABC):
         seconds: float = 20.0,
         remeasure: bool = False,
     ) -> list[Choice]:
-        """Choose a config for each of ``samples`` (sizes and scalars by name) by measurement, use the choices in this
-        process, and return them.
+        """Choose a config for each of ``samples`` (sizes and scalars by name) by measurement. The choices are used in
+        this process and returned.
 
         Args:
             device: the device on which candidates run.
@@ -92,22 +92,24 @@ class ConfigSource(ABC):
             ]
 
     def candidates(self, op: Op, drawn: Inputs) -> list[Candidate]:
-        """Return what the tuner compares for the call ``drawn``: the op's reference, then the kernel with each config.
-        It is called in the tuner's process and in the worker process, and must return the same list.
+        """Return the candidates that the tuner compares for the call ``drawn``. The op's reference comes first,
+        followed by the kernel with each config.
+
+        The method is called in the tuner's process and in the worker process, and must return the same list in both.
         """
         listed = self.configs(op, torch.device(drawn.device), drawn.call.env)
         return [ReferenceCandidate(op), *(self._candidate(op, config) for config in listed)]
 
     def _candidate(self, op: Op, config: Mapping[str, Value]) -> _Listed:
-        """Return the kernel of this source with the tuning parameters ``config``, in the form that the tuner verifies
-        and times.
+        """Return the kernel of this source with the tuning parameters ``config``, as a candidate that the tuner can
+        verify and time.
         """
         (kernel,) = (k for k in op.kernels[self.device_type] if k.name == self.kernel)
         return _Listed(self, KernelCandidate(op, kernel.with_config(Config.of(config))))
 
 
 class _Listed(Candidate):
-    """The kernel with a config that the source listed."""
+    """The kernel with a config that the source listed, as a candidate."""
 
     def __init__(self, source: ConfigSource, inner: KernelCandidate) -> None:
         """Take the kernel and config of ``inner``, which ``source`` listed."""
@@ -115,7 +117,7 @@ class _Listed(Candidate):
         self.kernel, self.config = inner.kernel, inner.config
 
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
-        """Return a function that runs the kernel on ``args``. Raise CandidateRefused where the source refuses the
+        """Return a function that runs the kernel on ``args``. Raise ``CandidateRefused`` if the source refuses the
         config for them.
         """
         if reason := self.source.refusal(self.inner.op, self.config.as_dict(), args):

@@ -62,10 +62,11 @@ __all__ = [
 
 
 def load_target(target: str) -> tuple[ModuleType, str]:
-    """Return the imported module of ``module[:name]`` or ``path/to/file.py[:name]``, and the name, which may be empty.
+    """Return the imported module of ``module[:name]`` or ``path/to/file.py[:name]``, and the name. The name may be
+    empty.
 
     Raises:
-        ShiplapError: SL501 when there is no such module or file, SL601 when it raises.
+        ShiplapError: ``SL501`` when there is no such module or file, ``SL601`` when it raises.
     """
     home, name = split_target(target)
     return import_home(home or target), name

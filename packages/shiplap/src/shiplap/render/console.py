@@ -15,14 +15,16 @@ _IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # those that a J
 
 
 def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """Return a console that prints no styles but our own: control characters in its texts are shown as U+FFFD."""
+    """Return a console that prints only Shiplap's own styles. Control characters in texts are shown as U+FFFD."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     class PlainConsole(Console):
+        """A console that shows control characters in texts as U+FFFD."""
+
         # Control characters are replaced in segments, after rich has made its own styles, which must stay.
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-            """Yield the segments of a renderable, with U+FFFD in place of control characters in its texts."""
+            """Yield the segments of a renderable. Control characters in its texts are replaced by U+FFFD."""
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else _CONTROL.sub("\ufffd", text), style, control)
 
@@ -38,7 +40,7 @@ def escape_json(text: str) -> str:
 
 
 def replace_controls(text: str) -> str:
-    """Return ``text`` with U+FFFD in place of the characters that a terminal executes, so that a foreign text can be
-    printed.
+    """Return ``text`` with U+FFFD in place of the characters that a terminal executes. A text from a foreign file can
+    then be printed.
     """
     return _CONTROL.sub("\ufffd", text)

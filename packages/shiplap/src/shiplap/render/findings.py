@@ -14,6 +14,7 @@ from shiplap.render.result import STYLES
 if TYPE_CHECKING:
     from rich.console import Console
 
+# The fields that the JSON report has of a cost card, and below those of a finding.
 COSTS = ("subject", "device", "input", "binding", "raw_ns", "eager_ns", "compiled_ns", "captured_ns", "notes")
 FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer", "varied")
 HEADING, NONE = "ns per call, smallest sample", "no op has samples"
@@ -37,11 +38,11 @@ class CostCardFields(Protocol):
 
     @property
     def binding(self) -> str:
-        """The implementation of an eager call: ``"native"``, ``"python"``, or the name of the kernel."""
+        """The implementation of an eager call. It is ``"native"``, ``"python"``, or the name of the kernel."""
 
     @property
     def raw_ns(self) -> float | None:
-        """The nanoseconds of the kernel alone, or None where that was not measured."""
+        """The nanoseconds of the kernel alone, or None if that was not measured."""
 
     @property
     def eager_ns(self) -> float:
@@ -49,15 +50,15 @@ class CostCardFields(Protocol):
 
     @property
     def compiled_ns(self) -> float | None:
-        """The nanoseconds of a call in compiled code, or None where that was not measured."""
+        """The nanoseconds of a call in compiled code, or None if that was not measured."""
 
     @property
     def captured_ns(self) -> float | None:
-        """The nanoseconds of a call in a captured CUDA graph, or None where that was not measured."""
+        """The nanoseconds of a call in a captured CUDA graph, or None if that was not measured."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """Sentences that say why times were not measured, empty if all were."""
+        """Sentences that give the reasons why times were not measured. Empty if all were measured."""
 
 
 class FindingFields(Protocol):
@@ -69,7 +70,7 @@ class FindingFields(Protocol):
 
     @property
     def verdict(self) -> str:
-        """The outcome of the check: ``ok``, ``fail``, ``skip`` or ``incomplete``."""
+        """The outcome of the check, which is ``ok``, ``fail``, ``skip`` or ``incomplete``."""
 
     @property
     def subject(self) -> str:
@@ -93,11 +94,11 @@ class FindingFields(Protocol):
 
     @property
     def varied(self) -> str:
-        """The axes that all failing samples vary, in one text, or an empty text where the first sample fails, too."""
+        """The axes that all failing samples vary, in one text. Empty if the first sample fails, too."""
 
 
 class CellFields(Protocol):
-    """The fields of a cell of a ledger that a page reads."""
+    """The fields of a ledger's cell that a page reads. A ledger is a table of the samples that were checked."""
 
     @property
     def axis(self) -> str:
@@ -109,7 +110,7 @@ class CellFields(Protocol):
 
     @property
     def looked_by(self) -> str:
-        """The name of the check that covers the cell, or an empty text where none has to."""
+        """The name of the check that covers the cell, or an empty text if none has to."""
 
     @property
     def state(self) -> str:
@@ -117,7 +118,7 @@ class CellFields(Protocol):
 
     @property
     def samples(self) -> int:
-        """The number of samples that were looked at."""
+        """The number of samples that were checked."""
 
     @property
     def reason(self) -> str:
@@ -133,7 +134,7 @@ class Report(Protocol):
 
     @property
     def verdict(self) -> str:
-        """The verdict on the op: ``proven``, ``failed`` or ``incomplete``."""
+        """The verdict on the op, which is ``proven``, ``failed`` or ``incomplete``."""
 
     @property
     def headline(self) -> str:
@@ -149,21 +150,23 @@ class Report(Protocol):
 
     @property
     def missing(self) -> Sequence[tuple[str, str]]:
-        """The required checks that were not made, each with the reason."""
+        """The required checks that were not made, as pairs of name and reason."""
 
     @property
     def causes(self) -> Sequence[Sequence[FindingFields]]:
-        """The failed findings in groups that have one cause. The finding that shows the cause leads its group."""
+        """The failed findings in groups with one cause each. The finding that shows the cause comes first in its
+        group.
+        """
 
     @property
     def ledger(self) -> Sequence[CellFields]:
-        """The cells of the report's table of samples, each for an axis (a property that samples vary) and an obligation
-        of the op.
+        """The cells of the report's table of samples. Each stands for an axis (a property that samples vary) and an
+        obligation of the op.
         """
 
 
 def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[FindingFields]]:
-    """Return a dict from each subject, such as an op's name, to its findings, in their order."""
+    """Return a dict from each subject, such as an op's name, to its findings in order."""
     groups: dict[str, list[FindingFields]] = {}
     for finding in findings:
         groups.setdefault(finding.subject, []).append(finding)
@@ -171,7 +174,9 @@ def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[Fi
 
 
 def _count_verdicts(findings: Sequence[FindingFields]) -> str:
-    """Return the numbers of findings with each verdict as text: ``1 failed, 0 incomplete, 8 ok, 2 do not apply``."""
+    """Return the numbers of findings with each verdict as text, such as ``1 failed, 0 incomplete, 8 ok, 2 do not
+    apply``.
+    """
     counts = Counter(f.verdict for f in findings)
     return ", ".join(f"{counts[v]} {word}" for v, word in WORDS)
 
@@ -179,8 +184,8 @@ def _count_verdicts(findings: Sequence[FindingFields]) -> str:
 def print_findings(
     findings: Sequence[FindingFields], console: Console | None = None, reports: Sequence[Report] = ()
 ) -> None:
-    """Print a table of the findings of each subject, then each failure with its input, fix and reproducer, then the
-    ledgers and the verdicts of ``reports``.
+    """Print a table of the findings of each subject, then the failures, then the ledgers (tables of samples) and
+    verdicts of ``reports``. Each failure is printed with its input, fix and reproducer.
     """
     from rich.table import Table
     from rich.text import Text
@@ -211,11 +216,11 @@ def print_findings(
 
 
 def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[str, list[tuple[str, str]]]]]:
-    """Return the ledger of samples (a cell for each axis of the inputs and each obligation) as column headings and a
-    row (axis, marks) per axis. Each mark is a text with the name of its style.
+    """Return a ledger as column headings and rows ``(axis, marks)``. A ledger has a cell for each axis of the inputs
+    and each obligation of the op. A mark is a text with the name of its style.
 
-    A mark is the number of samples, ``-`` for a cell that does not apply, ``?`` for a required cell that nothing looked
-    at, or empty for an optional one.
+    It is the number of samples, or ``-`` for a cell that does not apply. It is ``?`` for a required cell without
+    samples, and empty for an optional one.
     """
     obligations = list(dict.fromkeys(c.obligation for c in ledger))
     rows: dict[str, list[tuple[str, str]]] = {}
@@ -227,8 +232,8 @@ def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[st
 
 
 def _print_ledger(report: Report, console: Console) -> None:
-    """Print how many samples were looked at as a table: a row per axis of the inputs, a column per obligation of the
-    op.
+    """Print how many samples were checked. The table has a row for each axis of the inputs and a column for each
+    obligation of the op.
     """
     from rich.table import Table
     from rich.text import Text
@@ -249,8 +254,8 @@ def _print_ledger(report: Report, console: Console) -> None:
 
 
 def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[FindingFields] = ()) -> None:
-    """Print the finding ``f`` that shows the cause of a failure, and one line for each of ``symptoms``, which fail for
-    the same reason.
+    """Print the finding ``f`` that shows the cause of a failure. Print one line for each of ``symptoms``, which fail
+    for the same reason.
     """
     from rich.text import Text
 
@@ -266,9 +271,8 @@ def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[Findin
 
 
 def print_costs(costs: Sequence[CostCardFields], console: Console | None = None, no_costs: str = "") -> None:
-    """Print a table of costs, a row per op with nanoseconds per call, and below it the reasons for empty columns.
-
-    ``no_costs`` is the reason why there is no card.
+    """Print a table of costs with the nanoseconds per call of each op, and below it the reasons for empty columns.
+    ``no_costs`` is the reason why there are no costs.
     """
     from rich.table import Table
     from rich.text import Text
@@ -293,7 +297,7 @@ def print_costs(costs: Sequence[CostCardFields], console: Console | None = None,
 
 
 def in_ns(time: float | None) -> str:
-    """Return ``time``, in nanoseconds, as text for a table, or a dash for None, a time that was not measured."""
+    """Return ``time``, in nanoseconds, as text for a table. None is a time that was not measured and becomes a dash."""
     return "-" if time is None else f"{time:,.0f}"
 
 
@@ -304,10 +308,8 @@ def findings_json(
     no_costs: str = "",
     reports: Sequence[Report] = (),
 ) -> str:
-    """Return the findings as indented JSON text with a final newline: ``{"facts": ..., "verdicts": {...}, "findings":
-    [...], "costs": [...]}``.
-
-    Without cards, ``"no_costs"`` holds the reason.
+    """Return the findings as indented JSON text with a final newline. The object has the keys ``facts``, ``verdicts``,
+    ``findings`` and ``costs``. Without costs it also has ``no_costs``, the reason.
     """
     rows = [{name: getattr(f, name) for name in FIELDS} for f in findings]
     cards = [{name: getattr(c, name) for name in COSTS} for c in costs]

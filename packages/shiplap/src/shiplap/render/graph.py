@@ -12,7 +12,9 @@ WIDTH, HEIGHT, GAP, RISE = 168, 44, 18, 40  # of a box, and between boxes, in px
 
 @dataclass(frozen=True)
 class GraphBox:
-    """A node: two lines of text, the names of the nodes that it reads, and whether the node is highlighted."""
+    """A node of a graph. It holds its name, two lines of text, the names of the nodes that it reads, and whether it is
+    highlighted.
+    """
 
     name: str
     title: str
@@ -22,7 +24,7 @@ class GraphBox:
 
 
 def graph_svg(boxes: Sequence[GraphBox]) -> str:
-    """Return an ``<svg>`` element of the boxes in layers with edges, as text. Each of ``boxes`` must come after those
+    """Return an ``<svg>`` element of the boxes in layers, with edges, as text. Each of ``boxes`` must come after those
     that it reads. Text is escaped.
     """
     layers: dict[str, int] = {}

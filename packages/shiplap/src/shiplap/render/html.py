@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @cache
 def _html_environment(package: str) -> Environment:
-    """Return the Jinja environment for the templates of a Python package, which may extend the base page of
+    """Return the Jinja environment for the templates of a Python package. They may extend the base page of
     ``shiplap.render``. Values are escaped.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -24,10 +24,9 @@ def _html_environment(package: str) -> Environment:
 
 
 def render_html(template: str, *, package: str = "shiplap.render", **context: Any) -> str:
-    """Return an HTML page as text, rendered from ``<package>/templates/<template>`` with ``context``. The template may
-    extend ``base.html.jinja`` of this package.
+    """Return an HTML page as text, rendered from ``<package>/templates/<template>`` with ``context``.
 
-    The base takes ``title`` and ``facts`` (a mapping, shown as a header) and has the blocks ``style``, ``summary`` and
-    ``content``.
+    The template may extend ``base.html.jinja`` of this package. That base takes ``title`` and ``facts`` (a mapping,
+    shown as a header) and has the blocks ``style``, ``summary`` and ``content``.
     """
     return _html_environment(package).get_template(template).render(**context)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of text, in parts of ``(text, style of rich)``. It may hold line breaks and is never wrapped."""
+    """A line of text, in parts ``(text, style of rich)``. It may contain line breaks and is never wrapped."""
 
     parts: tuple[tuple[str, str], ...]
 
@@ -27,7 +27,9 @@ class Line:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table without borders: its headings, cells of ``(text, style)``, columns of numbers, columns never wrapped."""
+    """A table without borders. It holds the headings, the rows as cells ``(text, style)``, and the headings of columns
+    of numbers and of columns that are never wrapped.
+    """
 
     headings: tuple[str, ...]
     rows: tuple[tuple[tuple[str, str], ...], ...]
@@ -36,13 +38,13 @@ class TextTable:
 
 
 def line(text: str = "", style: str = "", *more: tuple[str, str]) -> Line:
-    """Return a line of the part (``text``, ``style``) and further parts ``more``."""
+    """Return a line of the part (``text``, ``style``) and the further parts ``more``."""
     return Line(((text, style), *more))
 
 
 def row(label: str, value: str, style: str = "") -> Iterator[Line]:
-    """Yield one indented line with ``label`` and ``value`` beside it. Line breaks in ``value`` are indented alike.
-    Yield nothing where ``value`` is empty.
+    """Yield one indented line with ``label`` and ``value`` beside it. Line breaks in ``value`` are indented to the same
+    column. Yield nothing if ``value`` is empty.
     """
     if value:
         # Further lines begin below the value, behind the label.
@@ -50,7 +52,9 @@ def row(label: str, value: str, style: str = "") -> Iterator[Line]:
 
 
 def list_first(names: Sequence[str], most: int = 6) -> str:
-    """Return the first ``most`` names joined by commas, with the number of the others: ``a, b and 3 more``."""
+    """Return the first ``most`` names joined by commas, followed by the number of the others, such as ``a, b and 3
+    more``.
+    """
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -85,8 +89,8 @@ def _rich_table(table: TextTable) -> object:
 
 
 def value_json(value: Any, facts: Mapping[str, str], **more: object) -> dict[str, Any]:
-    """Return one JSON-ready dict: ``facts``, the fields of the dataclass ``value``, and ``more``, which is derived from
-    them.
+    """Return one dict for JSON with ``facts``, the fields of the dataclass ``value``, and ``more``. ``more`` holds
+    values derived from the fields.
     """
     return plain_json({"facts": dict(facts), **asdict(value), **more})
 
@@ -99,7 +103,9 @@ def plain_json(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def relative_place(where: str) -> str:
-    """Return the place ``file:line`` relative to the working folder if the file lies below it, else unchanged."""
+    """Return the place ``file:line`` relative to the working folder if the file lies below it. Otherwise return it
+    unchanged.
+    """
     try:
         return str(Path(where).relative_to(Path.cwd()))
     except ValueError:

@@ -27,7 +27,9 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: what it is about, an outcome such as ``"fail"``, the text, and lines of detail below."""
+    """One line of a table. It holds what the line is about, an outcome such as ``"fail"``, the text, and lines of
+    detail below.
+    """
 
     name: str
     outcome: str
@@ -36,7 +38,9 @@ class Row:
 
 
 class ResultWithVerdict(ABC):
-    """Base of the results that have a verdict. It has no truth value, since a verdict has more than two values."""
+    """Base of the results that have a verdict. A result has no truth value, since a verdict has more than two
+    values.
+    """
 
     _good: ClassVar[str]
     """The verdict that a test compares with."""
@@ -57,7 +61,7 @@ class ResultWithVerdict(ABC):
         """The rows of the table that is printed below the headline."""
 
     def __bool__(self) -> bool:
-        """Raise SL504, since a verdict has more than two values and must be compared with a text."""
+        """Raise ``SL504``. A verdict has more than two values and must be compared with a text."""
         # ``assert result`` would pass for a failed result, as any object is true.
         raise error(
             "SL504",
@@ -68,11 +72,11 @@ class ResultWithVerdict(ABC):
         )
 
     def __repr__(self) -> str:
-        """Return ``<CLASS HEADLINE>``."""
+        """Return ``<CLASS HEADLINE>``, with the class name and the headline of the result."""
         return f"<{type(self).__name__} {self.headline}>"
 
     def __str__(self) -> str:
-        """Return the result as plain text: the headline, then the rows."""
+        """Return the result as plain text. The headline comes first, followed by the rows."""
         return "\n".join(text for text, _ in table_lines(self))
 
     def __rich__(self) -> Text:
@@ -91,15 +95,17 @@ class ResultWithVerdict(ABC):
 
 
 def exit_status(verdicts: Iterable[str]) -> int:
-    """Return the exit status of a verb for the verdicts of its results: 0 if all are good, 1 if one says that something
-    is wrong, else 3: nothing is wrong, and something was left out.
+    """Return the exit status of a verb (subcommand) for the verdicts of its results. It is 0 if all are good, and 1 if
+    one of them reports a defect. It is 3 if there is no defect and something was left out.
     """
     bad = {v for v in verdicts if STYLES[v][1] != "ok"}
     return 0 if not bad else 3 if bad == {"incomplete"} else 1
 
 
 def table_lines(result: ResultWithVerdict) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a result as text, each with a style of rich: the headline, then the rows in columns."""
+    """Yield the lines of a result as text, each with a style of rich. The headline comes first, followed by the rows in
+    columns.
+    """
     yield result.headline, STYLES.get(result.verdict, ("", ""))[0]
     rows = result.rows
     names = max((len(row.name) for row in rows), default=0)

@@ -19,7 +19,8 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 
 
 def write_statement(path: Path, subjects: Mapping[str, str], predicate_type: str, predicate: Mapping[str, Any]) -> None:
-    """Write an in-toto statement about ``subjects`` as JSON to ``path``, whole or not at all.
+    """Write an in-toto statement about ``subjects`` to ``path`` as JSON. If writing fails, an existing file is
+    unchanged.
 
     Args:
         path: the file to write.
@@ -28,7 +29,7 @@ def write_statement(path: Path, subjects: Mapping[str, str], predicate_type: str
         predicate: the plain values that the statement says of the subjects. Infinities and NaN become null.
 
     Raises:
-        CommandError: SL602 if the file cannot be written.
+        CommandError: ``SL602`` if the file cannot be written.
     """
     statement = {
         "_type": STATEMENT,

@@ -1,4 +1,4 @@
-"""Rewrites put kernels into unmodified models, and report each place and the reason for each near miss."""
+"""Rewrites put kernels into unmodified models. They report each place, and the reason for each near miss."""
 
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import place_replacement

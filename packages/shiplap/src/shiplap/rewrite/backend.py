@@ -1,5 +1,6 @@
-"""The backend ``torch.compile(model, backend="shiplap")``: Inductor with rewrites, for programs that can only pass the
-name of a backend.
+"""The backend ``torch.compile(model, backend="shiplap")``, which is Inductor with rewrites.
+
+It is meant for programs that can only pass the name of a backend.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 def shiplap(
     gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Return ``gm`` compiled with Inductor and rewrites: the backend that ``torch.compile(model, backend="shiplap")``
-    finds through an entry point.
+    """Return a function that computes the graph ``gm``, compiled with Inductor and rewrites. ``torch.compile(model,
+    backend="shiplap")`` finds this backend through an entry point.
 
-    ``options["rewrites"]`` are the rewrites to use, by default ``shiplap.rewrite.shipped.everything``; other options
-    and ``mode`` are Inductor's.
+    ``options["rewrites"]`` holds the rewrites to use. By default they are ``shiplap.rewrite.shipped.everything``. All
+    other options and ``mode`` are passed to Inductor.
     """
     from shiplap.torch_private.inductor_passes import compile_with
 
@@ -40,7 +41,7 @@ def shiplap(
 
 @cache
 def _load_shipped_rewrites() -> Rewrites:
-    """Return the rewrites that ship with Shiplap, as one set, loaded at the first call."""
+    """Return a set of all rewrites that ship with Shiplap."""
     # Imported late: a program that brings its own rewrites never loads those that ship.
     from shiplap.rewrite.shipped import everything
 

@@ -1,4 +1,4 @@
-"""``Rewrite``, the interface of every rewrite: a pair of functions or a pass over the graph."""
+"""``Rewrite``, the interface of every rewrite. A rewrite is a pair of functions or a pass over the graph."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 def short_digest(*parts: object) -> str:
-    """Return a digest, 16 hexadecimal digits, of the texts of ``parts``, which together decide what a rewrite does."""
+    """Return a digest of the texts of ``parts``, as 16 hexadecimal digits."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
 class Rewrite(ABC):
-    """A change of graphs with a proof. A rewrite is immutable once built, and two are equal only if they are one
-    object.
+    """A change of graphs with a proof that it keeps their results. A rewrite is immutable once built. Two rewrites are
+    equal only if they are one object.
 
     Attributes:
         name: an identifier, as it appears in findings and counters.
-        level: where it runs.
-        anchors: names of calls (``"softmax"``) without one of which a graph has no place for it. Empty where any graph
-            may have one.
+        level: the stage of compilation at which it runs.
+        anchors: names of calls such as ``"softmax"``. A graph without any of these calls has no place for the rewrite.
+            If empty, any graph may have one.
     """
 
     name: str
@@ -41,53 +41,54 @@ class Rewrite(ABC):
 
     @property
     def prove_on_first_match(self) -> bool:
-        """Whether the proof of this rewrite (a comparison of results before and after it) waits until a graph has a
-        first place for it, instead of running when the rewrite is switched on.
+        """Whether the proof of this rewrite waits until a graph has a first place for it. Otherwise the proof runs when
+        the rewrite is switched on. The proof compares results before and after the rewrite.
 
-        The rewrites of Shiplap wait, since most graphs have no place for most of them. A rewrite of a user is proven
-        when it is put into force, where an error names the user's line.
+        The proofs of most of Shiplap's rewrites wait, since most graphs have no place for most of them. A rewrite of a
+        user is proven when it is switched on, because an error then names the user's line.
         """
         return bool(self.anchors) and self.code_is_fully_hashed and type(self).__module__.startswith("shiplap.rewrite.")
 
     def may_match(self, graph: Graph) -> bool:
-        """Whether ``graph`` has a call of one of this rewrite's ``anchors``, operator names without which the rewrite
-        has no place in a graph.
+        """Return whether ``graph`` has a call of one of this rewrite's ``anchors``. These are names of operators
+        without which the rewrite has no place in a graph. A rewrite without anchors may match any graph.
         """
         return not self.anchors or any(torch_call_name(n) in self.anchors for n in graph.nodes)
 
     @property
     def code_is_fully_hashed(self) -> bool:
-        """Whether ``digest`` and the code of Shiplap cover everything that the result of this rewrite's proof depends
-        on. Only then is that result kept for other processes.
+        """Whether ``digest`` and the code of Shiplap cover everything on which the result of this rewrite's proof
+        depends. The result is kept for other processes only in that case.
 
-        True for the passes of Shiplap itself, and for a subclass elsewhere that overrides this.
+        The value is true for classes of Shiplap. A subclass elsewhere may override it.
         """
         return type(self).__module__.startswith("shiplap.rewrite.")
 
     @property
     @abstractmethod
     def digest(self) -> str:
-        """The digest of everything that decides what :meth:`apply` does to a graph: source, helper functions, guards,
-        options.
+        """A digest of everything on which the effect of :meth:`apply` depends, such as the source, helper functions,
+        guards and options.
         """
 
     @abstractmethod
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Change ``graph`` in place where the rewrite matches and is faster. Yield a ``Match`` for each changed place
-        and a ``NearMiss`` for each place where all but one thing fits.
+        """Change ``graph`` in place where the rewrite matches and is faster. Yield a ``Match`` for each changed place.
+        Yield a ``NearMiss`` for each place where only one condition is not met.
 
-        The caller lints and recompiles. New nodes get their meta from ``shiplap.rewrite.graph.place_replacement``.
+        The caller checks and recompiles the graph. ``shiplap.rewrite.graph.place_replacement`` sets the meta of new
+        nodes.
         """
 
     @abstractmethod
     def programs(self) -> Iterable[Program]:
-        """Return the programs, that is functions with example arguments, on which the rewrite is proven: their results
-        before and after it are compared. It must apply in at least one of them.
+        """Return the programs on which the rewrite is proven. A program is a function with example arguments. The proof
+        compares its results before and after the rewrite. The rewrite must apply in at least one program.
         """
 
     def near_miss(self, at: RewriteObstacle, of: int) -> NearMiss:
-        """Return the record of a place where this rewrite fits but for one thing, the obstacle ``at``. ``of`` is how
-        many nodes the pattern has, to which the obstacle's number of fitting nodes is compared.
+        """Return the record of a place that the rewrite fits except for the obstacle ``at``. ``of`` is the number of
+        nodes in the pattern. The record contrasts it with the number of nodes that fit.
         """
         # The line of the user, who has to change it.
         line = source_line(at.node)
@@ -95,7 +96,7 @@ class Rewrite(ABC):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of the proof of this rewrite, one for each check. The proof runs once in a process, or its
-        findings are read from the cache.
+        """The findings of the proof of this rewrite, one for each check. The proof runs at most once in a process. If
+        the cache holds its findings, they are read from there.
         """
         return prove_rewrite(self)

@@ -1,8 +1,8 @@
 """Capture the programs of a proof several at a time, because one trace costs as much as the first of its calls.
 
-Programs of fixed sizes ahead of autograd share no node in one graph: each has inputs of its own. The graph therefore
-falls apart into the graphs that single traces would give. Where it does not, and where a program cannot be traced at
-all, each program is traced on its own.
+Programs of fixed sizes share no node in one graph before autograd, since each has its own inputs. The graph can
+therefore be separated into the graphs that single traces would return. If it cannot, or if a program cannot be traced
+at all, each program is traced on its own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MOST_TRACED_PROGRAMS = 24  # programs of one trace: what is captured after a fir
 
 
 def group_for_tracing(programs: Iterator[Program], level: Level) -> Iterator[list[Program]]:
-    """Yield ``programs`` (functions with example arguments) in order, in lists of at most 24 whose graphs can be
-    captured in one trace.
+    """Yield ``programs`` in order, in lists of at most 24 whose graphs can be captured in one trace. A program is a
+    function with example arguments.
     """
     held: list[Program] = []
     for program in programs:
@@ -38,8 +38,8 @@ def group_for_tracing(programs: Iterator[Program], level: Level) -> Iterator[lis
 
 
 def _can_share_trace(first: Program, second: Program, level: Level) -> bool:
-    """Whether two programs (functions with example arguments) can be captured in one trace at ``level`` of compilation
-    such that their graphs stay separate: only before autograd and with fixed sizes.
+    """Return whether two programs can be captured in one trace at ``level`` of compilation without joining their
+    graphs. This is possible only before autograd and with fixed sizes. A program is a function with example arguments.
     """
     # Autograd builds one backward for all results, and symbols of sizes are shared by inputs of equal size: either
     # would join the graphs of two programs.
@@ -47,8 +47,8 @@ def _can_share_trace(first: Program, second: Program, level: Level) -> bool:
 
 
 def capture_program(program: Program, level: Level, train: bool) -> CapturedGraph:
-    """Return the graph of ``program``, a function with example arguments, at ``level`` of compilation, with gradients
-    if ``train``. Errors of torch's tracing are raised.
+    """Return the graph of ``program``, a function with example arguments, at ``level`` of compilation. If ``train`` is
+    true, the inputs require gradients. Errors of torch's tracing are passed on.
     """
     from shiplap.torch_private.inductor_passes import capture_graph
 
@@ -57,10 +57,11 @@ def capture_program(program: Program, level: Level, train: bool) -> CapturedGrap
 
 
 def record_calls(program: Program, level: Level) -> CapturedGraph | None:
-    """Return the graph of the calls that ``program``, a function with example arguments, makes, recorded without
-    Dynamo, or None where sizes are symbols or ``level`` is not the one before autograd.
+    """Return the graph of the calls that ``program``, a function with example arguments, makes. The calls are recorded
+    without Dynamo. Return None if ``program`` has symbolic sizes or ``level`` is not ``"pre-grad"``.
 
-    Only the rewrites that ship use this: a test checks that Dynamo writes the same calls of their programs.
+    Only the rewrites that ship use this function. A test compares the recorded calls of their programs with those that
+    Dynamo writes.
     """
     from shiplap.torch_private.inductor_passes import record_captured
 
@@ -72,8 +73,8 @@ def record_calls(program: Program, level: Level) -> CapturedGraph | None:
 
 
 def capture_together(programs: Sequence[Program], level: Level) -> list[CapturedGraph] | None:
-    """Return a graph for each of ``programs`` (functions with example arguments), all from one trace before autograd,
-    or None where that trace fails or the graphs cannot be separated.
+    """Return one graph for each of ``programs``, all captured in one trace before autograd. A program is a function
+    with example arguments. Return None if the trace fails or the graphs cannot be separated.
     """
     from shiplap.torch_private.inductor_passes import capture_graph
 
@@ -92,10 +93,11 @@ def capture_together(programs: Sequence[Program], level: Level) -> list[Captured
 
 
 def _call_all_programs(programs: Sequence[Program]) -> Callable[..., Any]:
-    """Return a function that takes the tensors of all ``programs`` (functions with example arguments) in order, calls
-    each program once and returns a list of the results.
+    """Return a function that calls each of ``programs`` once and returns a list of the results. Its arguments are the
+    tensors of all programs in order. A program is a function with example arguments.
 
-    The code of the function is generated: loops over arguments took a quarter of the time of a trace (CPU, 2026-11-26).
+    The code of the function is generated, because loops over arguments took a quarter of the time of a trace (measured
+    on a CPU on 2026-11-26).
     """
     scope: dict[str, Any] = {}
     calls, number = [], 0
@@ -117,8 +119,9 @@ def _call_all_programs(programs: Sequence[Program]) -> Callable[..., Any]:
 
 
 def _owning_programs(captured: CapturedGraph, starts: Sequence[int], ends: Sequence[int]) -> dict[Node, int] | None:
-    """Return for each node of the joint graph ``captured`` the number of the program that it belongs to, or None if a
-    node belongs to none or to several. ``starts`` and ``ends`` are the ranges of each program's inputs.
+    """Return for each node of the joint graph ``captured`` the number of the program that it belongs to. Return None if
+    a node belongs to no program or to several. The inputs of program ``i`` have the numbers from ``starts[i]`` up to
+    ``ends[i]``, which is excluded.
     """
     owners: dict[Node, int] = {}
     for node in captured.graph.nodes:
@@ -140,8 +143,9 @@ def _owning_programs(captured: CapturedGraph, starts: Sequence[int], ends: Seque
 
 
 def _split_off_program(captured: CapturedGraph, owners: dict[Node, int], number: int, start: int) -> CapturedGraph:
-    """Return program ``number`` as a graph of its own, copied from ``captured``, the graph of several programs whose
-    nodes belong to the programs in ``owners``. Its inputs, which begin at ``start`` there, are counted from 0.
+    """Return a copy of the part of ``captured`` that belongs to program ``number``. ``captured`` is the joint graph of
+    several programs, and ``owners`` holds the number of the program of each node. The inputs of the program begin at
+    ``start`` in the joint graph and at 0 in the copy.
     """
     graph, made, roles = Graph(), dict[Node, Node](), dict[Node, int | str]()
     for node in captured.graph.nodes:

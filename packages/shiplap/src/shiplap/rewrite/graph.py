@@ -31,16 +31,18 @@ fake_value = fx.node_value
 
 
 class ReplacementRefused(Exception):
-    """The error of a function that ``place_replacement`` traces, when it cannot be used. The text is the reason."""
+    """An error which says that a traced replacement cannot be used. Its text is the reason, and ``obstacle`` the kind
+    of the obstacle.
+    """
 
     def __init__(self, obstacle: Obstacle, reason: str) -> None:
-        """Keep the kind of the obstacle, and the reason as the text of the error."""
+        """Set the kind of the obstacle, and the reason as the text of the error."""
         self.obstacle: Obstacle = obstacle
         super().__init__(reason)
 
 
 def flat_nodes(args: Any) -> list[Node]:
-    """Return the nodes in ``args``, also in nested containers, each once, in order."""
+    """Return the nodes in ``args`` in order, without duplicates. Nested containers are searched, too."""
     nodes: dict[Node, None] = {}
     map_arg(args, lambda n: nodes.setdefault(n))
     return list(nodes)
@@ -57,14 +59,17 @@ def place_replacement(
     bound: Sequence[tuple[str, str]] = (),
 ) -> Match | NearMiss:
     """Replace the computation of ``outputs`` by ``fn(*args)`` in the graph, and remove the nodes that become unused.
-    Return the match, or a near miss (the place and the reason) where nothing was changed.
+    Return a ``Match``, or a ``NearMiss`` with the place and the reason if nothing was changed.
 
-    ``fn`` is plain PyTorch and returns as many tensors as there are ``outputs``, in that order; ``args`` may hold nodes
-    (tensors or sizes), constants, and lists of those. ``nodes`` are all that the rewrite means to replace, ``outputs``
-    included. A result that lies in memory otherwise than the output is copied to the output's dim order, unless no
-    reader sees the difference. A near miss has these causes: ``fn`` raised, its results have
-    another shape, dtype or device than the outputs, or strides that no dim order gives, they depend on one another, or
-    between what is merged lies a write or the edge of a ``no_grad`` or autocast block.
+    ``fn`` is plain PyTorch. It returns as many tensors as there are ``outputs``, in that order. ``args`` may hold nodes
+    of tensors or sizes, constants, and lists of these. ``nodes`` are further nodes that the rewrite means to replace.
+    ``bound`` is text for the ``Match``, pairs of a name and what it is bound to.
+
+    If a result has other strides than its output, it is copied to the dim order of the output, unless no reader sees
+    the difference. The graph stays unchanged if ``fn`` raises, or if a result has another shape, dtype or device than
+    its output. It also stays unchanged if the strides of an output fit no dim order, or if a result is computed from
+    its own output. The last cause is a write or the edge of a ``no_grad`` or autocast block between the nodes that
+    would be merged.
     """
     # In graph order: the first and the last of them bound what lies in between.
     replaced = sorted({*nodes, *outputs}, key=_node_positions(graph))
@@ -113,16 +118,16 @@ def place_replacement(
 def _trace_replacement(
     fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
 ) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
-    """Return ``fn`` traced as a graph that can stand for ``outputs``, then the nodes behind an output that are laid out
-    otherwise with it, each with its new fake value, and the outputs whose layout no reader sees.
+    """Return three things: ``fn`` traced as a graph, the readers of ``outputs`` whose layout in memory changes, and the
+    outputs whose layout affects no reader. Each reader is paired with its new fake value.
 
-    Returns the graph, the nodes behind an output that lie otherwise in memory now, with their values, and the outputs
-    whose layout no reader sees. A result is copied to the layout of its output where a reader would see the difference.
+    If the layout of a result differs from that of its output and affects a reader, the graph copies the result to the
+    output's layout.
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:
-        """Return ``fn`` traced as a graph with a flat list of results, on fake tensors like those of the nodes among
-        the replacement's arguments.
+        """Return ``fn`` traced as a graph with a flat list of results. The inputs are fake tensors like those of the
+        nodes among the replacement's arguments.
         """
         return fx.trace_to_nodes(
             lambda *values: fn(*_fill_arguments(args, inputs, values)), [fake_value(n) for n in inputs], level
@@ -152,9 +157,9 @@ def _trace_replacement(
 def _why_results_differ(
     made: Graph, results: Sequence[Any], outputs: Sequence[Node], free: Collection[Node]
 ) -> tuple[Obstacle, str] | None:
-    """Return the kind of obstacle and the reason why ``results`` of the replacement ``made`` cannot stand for
-    ``outputs`` (another dtype, shape, layout and so on), or None if they can. The layout of outputs in ``free`` does
-    not count.
+    """Return the kind of obstacle and the reason if ``results`` of the replacement ``made`` cannot stand for
+    ``outputs``. Examples are another dtype, shape or layout. Return None if they can. For outputs in ``free``, the
+    layout is not compared.
     """
     if constant := next((n for n in made.nodes if n.op == "get_attr"), None):
         return (
@@ -175,8 +180,8 @@ def _why_results_differ(
 
 
 def _near_miss_at(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
-    """Return a function that takes a kind of obstacle and a reason, and returns the record that ``rewrite`` fits at
-    ``at`` but for that. ``of`` is how many nodes the rewrite's pattern has.
+    """Return a function that takes a kind of obstacle and a reason, and returns a ``NearMiss`` of ``rewrite`` at the
+    node ``at``. ``of`` is the number of nodes in the rewrite's pattern.
     """
     return lambda obstacle, reason: NearMiss(
         rewrite, level, at.name, source_line(at), obstacle, reason, of, of, OBSTACLE_FIXES.get(obstacle, "")
@@ -189,8 +194,8 @@ def _node_positions(graph: Graph) -> Callable[[Node], int]:
 
 
 def _fill_arguments(args: Sequence[Any], inputs: Sequence[Node], values: Sequence[Any]) -> list[Any]:
-    """Return ``args`` with each node among ``inputs``, also in lists, replaced by the value at the same position of
-    ``values``.
+    """Return a copy of ``args`` in which the value at the same position of ``values`` replaces each node of ``inputs``.
+    Nodes in nested lists are replaced, too.
     """
     given = dict(zip(inputs, values, strict=True))
     return list(map_arg(tuple(args), given.__getitem__))
@@ -202,8 +207,8 @@ def _graph_results(made: Graph) -> list[Any]:
 
 
 def _value_difference(new: Any, old: Any) -> tuple[Obstacle, str] | None:
-    """Return the first property (dtype, device, shape, layout) in which a reader of ``old`` would find ``new``
-    different, with the reason, or None. Both are fake values.
+    """Return the first property in which ``new`` differs from ``old``, with the reason as text. The properties are
+    dtype, device, shape and layout. Return None if they agree. Both arguments are fake values.
     """
     if not (isinstance(new, Tensor) and isinstance(old, Tensor)):
         return (
@@ -225,18 +230,19 @@ def _value_difference(new: Any, old: Any) -> tuple[Obstacle, str] | None:
 
 
 def _inputs_behind(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
-    """Return those of ``inputs``, nodes of the user's graph, from which ``result`` of the traced replacement ``made``
-    is computed.
+    """Return those of ``inputs`` from which ``result`` is computed. ``result`` is a node of the traced replacement
+    ``made``, and ``inputs`` are the nodes of the user's graph that it is called with.
     """
     given = dict(zip((n for n in made.nodes if n.op == "placeholder"), inputs, strict=True))
     return {given[n] for n in walk_from(flat_nodes(result), inputs_of) if n in given}
 
 
 def _find_dependency_loop(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
-    """Return the kind of obstacle and the reason if a replaced output would be computed from itself through others, or
-    None. ``needs`` holds, for each of ``outputs``, the input nodes from which its new value is computed.
+    """Return the kind of obstacle and the reason if a replaced output would be computed from itself, directly or
+    through other outputs. Return None if there is no such loop. ``needs`` holds, for each of ``outputs``, the input
+    nodes from which its new value is computed.
 
-    In training this happens: gradients are computed from results.
+    Loops occur in training, because gradients are computed from results.
     """
     after = [set(walk_from([o], users_of)) for o in outputs]
     # reads[i] holds the results that are computed from output i.
@@ -251,8 +257,9 @@ def _find_dependency_loop(needs: Sequence[set[Node]], outputs: Sequence[Node]) -
 def _find_barrier_between(
     graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]
 ) -> tuple[Obstacle, str] | None:
-    """Return the kind of obstacle and the reason if a write, or the edge of a ``no_grad`` or autocast block, lies
-    between the nodes ``replaced`` that would be merged into one place, or None.
+    """Return the kind of obstacle and the reason if the nodes ``replaced`` cannot be merged into one place. The
+    obstacle is a write, or the edge of a ``no_grad`` or autocast block, between these nodes and ``inputs``. Return None
+    if there is no obstacle.
     """
     order = _node_positions(graph)
     # The merged call stands at the last of these nodes, so everything in between is passed.
@@ -266,8 +273,8 @@ def _find_barrier_between(
 
 
 def barrier_reason(node: Node) -> tuple[Obstacle, str] | None:
-    """Return the kind of obstacle and the reason why other calls must not be moved past ``node`` (it writes to a
-    tensor, or enters or leaves a ``no_grad`` or autocast block), or None if they may.
+    """Return the kind of obstacle and the reason if other calls must not be moved past ``node``. Such a node writes to
+    a tensor, or enters or leaves a ``no_grad`` or autocast block. Return None for all other nodes.
     """
     if mutates_argument(node):
         return "mutation", "writes to a tensor"
@@ -281,7 +288,7 @@ ALLOCATING_OPERATORS = frozenset(
 
 
 def _writes_fresh_tensor(node: Node) -> bool:
-    """Whether ``node`` writes only to a tensor that was made for it alone, as in ``relu(linear(x, w),
+    """Return whether ``node`` writes only to a tensor that was made for it alone, as in ``relu(linear(x, w),
     inplace=True)``.
     """
     given = node.args[0] if mutates_argument(node) and node.args else None
@@ -296,8 +303,8 @@ def _writes_fresh_tensor(node: Node) -> bool:
 
 
 def _switches_mode(node: Node) -> bool:
-    """Whether ``node`` enters or leaves a mode such as ``no_grad`` or autocast. Before autograd a graph holds such a
-    block as two calls without a result.
+    """Return whether ``node`` enters or leaves a mode such as ``no_grad`` or autocast. Before autograd, a graph holds
+    such a block as two calls without a result.
     """
     name = getattr(node.target, "__name__", "")
     plain = node.op == "call_function" and fx.overload_of(node) is None
@@ -305,7 +312,7 @@ def _switches_mode(node: Node) -> bool:
 
 
 def mutates_argument(node: Node) -> bool:
-    """Whether ``node`` writes to one of its arguments, in place or by ``out=``."""
+    """Return whether ``node`` writes to one of its arguments, in place or through ``out=``."""
     if node.op == "call_method":
         name = str(node.target)
         return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__", "__imul__")
@@ -323,8 +330,8 @@ def mutates_argument(node: Node) -> bool:
 
 
 def written_arguments(node: Node) -> list[Node]:
-    """Return the nodes of the arguments that a call of a library's op writes to, in the order of its schema. Empty for
-    other calls.
+    """Return the nodes of the arguments that a call of a library's op writes to, in the order of its schema. For other
+    calls the list is empty.
     """
     written: list[Node] = []
     for schema in fx.schemas_of(node)[:1]:
@@ -364,8 +371,9 @@ def _insert_replacement(
     outputs: Sequence[Node],
     writers: Sequence[Node] = (),
 ) -> list[Node]:
-    """Copy the nodes of ``made``, the traced replacement, into ``graph`` before the last of ``outputs``, or behind the
-    last of ``writers``, let the users of ``outputs`` read the copies of ``results``, and return all copies.
+    """Copy the nodes of the traced replacement ``made`` into ``graph`` and return the copies. Users of ``outputs`` then
+    read the copies of ``results``. The copies stand before the last of ``outputs``, or behind the last of ``writers``
+    if that comes later. ``inputs`` are the nodes of ``graph`` that take the place of the inputs of ``made``.
     """
     order = _node_positions(graph)
     given = iter(inputs)
@@ -393,7 +401,7 @@ def _insert_replacement(
 
 
 def sort_graph(graph: Graph) -> None:
-    """Move every node of the graph behind its inputs, in place, and keep the order otherwise."""
+    """Move every node of the graph behind its inputs, in place. The order of other nodes does not change."""
     done: set[Node] = set()
     # Nodes are moved behind the last placed node, so a graph that is in order is not changed at all.
     cursor = None
@@ -415,7 +423,9 @@ def sort_graph(graph: Graph) -> None:
 
 
 def _erase_unused(replaced: Sequence[Node]) -> None:
-    """Remove those nodes of ``replaced`` from their graph that have no users and write to nothing but such nodes."""
+    """Remove those nodes of ``replaced`` from their graph that have no users and no effect. A node that writes only to
+    nodes of ``replaced`` is removed, too.
+    """
     made = set(replaced)
     for node in replaced:
         # What a library's op writes to was made for the computation that is replaced, and is read by nobody else.
@@ -429,8 +439,8 @@ def _erase_unused(replaced: Sequence[Node]) -> None:
 
 
 def remove_dead_calls(graph: Graph) -> None:
-    """Remove from the graph the calls whose results no node reads and which have no effect. They would count as readers
-    of a value that a rewrite replaces.
+    """Remove from the graph the calls that have no effect and whose results no node reads. Otherwise they would count
+    as readers of a value that a rewrite replaces.
     """
     for node in reversed(list(graph.nodes)):
         if not node.users and _has_no_effect(node):
@@ -438,8 +448,8 @@ def remove_dead_calls(graph: Graph) -> None:
 
 
 def _has_no_effect(node: Node) -> bool:
-    """Whether a call may be removed if no node reads its result: it returns tensors of known sizes, writes to nothing,
-    draws no random numbers and raises no error that depends on data.
+    """Return whether a call may be removed if no node reads its result. Such a call returns tensors of known sizes and
+    writes to nothing. It draws no random numbers, and raises no error that depends on data.
     """
     held = fake_value(node)
     known = isinstance(held, Tensor) or (
@@ -467,8 +477,8 @@ _TAGS_OF_EFFECTS = frozenset(
 
 @cache
 def _tags_of_aten_operator(target: Any) -> frozenset[torch.Tag] | None:
-    """Return the tags of all overloads of the ATen operator that ``target`` calls, or None where ``target`` is not one
-    of torch.
+    """Return the tags of all overloads of the ATen operator that ``target`` calls. Return None if ``target`` is no
+    operator of torch.
     """
     if (schema := getattr(target, "_schema", None)) is not None:
         return frozenset(target.tags) if schema.name.startswith(("aten::", "prims::")) else None
@@ -482,26 +492,26 @@ def _tags_of_aten_operator(target: Any) -> frozenset[torch.Tag] | None:
 
 
 def operator_name(node: Node) -> str:
-    """Return the call of a node as its users write it: ``aten.addmm``, ``linear``, or ``.view`` for a method."""
+    """Return the call of a node as users write it, such as ``aten.addmm``, ``linear``, or ``.view`` for a method."""
     return f".{node.target}" if node.op == "call_method" else fx.operator_name(node.target)
 
 
 def name_and_operator(node: Node) -> str:
-    """Return the name of a node with the call that it makes, ``mm_1 (aten.mm)``, or with its kind where it makes
-    none.
+    """Return the name of a node and the call that it makes, such as ``mm_1 (aten.mm)``. For a node that makes no call,
+    its kind takes the place of the call.
     """
     return f"{node.name} ({operator_name(node) if node.op.startswith('call') else node.op})"
 
 
 def fake_tensor(node: Any) -> Tensor | None:
-    """Return the fake tensor of ``node``, or None if it is no node or stands for no tensor."""
+    """Return the fake tensor of ``node``. Return None if ``node`` is no node of a graph or stands for no tensor."""
     held = fake_value(node) if isinstance(node, Node) else None
     return held if isinstance(held, Tensor) else None
 
 
 def source_line(node: Node) -> str:
-    """Return ``file:line`` of the user's call that made the node, the last frame outside of torch, or an empty text
-    where the compiler recorded none.
+    """Return ``file:line`` of the user's call that made the node, from the last frame outside of torch. Return an empty
+    text if the compiler recorded no frames.
     """
     frames = FRAME_PATTERN.findall(node.meta.get("stack_trace") or "")
     # The last frame of the user is the line to edit; frames of torch below it are the same for all callers.
@@ -510,7 +520,7 @@ def source_line(node: Node) -> str:
 
 
 def describe_node(node: Any) -> str:
-    """Return a node as text for people, ``float32[8, 64] of linear_1``, or the ``repr`` of a constant."""
+    """Return a node as text for people, such as ``float32[8, 64] of linear_1``. For a constant, return its ``repr``."""
     if not isinstance(node, Node):
         return repr(node)
     held = fake_tensor(node)
@@ -518,7 +528,7 @@ def describe_node(node: Any) -> str:
 
 
 def describe_tensor(held: Tensor) -> str:
-    """Return dtype and sizes of a tensor as text: ``float32[8, 64]``."""
+    """Return the dtype and the sizes of a tensor as text, such as ``float32[8, 64]``."""
     return f"{_dtype_name(held.dtype)}{format_sizes(held.shape)}"
 
 
@@ -528,26 +538,26 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def format_sizes(sizes: Iterable[Any]) -> str:
-    """Return sizes as text: ``[8, 64]``."""
+    """Return sizes as text, such as ``[8, 64]``."""
     return f"[{', '.join(map(str, sizes))}]"
 
 
 def _bytes_of_traffic(nodes: Iterable[Node]) -> int:
-    """Return the bytes that the nodes read and write if each runs on its own. Views count nothing, and a symbolic size
-    counts as in the call that is being compiled.
+    """Return the number of bytes that the nodes read and write if each runs on its own. Views do not count. A symbolic
+    size has the value that it has in the call being compiled.
     """
     # Views move no bytes. What fusion would save is not modelled here: the survey measures it.
     return sum(sum(map(_bytes_of_node, (n, *n.all_input_nodes))) for n in nodes if not is_view_call(n))
 
 
 def is_view_call(node: Node) -> bool:
-    """Whether ``node`` returns memory of one of its inputs, and so moves no bytes."""
+    """Return whether the result of ``node`` shares memory with one of its inputs. Such a call moves no bytes."""
     given = (fake_value(n) for n in node.all_input_nodes)
     return node.target is operator.getitem or (not mutates_argument(node) and shares_storage(fake_value(node), given))
 
 
 def _bytes_of_node(node: Node) -> int:
-    """Return the size of the tensor of ``node`` in bytes, 0 where it stands for no tensor."""
+    """Return the size of the tensor of ``node`` in bytes, or 0 if the node stands for no tensor."""
     held = fake_tensor(node)
     # A symbol counts as in the call that is compiled for.
     return 0 if held is None else math.prod(fx.size_hint_of(n) for n in held.shape) * held.itemsize

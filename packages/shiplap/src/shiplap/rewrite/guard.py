@@ -34,16 +34,17 @@ class Guard:
     """A condition such as ``x.shape[-1] % 16 == 0``, ``x.dtype in (float16, bfloat16)``, ``x.device.type == "cuda"`` or
     ``eps < 1e-3``.
 
-    Names are the pattern's arguments and dims. Dtypes have their own names. ``x.device == "cuda"`` compares the type of
-    the device.
+    The names in it are the arguments and dims of a pattern, and the names of dtypes. ``x.device == "cuda"`` compares
+    the type of the device.
     """
 
     source: str
 
     @classmethod
     def parse(cls, source: str, names: frozenset[str], where: str) -> Guard:
-        """Return the guard that ``source`` states. Raises SL803 for syntax outside the language of guards, and for a
-        name that is not in ``names``, the arguments and dims.
+        """Return the guard that ``source`` states. Raise ``SL803`` if its syntax is outside the language of guards, or
+        if a name in it is not in ``names``. ``names`` are the arguments and dims of the pattern. ``where`` is the place
+        that the error reports.
         """
         try:
             tree = ast.parse(source.strip(), mode="eval")
@@ -83,14 +84,15 @@ class Guard:
         return frozenset(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)) - _DTYPES_BY_NAME.keys()
 
     def in_named_dims(self, dim_at: Callable[[str, int], str], dims: frozenset[str]) -> str:
-        """Return the guard as text in terms of named dims alone, from which fitting sizes can be searched, or an empty
-        text if other values occur.
+        """Return the guard as text in terms of named dims alone, from which fitting sizes can be searched. Return an
+        empty text if the guard reads other values. ``dim_at`` returns the name of an argument's dim at a position, and
+        ``dims`` are the names of dims.
         """
 
         class Named(ast.NodeTransformer):
             def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-                """Return the name of the dim in place of an expression ``x.shape[i]``, or the node unchanged where that
-                dim has no name.
+                """Return the name of the dim in place of an expression ``x.shape[i]``. If that dim has no name, return
+                the node unchanged.
                 """
                 owner, at = node.value, node.slice
                 if isinstance(owner, ast.Attribute) and owner.attr == "shape" and isinstance(owner.value, ast.Name):
@@ -112,11 +114,11 @@ class Guard:
         return text if expr.names and expr.names <= dims else ""
 
     def why_refused(self, env: Mapping[str, Any], *, may_guard: bool = True) -> str:
-        """Return an empty text when the guard holds for ``env``, the arguments and dims by name, else the reason:
-        ``x.shape[-1] is 100``. With ``may_guard``, symbolic sizes become a condition of the compiled code, else the
-        guard does not hold for them.
+        """Return an empty text if the guard holds for ``env``, which holds the arguments and dims by name. Otherwise
+        return the reason, such as ``x.shape[-1] is 100``.
 
-        On symbolic sizes the guard becomes a condition of the compiled code, or, unless ``may_guard``, does not hold.
+        If the guard depends on symbolic sizes and ``may_guard`` is true, it becomes a condition of the compiled code.
+        If ``may_guard`` is false, such a guard does not hold.
         """
         try:
             if symbolic_sizes.condition_holds(self._value(self._tree, env), may_guard=may_guard):
@@ -132,8 +134,8 @@ class Guard:
         return ", ".join(f"{name} is {held}" for name, held in leaves.items())
 
     def _value(self, node: ast.expr, env: Mapping[str, Any]) -> Any:
-        """Return the value of one expression of the guard for the arguments in ``env``. Python's builtins are not in
-        scope.
+        """Return the value of the expression ``node`` of the guard for the arguments in ``env``. Python's builtins are
+        not in scope.
         """
         code = compile(ast.Expression(node), f"<guard {self.source}>", "eval")
         held = {k: _TensorView(v) if isinstance(v, Tensor) else v for k, v in env.items()}
@@ -142,13 +144,13 @@ class Guard:
 
 
 class _DeviceType(str):
-    """The type of a device, which compares with text. Its ``.type`` is itself."""
+    """The type of a device as text that can be compared. Its attribute ``type`` is the same text."""
 
     __slots__ = ()
 
     @property
     def type(self) -> str:
-        """The device type itself, so that ``x.device.type`` works in guards."""
+        """The type of the device as plain text, so that ``x.device.type`` works in guards."""
         return str(self)
 
 
@@ -167,12 +169,12 @@ class _TensorView:
         self.size, self.dim = tensor.size, tensor.dim
 
     def __repr__(self) -> str:
-        """Return dtype and sizes: ``float32[8, 64]``."""
+        """Return the dtype and the sizes as text, such as ``float32[8, 64]``."""
         return f"{_format_value(self.dtype)}{list(self.shape)}"
 
 
 def _is_allowed_syntax(node: ast.AST) -> bool:
-    """Whether a node of the syntax tree belongs to the language of guards."""
+    """Return whether a node of the syntax tree belongs to the language of guards."""
     if isinstance(node, (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)):
         return isinstance(node, _ALLOWED_SYNTAX)
     if isinstance(node, ast.Attribute):
@@ -187,7 +189,7 @@ def _is_allowed_syntax(node: ast.AST) -> bool:
 
 
 def _lookup_expressions(tree: ast.AST) -> list[ast.expr]:
-    """Return the largest parts of an expression that merely look up a value: ``x.shape[-1]``, ``k``."""
+    """Return the largest parts of an expression that only look up a value, such as ``x.shape[-1]`` or ``k``."""
     if isinstance(tree, (ast.Name, ast.Attribute, ast.Subscript)) or (
         isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute)
     ):
@@ -196,5 +198,5 @@ def _lookup_expressions(tree: ast.AST) -> list[ast.expr]:
 
 
 def _format_value(held: Any) -> str:
-    """Return a value as text, a dtype without ``torch.``."""
+    """Return a value as text. A dtype is written without ``torch.``."""
     return str(held).removeprefix("torch.") if isinstance(held, torch.dtype) else str(held)

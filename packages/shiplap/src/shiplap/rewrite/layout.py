@@ -1,4 +1,6 @@
-"""The memory layout of a replacement's results: kept where no reader sees it, and restored elsewhere."""
+"""The memory layout of a replacement's results. It is kept if no reader can notice the difference, and restored
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -21,35 +23,39 @@ LAYOUT_OPERATORS = frozenset(
 
 
 def same_strides(new: Tensor, old: Tensor) -> bool:
-    """Whether two tensors of one shape have the same strides. Strides of dims with at most one element do not count."""
+    """Return whether two tensors of one shape have the same strides. Strides of dims with at most one element do not
+    count.
+    """
     return _relevant_strides(new) == _relevant_strides(old)
 
 
 def _relevant_strides(t: Tensor) -> list[Any]:
-    """Return the strides of the dims that have, or may have, more than one element."""
+    """Return the strides of the dims that have more than one element, or a symbolic number of elements."""
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if not (isinstance(n, int) and n <= 1)]
 
 
 def shares_storage(made: Any, given: Iterable[Any]) -> bool:
-    """Whether ``made``, a result or several, shares the storage of one of the tensors in ``given``."""
+    """Return whether ``made`` shares the storage of one of the tensors in ``given``. ``made`` is one result or
+    several.
+    """
     own = [t for t in as_list(made) if _is_strided_tensor(t)]
     theirs = [t for t in given if _is_strided_tensor(t)]
     return any(same_storage(a, b) for a in own for b in theirs)
 
 
 def _is_strided_tensor(held: Any) -> bool:
-    """Whether a value is a tensor with strides, which a sparse tensor is not."""
+    """Return whether a value is a tensor with strides, which a sparse tensor is not."""
     return isinstance(held, Tensor) and held.layout == torch.strided
 
 
 def restore_layouts(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> Callable[..., list[Any]]:
-    """Return a function that calls ``fn`` and returns its results as a list, each copied so that its dims lie in memory
-    in the order of those of the tensor in ``wanted`` at its position. None there leaves it.
+    """Return a function that calls ``fn`` and returns its results as a list. Each result is copied so that its dims lie
+    in memory in the order of the tensor at its position in ``wanted``. If that is None, the result is not copied.
     """
 
     def laid_out(*args: Any) -> list[Any]:
-        """Return the results of the wrapped function for ``args`` as a list, each copied to the wanted dim order where
-        one is given.
+        """Return the results of ``fn`` for ``args`` as a list, each copied to the dim order of the tensor in
+        ``wanted``, if there is one.
         """
         results = fn(*args)
         flat = as_list(results)
@@ -70,8 +76,8 @@ def _copy_to_layout(new: Tensor, old: Tensor) -> Tensor:
 
 
 def dims_by_stride(t: Tensor) -> list[int]:
-    """Return the numbers of a tensor's dims from the largest stride to the smallest. Dims of equal strides keep their
-    order.
+    """Return the positions of a tensor's dims in the order of their strides, from the largest to the smallest. Dims of
+    equal strides keep their order.
     """
     # Insertion sort keeps the order of dims with equal strides.
     order = list(range(t.dim()))
@@ -84,11 +90,11 @@ def dims_by_stride(t: Tensor) -> list[int]:
 
 
 def readers_with_new_layout(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
-    """Return the readers of ``old``, direct and through views, with the fake values that they get if ``old`` is laid
-    out in memory as ``new``, or None if a reader would see the difference.
+    """Return the readers of ``old`` whose layout changes if ``old`` is laid out in memory as ``new``, each with its new
+    fake value. Readers through views count, too. Return None if a reader would see the difference.
 
-    The list ends at the readers that are laid out as before. A chain of views that ends in a copy hides the difference:
-    ``attended.transpose(1, 2).reshape(b, l, -1)``.
+    The list ends before the reader whose own layout does not change. For example, a chain of views that ends in a copy
+    hides the difference, as in ``attended.transpose(1, 2).reshape(b, l, -1)``.
     """
     readers, moved = list(old.users), list[tuple[Node, Any]]()
     # Several readers would each need the check, and a reader that computes writes its result as it likes.
@@ -112,7 +118,7 @@ def readers_with_new_layout(old: Node, new: Tensor) -> list[tuple[Node, Any]] | 
 
 
 def _called_name(node: Node) -> str:
-    """Return the name of the function or method that ``node`` calls, or an empty text."""
+    """Return the name of the function or method that ``node`` calls, or an empty text if it calls none."""
     if node.op == "call_method":
         return str(node.target)
     return getattr(node.target, "__name__", "") if node.op == "call_function" else ""

@@ -1,6 +1,4 @@
-"""``Match`` and ``NearMiss``, plain values: the change that a rewrite made to a graph, or the obstacle that prevented
-it.
-"""
+"""``Match`` and ``NearMiss``, the records of what a rewrite changed in a graph, and of what prevented a change."""
 
 from __future__ import annotations
 
@@ -34,11 +32,10 @@ Obstacle = Literal[
 
 @dataclass(frozen=True)
 class Saving:
-    """The difference that one place makes, before minus after. A negative number is a cost. Kernels and time belong to
-    no place, since fusing knows no bounds between places: ``shiplap.rewrite.survey.SurveyStep`` has them for each
-    rewrite.
+    """The work that one replaced place saves, as the work before minus the work after. A negative number is a cost.
 
-    ``nodes``: calls in the graph; ``bytes``: read and written by the nodes when none is fused.
+    ``nodes`` are calls in the graph. ``bytes`` are read and written by the nodes when none is fused. Kernels and time
+    are measured for a whole rewrite by ``shiplap.rewrite.survey.SurveyStep``, because the compiler fuses across places.
     """
 
     nodes: int = 0
@@ -49,14 +46,14 @@ class Saving:
         return Saving(self.nodes + other.nodes, self.bytes + other.bytes)
 
     def __str__(self) -> str:
-        """Return the saving in words: ``3 nodes fewer, 1.2 MB less to move``."""
+        """Return the saving in words, such as ``3 nodes fewer, 1.2 MB less to move``."""
         nodes, traffic = abs(self.nodes), _bytes(abs(self.bytes))
         fewer = f"{nodes} node{'s' * (nodes != 1)} {'more' if self.nodes < 0 else 'fewer'}"
         return f"{fewer}, {traffic} {'more' if self.bytes < 0 else 'less'} to move"
 
 
 def _bytes(number: int) -> str:
-    """Return a number of bytes as text with its unit: ``1.5 kB``."""
+    """Return a number of bytes as text with its unit, such as ``1.5 kB``."""
     size = float(number)
     for unit in ("B", "kB", "MB"):
         if size < 1000:
@@ -70,13 +67,15 @@ class Match:
     """A place where a rewrite was applied.
 
     Attributes:
-        rewrite: its name. ``level``: where it ran.
-        nodes: names of the nodes that it replaced, in graph order. ``made``: of those that it put there.
-        where: lines of the user's source (``file:line``) that the replaced nodes come from, each once.
-        operators: of the replaced nodes, in graph order.
-        args: what the pattern's arguments were bound to: ``("x", "float32[8, 64] of linear_1")``.
-        graph: number of the graph within its scope.
-        saving: nodes and bytes here.
+        rewrite: the name of the rewrite.
+        level: the stage of compilation at which it ran.
+        nodes: the names of the replaced nodes, in graph order.
+        made: the names of the nodes that replaced them.
+        where: lines of the user's source (``file:line``) that the replaced nodes come from, without duplicates.
+        operators: the operators of the replaced nodes, in graph order.
+        args: what the pattern's arguments were bound to, such as ``("x", "float32[8, 64] of linear_1")``.
+        graph: the number of the graph within its set of rewrites.
+        saving: the nodes and bytes that the replacement saves here.
     """
 
     rewrite: str
@@ -91,21 +90,25 @@ class Match:
 
     @property
     def text(self) -> str:
-        """The match in one line: the replaced operators, the line of source and the saving."""
+        """The match in one line, with the replaced operators, the line of source and the saving."""
         return f"{' + '.join(_joined(self.operators))}{_at_line(self.where[-1] if self.where else '')}: {self.saving}"
 
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A place where a rewrite fits but for one thing.
+    """A place where a rewrite fits except for one obstacle.
 
     Attributes:
-        rewrite: its name. ``level``: where it ran.
-        node: the node that stopped it. ``where``: the line of the user's source that this node comes from.
-        obstacle: the kind of thing that stopped it.
-        reason: what the graph has and what the rewrite wants, in one sentence.
-        fitting: how many of the ``of`` nodes of the pattern fit before.
-        fix: one thing to do about it, where there is one.
+        rewrite: the name of the rewrite.
+        level: the stage of compilation at which it ran.
+        node: the name of the node at which the obstacle was found.
+        where: the line of the user's source that this node comes from.
+        obstacle: the kind of the obstacle.
+        reason: what the graph has and what the rewrite expects, in one sentence.
+        fitting: how many nodes of the pattern fit before the obstacle.
+        of: how many nodes the pattern has.
+        fix: one remedy, or an empty text.
+        graph: the number of the graph within its set of rewrites.
     """
 
     rewrite: str
@@ -121,24 +124,24 @@ class NearMiss:
 
     @property
     def text(self) -> str:
-        """One line about this place where a rewrite almost fits: the kind of obstacle, the line of source, the reason
-        and the remedy.
-        """
+        """The near miss in one line, with the kind of obstacle, the line of source, the reason and the remedy."""
         fix = f"; {self.fix}" if self.fix else ""
         return f"{self.obstacle}{_at_line(self.where)}: {self.reason} ({self.fitting} of {self.of} nodes fit){fix}"
 
     def __str__(self) -> str:
-        """Return one line: the rewrite's name, then the obstacle, line of source, reason and remedy."""
+        """Return one line with the rewrite's name, the obstacle, the line of source, the reason and the remedy."""
         return f"{self.rewrite}: {self.text}"
 
 
 def _joined(operators: Sequence[str]) -> list[str]:
-    """Return operators with equal neighbours joined: ``3 x linear``."""
+    """Return ``operators`` with equal neighbours counted, such as ``3 x linear``."""
     return [f"{n} x {op}" if (n := len(list(same))) > 1 else op for op, same in groupby(operators)]
 
 
 def _at_line(where: str) -> str:
-    """Return `` at file:line``, relative to the working folder, or an empty text for no place."""
+    """Return ``where`` as the text `` at file:line``, relative to the working folder, or an empty text if it is
+    empty.
+    """
     return f" at {relative_place(where)}" if where else ""
 
 

@@ -1,9 +1,10 @@
-"""Find out by running it which function a part of a graph computes: two spellings of one function are the same part.
+"""Find out which function a part of a graph computes, by running the part. Two ways of writing a function are then
+equal.
 
-A recogniser that follows calls knows the spellings that its author has read. This module takes the calls between a
-value ``x`` and a result, whatever they are, as a function of ``x`` and of the tensors that come in from the side. It
-runs the function in float64 on random numbers and compares the results. Casts between floating dtypes are left out,
-because they change the precision and not the function.
+A recogniser that follows calls supports only the ways of writing that its author has read. This module takes the calls
+between a value ``x`` and a result, whatever they are. They are a function of ``x`` and of the other tensors that they
+read. The module runs the function in float64 on random numbers and compares the results. Casts between floating-point
+dtypes are left out, because they change the precision and not the function.
 """
 
 from __future__ import annotations
@@ -61,10 +62,11 @@ VALUE_MOVING_OPERATORS = VIEWING_OPERATORS | frozenset(
 
 @dataclass(frozen=True)
 class GraphPart:
-    """The calls from ``x`` to ``out``, in graph order. ``sides`` are the tensors that they read besides, each once.
+    """A part of a graph, namely the calls that compute ``out`` from ``x``, in graph order.
 
-    ``same`` maps a tensor that is computed a second time to the side that it equals. ``constants`` are small tensors
-    whose numbers the graph itself writes down.
+    ``sides`` are the other tensors that these calls read, without duplicates. ``same`` maps a tensor that is computed a
+    second time to the tensor of ``sides`` that it equals. ``constants`` are small tensors whose numbers are written in
+    the graph.
     """
 
     x: Node
@@ -75,8 +77,8 @@ class GraphPart:
     constants: Mapping[Node, Tensor] = field(default_factory=dict)
 
     def run(self, x: Tensor, sides: Sequence[Tensor]) -> Tensor:
-        """Return the result that this part of a graph (the calls between one value and another) computes from ``x`` and
-        ``sides``, the other tensors that it reads, with all casts left out. Errors of torch are raised.
+        """Return the result that the calls of this part compute from ``x`` and the other tensors ``sides``. Casts are
+        left out. Errors of torch are passed on.
         """
         held: dict[Node, Any] = {self.x: x, **self.constants, **dict(zip(self.sides, sides, strict=True))}
         # Tensors that are computed twice get the values of the side that they equal.
@@ -88,8 +90,9 @@ class GraphPart:
         return result
 
     def draw_inputs(self, rng: torch.Generator) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """Yield random float64 values for ``x`` and for the other tensors that this part of a graph reads: first of
-        small sizes, for which its calls may fail, then of the graph's own sizes.
+        """Yield random float64 values for ``x`` and for the other tensors that this part of a graph reads. The first
+        values have small sizes, on which the calls may fail. The second have the graph's own sizes. Values that are too
+        large are left out.
         """
         held = [fake_value(n) for n in (self.x, *self.sides)]
         shapes = [tuple(size_hint_of(n) for n in t.shape) for t in held]
@@ -103,8 +106,8 @@ class GraphPart:
 
 
 def _shrink_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return ``shape`` with all sizes but the last replaced by small ones, by which a part of a graph can be run
-    quickly. Equal sizes in ``shapes`` stay equal, and different ones different.
+    """Return ``shape`` with large sizes replaced by smaller ones, with which a part of a graph runs quickly. The last
+    size is kept. Sizes that are equal in ``shapes`` stay equal, and different sizes stay different.
     """
     # The last dim keeps its size: pairs of a rotary embedding lie in it.
     large = sorted({n for s in shapes for n in s[:-1] if n > LARGEST_KEPT_SIZE})
@@ -117,8 +120,8 @@ def _random_tensor(shape: Sequence[int], imaginary: bool, rng: torch.Generator) 
 
 
 def _run_call(node: Node, held: dict[Node, Any]) -> Any:
-    """Return the result of the call ``node`` on real tensors, where ``held`` has the values of the nodes that it reads.
-    A cast returns its argument unchanged, so that all is computed in one dtype.
+    """Return the result of the call ``node`` on real tensors. ``held`` has the values of the nodes that it reads. A
+    cast returns its argument unchanged, so that everything is computed in one dtype.
     """
     if torch_call_name(node) in CAST_OPERATORS:
         return held[tensor_argument(node)]
@@ -127,8 +130,8 @@ def _run_call(node: Node, held: dict[Node, Any]) -> Any:
 
 
 def part_between(x: Node, out: Node) -> GraphPart | None:
-    """Return the part of the graph that computes ``out`` from ``x`` and other tensors, or None where calls in between
-    are neither arithmetic, casts nor moves of values, or ``out`` does not depend on ``x``.
+    """Return the part of the graph that computes ``out`` from ``x`` and other tensors. Follow at most 24 calls of
+    arithmetic, casts and moves of values upwards from ``out``. Return None if ``x`` is not found.
     """
     reached = _nodes_above(out)
     if x not in reached:
@@ -158,8 +161,8 @@ def part_between(x: Node, out: Node) -> GraphPart | None:
 
 
 def _written_constant(node: Node) -> Tensor | None:
-    """Return the numbers, in float64, of a tensor of at most one dim that the graph computes from constants alone, or
-    None.
+    """Return the numbers of a tensor of at most one dim in float64 if the graph computes them from constants alone.
+    Return None for any other tensor.
     """
     from shiplap.rewrite.shipped.constant_masks import constant_value
 
@@ -169,8 +172,8 @@ def _written_constant(node: Node) -> Tensor | None:
 
 
 def _computation_key(node: Any, depth: int = 8) -> Any:
-    """Return a key that is equal for two nodes that make the same arithmetic, views and casts on the same values, down
-    to ``depth`` calls.
+    """Return a key that is equal for two nodes that apply the same arithmetic, views and casts to the same values. At
+    most ``depth`` calls are compared. Below that, the key is equal only for the same nodes.
     """
     if isinstance(node, (list, tuple)):
         return tuple(_computation_key(n, depth) for n in node)
@@ -194,8 +197,8 @@ def _computation_key(node: Any, depth: int = 8) -> Any:
 
 
 def candidate_starts(out: Node) -> list[Node]:
-    """Return the floating-point values of the shape of ``out`` from which it is computed, the nearest first: candidates
-    for the start of a part of the graph whose meaning is found by running it.
+    """Return the floating-point values of the shape of ``out`` from which it is computed, the nearest first. They are
+    candidates for the start of a part of the graph whose function is found by running it.
     """
     held = fake_value(out)
     shaped = [
@@ -206,15 +209,15 @@ def candidate_starts(out: Node) -> list[Node]:
 
 
 def operator_names_above(out: Node) -> set[str]:
-    """Return the names of the calls from which ``out`` is computed through at most 24 calls of arithmetic, casts and
-    moves of values.
+    """Return the names of the calls from which ``out`` is computed. At most 24 calls of arithmetic, casts and moves of
+    values are followed upwards.
     """
     return {torch_call_name(n) for n in _nodes_above(out) if is_understood(n)}
 
 
 def _nodes_above(out: Node) -> set[Node]:
-    """Return ``out`` and all nodes from which it is computed through at most 24 calls of arithmetic, casts and moves of
-    values, with the values that the first of these calls read.
+    """Return ``out`` and the nodes from which it is computed. At most 24 calls of arithmetic, casts and moves of values
+    are followed upwards. The values that the first of these calls read are included.
     """
     reached, layer = {out}, [out]
     # Layer by layer, so that a graph with many paths is not walked once per path.
@@ -225,8 +228,8 @@ def _nodes_above(out: Node) -> set[Node]:
 
 
 def is_understood(node: Node) -> bool:
-    """Whether the call ``node`` is of a kind that a part of the graph may contain whose meaning is found by running it:
-    arithmetic, a cast, or an operator that moves values, without a write.
+    """Return whether a part of a graph that is run to find its function may contain the call ``node``. Such calls are
+    arithmetic, casts that keep values, and operators that move values. They must not write to an argument.
     """
     name = torch_call_name(node)
     # A cast to an integer changes values.
@@ -240,5 +243,5 @@ def is_understood(node: Node) -> bool:
 
 
 def agree_but_for_rounding(got: Tensor, wanted: Tensor) -> bool:
-    """Whether two results in float64 have one shape and differ at most by rounding (1e-9)."""
+    """Return whether two results in float64 have one shape and differ by at most 1e-9, absolute or relative."""
     return got.shape == wanted.shape and torch.allclose(got, wanted, rtol=1e-9, atol=1e-9)

@@ -31,15 +31,16 @@ MOST_WAYS = 32  # of one pattern at one place: each sum of two arguments doubles
 
 @dataclass(frozen=True)
 class PatternGraph:
-    """A function as a graph of one level.
+    """A function traced as a graph at one level of compilation.
 
     Attributes:
-        inputs: placeholder → name of the argument that it stands for.
-        results: what the function returns, flat. In a form for training, the gradients of ``grads`` after that.
-        scalars: constant that stands for an argument → its name.
-        fixed: arguments that are no tensors and stand in this form as they are: None, or a constant of a sample.
-        casts: whether it casts to a dtype, so that it looks different in others.
-        grads: arguments whose gradients are computed. ``tangents``: names of the inputs that are gradients of results.
+        inputs: for each placeholder, the name of the argument that it stands for.
+        results: the flat results of the function. If it was traced with gradients, those of ``grads`` follow.
+        scalars: for each constant that stands for an argument, the name of the argument.
+        fixed: the value of each argument that is no tensor and has a fixed value in this graph, such as None.
+        casts: whether the function casts to a dtype. Its graph then depends on the dtypes of its arguments.
+        grads: names of the arguments whose gradients are computed.
+        tangents: for each input that is the gradient of a result, its name.
     """
 
     graph: Graph
@@ -53,31 +54,36 @@ class PatternGraph:
 
     @cached_property
     def picked(self) -> list[int]:
-        """The positions, among the pattern function's flat results, of those that it computes: not None, and not an
-        argument that is returned unchanged.
+        """The positions of those flat results that the pattern computes. Results that are None or an argument returned
+        unchanged are left out.
         """
         return [i for i, n in enumerate(self.results) if isinstance(n, Node) and n not in self.inputs]
 
     @cached_property
     def outputs(self) -> list[Node]:
-        """The pattern's nodes for those of its results that it computes, without None and arguments that are returned
-        unchanged.
+        """The pattern's nodes of those results that it computes. Results that are None or an argument returned
+        unchanged are left out.
         """
         return [self.results[i] for i in self.picked]
 
     @property
     def calls(self) -> list[Node]:
-        """The nodes of the pattern for which a graph must have a counterpart: its calls, except those that compute only
-        sizes.
+        """The nodes of the pattern for which a graph must have a counterpart. They are its calls, except those that
+        compute only sizes.
         """
         return [n for n in self.graph.nodes if n.op.startswith("call") and not is_number(fake_value(n))]
 
 
 @dataclass
 class PartialMatch:
-    """A pattern laid on a graph: the node of the graph for each node of the pattern, and the value of each argument.
+    """A pattern matched to a part of a graph.
 
-    ``passed``: nodes of the graph between those that hand on what they get, such as casts to the dtype it has.
+    Attributes:
+        nodes: for each node of the pattern, the node of the graph.
+        args: for each argument of the pattern, its value in the graph.
+        sizes: pairs of sizes that are still to be compared, each with the call that reads it and an argument's name.
+        stop: the first obstacle, or None.
+        passed: nodes of the graph between the matched ones that return their argument unchanged, such as idle casts.
     """
 
     nodes: dict[Node, Node] = field(default_factory=dict)
@@ -92,25 +98,25 @@ class PartialMatch:
 
     @property
     def replaced(self) -> list[Node]:
-        """The nodes of the user's graph that the replacement replaces: those matched to nodes of the pattern, and calls
-        between them that return their argument unchanged.
+        """The nodes of the user's graph that the replacement replaces. They are the nodes matched to the pattern, and
+        calls between them that return their argument unchanged.
         """
         return [*self.nodes.values(), *self.passed]
 
 
 class _PatternWalker:
-    """The recursive comparison of one pattern with a graph. Each method returns the ways that fit, or the one that came
-    farthest.
+    """A recursive comparison of one pattern with a graph. Each method returns the partial matches that fit. If none
+    fits, it returns the one that covers the most nodes.
     """
 
     def __init__(self, pattern: PatternGraph) -> None:
-        """Keep the pattern that is compared with graphs."""
+        """Set the pattern that is compared with graphs."""
         self.pattern = pattern
 
     def match_node(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> list[PartialMatch]:
-        """Return the extensions of the partial match ``fit`` in which the pattern's node ``want`` is the value
-        ``actual`` of the graph, which ``user`` reads, or if none fits, the one that matched the most nodes, with its
-        obstacle.
+        """Return the extensions of the partial match ``fit`` in which the pattern's node ``want`` is matched to
+        ``actual``. ``actual`` is a value of the graph that the node ``user`` reads. If no extension fits, return the
+        one that covers the most nodes, with its obstacle.
         """
         # A cast to the dtype that a value already has is stepped over, unless the pattern has the same call there.
         if keeps_tensor(actual) and (want in self.pattern.inputs or canonical_name(actual) != canonical_name(want)):
@@ -144,9 +150,9 @@ class _PatternWalker:
         return self._writers(self._arguments(fit, want, actual), want, actual)
 
     def _writers(self, fits: list[PartialMatch], want: Node, actual: Node) -> list[PartialMatch]:
-        """Extend each partial match of ``fits`` by the calls of custom ops that write to ``want`` in the pattern,
-        matched in order to those that write to ``actual`` in the graph. Return the matches that fit, or one with an
-        obstacle.
+        """Extend each partial match of ``fits`` by the calls of custom ops that write to ``want`` in the pattern. They
+        are matched in order to the calls that write to ``actual`` in the graph. Return the matches that fit, or matches
+        with an obstacle if there are none.
         """
         ours, theirs = ([u for u in n.users if n in written_arguments(u)] for n in (want, actual))
         if len(theirs) < len(ours):
@@ -159,7 +165,7 @@ class _PatternWalker:
 
     def _input(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> PartialMatch:
         """Return the partial match ``fit`` with the pattern's input ``want`` bound to ``actual``, a value of the graph
-        that ``user`` reads, or with an obstacle where that input is bound to another value already.
+        that ``user`` reads. If that input is bound to another value already, return the match with an obstacle.
         """
         name = self.pattern.inputs[want]
         if name not in fit.args:
@@ -179,8 +185,8 @@ class _PatternWalker:
 
     def _arguments(self, fit: PartialMatch, want: Node, actual: Node) -> list[PartialMatch]:
         """Return the extensions of the partial match ``fit`` in which the arguments of the pattern's call ``want`` and
-        the graph's call ``actual`` agree, in both orders if they commute, or if none fits, the one that matched the
-        most nodes.
+        the graph's call ``actual`` agree. If the operator is commutative, both orders are tried. If no extension fits,
+        return the one that covers the most nodes.
         """
         wanted, given = canonical_arguments(want), canonical_arguments(actual)
         # The graph may leave out an argument that has its default, while the pattern states it.
@@ -200,8 +206,8 @@ class _PatternWalker:
         return _best_matches(tried)
 
     def _match_pairs(self, fit: PartialMatch, pairs: Sequence[tuple[str, Any, Any]], user: Node) -> list[PartialMatch]:
-        """Return the extensions of the partial match ``fit`` in which all ``pairs`` agree, each the name of an argument
-        of the graph's call ``user``, its value in the pattern and its value in the graph.
+        """Return the extensions of the partial match ``fit`` in which all ``pairs`` agree. Each pair holds the name of
+        an argument of the graph's call ``user``, its value in the pattern and its value in the graph.
         """
         fits = [fit]
         # The ways of one argument restrict the ways of the next, so the list is trimmed after each: else it would
@@ -212,7 +218,7 @@ class _PatternWalker:
 
     def _match_argument(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> list[PartialMatch]:
         """Return the extensions of the partial match ``fit`` in which the argument ``name`` of the graph's call
-        ``user`` agrees: ``want`` is its value in the pattern, ``given`` that in the graph.
+        ``user`` agrees. ``want`` is its value in the pattern, and ``given`` its value in the graph.
         """
         if isinstance(want, (list, tuple)):
             if not isinstance(given, (list, tuple)) or len(want) != len(given):
@@ -233,9 +239,9 @@ class _PatternWalker:
         return [fit if _equal_constants(want, given) else self._differs(fit, user, name, given, _operand_name(want))]
 
     def _size(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> PartialMatch:
-        """Return the partial match ``fit`` after comparing a size, the argument ``name`` of the graph's call ``user``.
-        Where ``want``, that of the pattern, is a symbol, the pair is kept in ``sizes`` and compared at the end by
-        :func:`check_sizes`.
+        """Return the partial match ``fit`` after comparing the size ``given`` with ``want``, the size in the pattern.
+        It is the argument ``name`` of the graph's call ``user``. If ``want`` is a symbol, the pair is kept in ``sizes``
+        and compared at the end by :func:`check_sizes`.
         """
         if isinstance(given, (list, tuple)) and len(given) == 1:  # torch.roll(x, 2, -1) has shifts=[2]
             given = given[0]
@@ -253,8 +259,8 @@ class _PatternWalker:
         return fit
 
     def _scalar(self, fit: PartialMatch, name: str, given: float, user: Node) -> PartialMatch:
-        """Return the partial match ``fit`` with the pattern function's number argument ``name`` bound to ``given``, a
-        constant of the graph's call ``user``, or with an obstacle where another number is bound already.
+        """Return the partial match ``fit`` with the pattern's number argument ``name`` bound to ``given``, a constant
+        of the graph's call ``user``. If another number is bound already, return the match with an obstacle.
         """
         fit = fit.copy()
         if fit.args.setdefault(name, given) == given:
@@ -262,8 +268,8 @@ class _PatternWalker:
         return self._stop_at(fit, user, "constant", f"{name} would be both {fit.args[name]} and {given}")
 
     def _differs(self, fit: PartialMatch, user: Node, name: str, given: Any, want: str) -> PartialMatch:
-        """Return the partial match ``fit`` with the obstacle that the argument ``name`` of the graph's call ``user`` is
-        ``given``, where the pattern has ``want``.
+        """Return the partial match ``fit`` with an obstacle. It says that the argument ``name`` of the graph's call
+        ``user`` is ``given``, and that the pattern has ``want`` there.
         """
         return self._stop_at(
             fit,
@@ -273,8 +279,8 @@ class _PatternWalker:
         )
 
     def _stop_at(self, fit: PartialMatch, node: Node, obstacle: Obstacle, reason: str) -> PartialMatch:
-        """Return a copy of the partial match ``fit`` with an obstacle at ``node`` of this kind and reason, unless it
-        has an earlier one. The comparison goes on, to count how many nodes fit.
+        """Return a copy of the partial match ``fit`` with an obstacle of this kind and reason at ``node``. If ``fit``
+        has an earlier obstacle, that one is kept. The comparison then continues, in order to count the nodes that fit.
         """
         stopped = fit.copy()
         stopped.stop = fit.stop or RewriteObstacle(node, obstacle, reason)
@@ -282,8 +288,8 @@ class _PatternWalker:
 
 
 def _bases_of_equal_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
-    """Return the bases of two powers with one exponent and different spellings, as of ``x.pow(2)`` and ``x * x``, or
-    None for other calls.
+    """Return the bases of two powers with one exponent that are written in different ways, such as ``x.pow(2)`` and ``x
+    * x``. Return None for other calls.
     """
     if not actual.op.startswith("call") or canonical_name(want) == canonical_name(actual):
         return None
@@ -297,22 +303,22 @@ def match_output(
     """Return the partial matches in which output number ``output`` of ``pattern`` is the node ``at`` of a graph, as
     extensions of ``known``.
 
-    There are several where arguments commute, and only a later comparison decides between them. The list holds one
-    match with a ``stop`` where an obstacle is in the way.
+    If arguments commute, there may be several matches, between which only a later comparison can choose. If no match
+    fits, the list holds one match whose ``stop`` is the obstacle.
     """
     return _PatternWalker(pattern).match_node(known or PartialMatch(), pattern.outputs[output], at, at)
 
 
 def match_first_way(pattern: PatternGraph, at: Node) -> PartialMatch:
-    """Return the first match in which the first output of ``pattern`` is the node ``at`` of a graph, or if there is
-    none, the partial match that covers the most nodes, with its obstacle.
+    """Return the first match in which the first output of ``pattern`` is the node ``at`` of a graph. If there is none,
+    return the partial match that covers the most nodes, with its obstacle.
     """
     return match_output(pattern, at)[0]
 
 
 def _best_matches(tried: Sequence[PartialMatch]) -> list[PartialMatch]:
-    """Return those of ``tried`` that have no obstacle, each binding of arguments once and at most 32, or if all have
-    one, the partial match that covers the most nodes.
+    """Return at most 32 of ``tried`` that have no obstacle and bind arguments to different values. If all have an
+    obstacle, return the partial match that covers the most nodes.
     """
     fitting: list[PartialMatch] = []
     for way in tried:
@@ -323,8 +329,8 @@ def _best_matches(tried: Sequence[PartialMatch]) -> list[PartialMatch]:
 
 
 def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) -> PartialMatch:
-    """Return the partial match ``fit``, in which the pattern's first output has its place in ``graph``, extended by
-    places of all other outputs, or with an obstacle where there is none for one.
+    """Return the partial match ``fit`` extended by places in ``graph`` for all further outputs of the pattern. In
+    ``fit``, the first output has its place already. If another output has no place, return the match with an obstacle.
     """
     for index, output in enumerate(pattern.outputs[1:], 1):
         if output in fit.nodes:
@@ -347,8 +353,8 @@ def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) 
 
 
 def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> RewriteObstacle | None:
-    """Return the obstacle if sizes of the complete match ``fit`` disagree with each other or with the pattern, else
-    None. With ``any_rank``, arguments may have more or fewer dims than in the pattern.
+    """Return the obstacle if sizes of the complete match ``fit`` disagree with each other or with the pattern. Return
+    None if they agree. If ``any_rank`` is true, arguments may have more or fewer dims than in the pattern.
     """
     sizes, at = SizeBindings(), fit.nodes[pattern.outputs[0]]
     for want, name in pattern.inputs.items():
@@ -379,8 +385,8 @@ def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> 
 
 
 def check_users(pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | None:
-    """Return the obstacle if a node outside of the match ``fit`` reads a value that would no longer be computed after
-    the replacement, else None.
+    """Return the obstacle if a node outside of the match ``fit`` reads a value that the replacement no longer computes.
+    Return None if there is no such reader.
     """
     inside, outputs = set(fit.replaced), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
     # Views cost nothing, so they may stay for other readers.
@@ -396,8 +402,8 @@ def check_users(pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | N
 
 
 def _views_of_inputs(pattern: PatternGraph, fit: PartialMatch) -> set[Node]:
-    """Return the matched nodes that are views of the pattern's arguments, such as a split. They need not disappear with
-    the match: other readers may keep them, and they cost nothing.
+    """Return the matched nodes that are views of the pattern's arguments, such as a split. Views cost nothing, so they
+    may stay in the graph for other readers.
     """
     free: set[Node] = set()
     for want in pattern.graph.nodes:
@@ -409,18 +415,20 @@ def _views_of_inputs(pattern: PatternGraph, fit: PartialMatch) -> set[Node]:
 
 
 def _splits(node: Node) -> bool:
-    """Whether ``node`` returns several views of its argument, as a split does."""
+    """Return whether ``node`` returns several views of its argument, such as ``split`` or ``chunk``."""
     return canonical_name(node) in ("split", "chunk", "unbind", "split_with_sizes", "tensor_split")
 
 
 def _writer_behind(node: Node, reader: Node, inside: set[Node]) -> Node | None:
-    """Return a call among the matched nodes inside that writes to node after reader has read it, or None."""
+    """Return a call among the matched nodes ``inside`` that writes to ``node`` after ``reader`` has read it. Return
+    None if there is none.
+    """
     return next((u for u in node.users if u in inside and node in written_arguments(u) and reader < u), None)
 
 
 def _describe_argument_names(actual: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Return a sentence about the arguments that the graph's call ``actual`` has and the pattern's lacks, or the
-    reverse.
+    """Return a sentence about the difference in arguments between the graph's call ``actual`` and the pattern's call.
+    ``given`` and ``wanted`` are the arguments of the two calls by name.
     """
     more, less = [n for n in given if n not in wanted], [n for n in wanted if n not in given]
     call = operator_name(actual)
@@ -434,22 +442,24 @@ def _describe_argument_names(actual: Node, wanted: Mapping[str, Any], given: Map
 
 
 def _equal_constants(want: Any, given: Any) -> bool:
-    """Whether two constants are equal: 1 and 1.0 are, and so are two NaN. 0.0 and -0.0 are not."""
+    """Return whether two constants are equal. 1 and 1.0 are equal, as are two NaNs. 0.0 and -0.0 are not."""
     if type(want) is type(given) is float:
         return repr(want) == repr(given)
     return want == given and (type(want) is type(given) or isinstance(want, (int, float)))
 
 
 def _operand_name(actual: Any) -> str:
-    """Return the name of a node, or the text of a constant, for reasons."""
+    """Return the name of a node, or the text of a constant, for use in the reasons of obstacles."""
     if isinstance(actual, (list, tuple)):
         return f"[{', '.join(map(_operand_name, actual))}]"
     return actual.name if isinstance(actual, Node) else repr(actual)
 
 
 def _transpose_hint(want: Node, actual: Any) -> str:
-    """Return words about the usual cause of a difference, a weight that is stored transposed, or an empty text.
-    ``want`` is the pattern's call, ``actual`` the graph's value.
+    """Return a hint about a weight that is stored transposed, the usual cause of a difference. Return an empty text if
+    that is not the cause.
+
+    ``want`` is the pattern's call, and ``actual`` the graph's value.
     """
     if canonical_name(want) in TRANSPOSING_OPERATORS:
         return ": it is not transposed here"
@@ -465,7 +475,9 @@ def _transpose_hint(want: Node, actual: Any) -> str:
 
 
 def _kind_of_value(actual: Any) -> str:
-    """Return the kind of a value for reasons: a constant, an input of the graph, or a call."""
+    """Return words for the kind of a value, such as "a constant", "an input of the graph" or "a call of" an
+    operator.
+    """
     if not isinstance(actual, Node):
         return "a constant"
     if actual.op == "placeholder":

@@ -1,4 +1,4 @@
-"""Bring calls into one form: the operator, and its arguments by name, without those that have their default.
+"""Bring calls into one form. It has the operator and the arguments by name, without those that equal their default.
 
 ``F.softmax(x, dim=1)``, ``torch.softmax(x, 1)`` and ``x.softmax(-1)`` of a matrix are one call in this form.
 """
@@ -48,8 +48,9 @@ SWAP_NAMES = {"transpose", "swapaxes", "swapdims", "permute", "t", "getattr"}
 
 
 def canonical_name(node: Node) -> Any:
-    """Return the name of the operator that ``node`` calls, the same for all ways in which it can be written: every cast
-    is ``to``, and every swap of two dims ``transpose``.
+    """Return the name of the operator that ``node`` calls, whichever way it is written. For example, every cast is
+    ``to``, and every swap of two dims is ``transpose``. A call of ``auto_functionalized`` returns a tuple of that name
+    and its operator.
     """
     name = _raw_operator_name(node)
     if not isinstance(name, str) and (mutation := whole_mutation(node)) is not None:
@@ -60,8 +61,8 @@ def canonical_name(node: Node) -> Any:
 
 
 def base_and_exponent(node: Node) -> tuple[Node, float] | None:
-    """Return ``(x, p)`` where ``node`` is ``x ** p`` in any way of writing it, such as ``x.square()``, ``x * x`` or
-    ``x.rsqrt()``, or None.
+    """Return ``(x, p)`` if ``node`` computes ``x ** p`` in any way of writing it, such as ``x.square()``, ``x * x`` or
+    ``x.rsqrt()``. Return None for any other node.
     """
     name, given = canonical_name(node), node.args
     if not given or not isinstance(given[0], Node):
@@ -73,18 +74,19 @@ def base_and_exponent(node: Node) -> tuple[Node, float] | None:
     if name == "mul" and given[0] is given[1]:
         return given[0], 2.0
     exponent = given[1]
+    # In Python, a bool is an int, too.
     if name != "pow" or not isinstance(exponent, (int, float)) or isinstance(exponent, bool):
         return None
     return given[0], float(exponent)
 
 
 def _raw_operator_name(node: Node) -> Any:
-    """Return the operator that ``node`` calls, with casts and swaps under the names that were written."""
+    """Return the operator that ``node`` calls. Casts and swaps of dims have the names by which they are written."""
     return "getattr" if node.target is getattr else operator_of(node)
 
 
 def _cast_dtype(node: Node) -> torch.dtype | None:
-    """Return the dtype to which ``node`` casts a tensor, if the call does nothing else, or None."""
+    """Return the dtype to which ``node`` casts a tensor, or None if the call does anything else."""
     given = node.args[0] if node.args else None
     before, after = fake_value(given) if isinstance(given, Node) else None, fake_value(node)
     # A call that moves to another device as well is no plain cast.
@@ -94,7 +96,7 @@ def _cast_dtype(node: Node) -> torch.dtype | None:
 
 
 def _swapped_dims(node: Node) -> tuple[DimNumber, DimNumber] | None:
-    """Return the numbers of the two dims that ``node`` swaps, in ascending order, or None if it does not swap two
+    """Return the numbers of the two dims that ``node`` swaps, in ascending order. Return None if it does not swap two
     dims.
     """
     name, given = _raw_operator_name(node), node.args[0] if node.args else None
@@ -124,8 +126,8 @@ def _swapped_dims(node: Node) -> tuple[DimNumber, DimNumber] | None:
 
 
 class DimNumber(int):
-    """The number of a dim, counted from the front. Two dims of tensors of different rank compare as they were
-    written.
+    """The number of a dim, counted from the front. Its ``rank`` is that of the tensor, and ``from_end`` states whether
+    it was written as a negative number. Dims of tensors of different rank are compared as they were written.
     """
 
     rank: int
@@ -141,8 +143,8 @@ class DimNumber(int):
         return made
 
     def fits_dim(self, other: int) -> bool:
-        """Whether this dim, written in a pattern, is the dim ``other`` of a graph: compared from the end if it was
-        written as a negative number, else from the front.
+        """Return whether this dim, written in a pattern, is the dim ``other`` of a graph. The dims are compared from
+        the end if this one was written as a negative number, and otherwise from the front.
         """
         return (
             self - self.rank == other - other.rank if self.from_end and isinstance(other, DimNumber) else self == other
@@ -150,11 +152,11 @@ class DimNumber(int):
 
 
 def canonical_arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
-    """Return the arguments of a call by name in one form, each a node or a constant. Unknown names are ``arg0``,
-    ``arg1``, and so on.
+    """Return the arguments of a call by name, each a node or a constant, whichever way the call is written. Arguments
+    of unknown name are ``arg0``, ``arg1``, and so on.
 
-    Arguments with their default are left out, except for those in ``spelled``, which are there even if the call does
-    not give them.
+    An argument that equals its default is left out, unless its name is in ``spelled``. An argument in ``spelled`` that
+    the call does not give is included with its default.
     """
     if isinstance(name := canonical_name(node), tuple):
         _, named = whole_mutation(node) or (None, {})
@@ -192,13 +194,15 @@ def canonical_arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, 
 
 
 def reduced_dims(node: Node) -> list[int]:
-    """Return the dims that a reduction names, counted from the front, or an empty list where it names none."""
+    """Return the dims over which the call ``node`` reduces, counted from the front. The list is empty if the call names
+    none.
+    """
     dims = canonical_arguments(node).get("dim")
     return [] if dims is None else as_list(dims)
 
 
 def _rank_of_dims(node: Node, given: Mapping[str, Any]) -> int:
-    """Return the rank of the tensor whose dims the call ``node`` names, or 0 where there is none."""
+    """Return the rank of the tensor whose dims the call ``node`` names, or 0 if there is no such tensor."""
     inputs = [given.get("input"), *node.all_input_nodes]
     of = node if canonical_name(node) in DIMS_OF_RESULT else next((n for n in inputs if isinstance(n, Node)), None)
     held = (
@@ -208,12 +212,12 @@ def _rank_of_dims(node: Node, given: Mapping[str, Any]) -> int:
 
 
 def _canonical_argument(name: str) -> str:
-    """Return the one name of an argument that torch calls by several, such as ``input`` for ``self``."""
+    """Return one name for an argument that torch calls by several names. For example, ``self`` becomes ``input``."""
     return ARGUMENT_SYNONYMS.get(name, name)
 
 
 def _equals_default(given: Any, default: Any) -> bool:
-    """Whether an argument equals its default: 1 and 1.0 are equal, and neither equals True."""
+    """Return whether an argument equals its default. 1 and 1.0 are equal, and neither equals True."""
     if isinstance(given, Node) or isinstance(given, bool) != isinstance(default, bool):
         return False
     numbers = isinstance(given, (int, float)) and isinstance(default, (int, float))
@@ -221,8 +225,8 @@ def _equals_default(given: Any, default: Any) -> bool:
 
 
 def _canonical_value(name: str, given: Any, count: int, node: Node, rank: int) -> Any:
-    """Return an argument in one form: dims counted from the front, the sizes of a view without -1, and ``count``
-    numbers where one number stands for all.
+    """Return the argument ``name`` of the call ``node`` in one form. Dims are counted from the front in ``rank`` dims.
+    The sizes of a view contain no -1. If ``count`` is not 0, one number is repeated ``count`` times.
     """
     if count and isinstance(given, int) and not isinstance(given, bool):
         given = [given] * count

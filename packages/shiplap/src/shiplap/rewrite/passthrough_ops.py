@@ -1,7 +1,7 @@
-"""Calls that a recogniser may step over, with their effect on values in any spelling.
+"""Calls that a recogniser may skip, with their effect on values, in any way of writing them.
 
-A pass over a graph that looks for a computation, rather than for one spelling of it, follows values through calls that
-return them unchanged (a cast, ``contiguous``, dropout of an evaluated model) or scaled by a constant.
+A pass that looks for a computation, and not for one way of writing it, has to follow values through such calls. They
+return the values unchanged (a cast, ``contiguous``, dropout of an evaluated model) or scaled by a constant.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ FILLING_OPERATORS = frozenset({"full", "full_like", "tensor", "scalar_tensor", "
 
 
 def torch_call_name(node: Any) -> str:
-    """Return the canonical name of the torch function that ``node`` calls, or an empty text for a value that is no call
-    and for other functions.
+    """Return the canonical name of the torch function that ``node`` calls. Return an empty text for other functions,
+    and for values that are no calls.
     """
     if not isinstance(node, Node) or not node.op.startswith("call"):
         return ""
@@ -62,25 +62,29 @@ def positional_then_named(node: Node) -> list[Any]:
 
 
 def tensor_argument(node: Node) -> Node:
-    """Return the first argument of a call of which the caller knows that it is a node."""
+    """Return the first argument of the call ``node``, which must be a node."""
     first = node.args[0]
     assert isinstance(first, Node), node
     return first
 
 
 def is_active_dropout(node: Node) -> bool:
-    """Whether ``node`` is a dropout that drops values, as in training."""
+    """Return whether ``node`` is a dropout that drops values, as in training."""
     return torch_call_name(node) == "dropout" and not _is_idle_dropout(node)
 
 
 def _is_idle_dropout(node: Node) -> bool:
-    """Whether the dropout ``node`` returns its argument unchanged: not in training, or with probability 0."""
+    """Return whether the dropout ``node`` returns its argument unchanged, because it is not in training or has
+    probability 0.
+    """
     given = canonical_arguments(node)
     return given.get("training", given.get("train", True)) is False or given.get("p", 0.5) == 0
 
 
 def keeps_values(node: Any) -> bool:
-    """Whether ``node`` returns the values of its first argument, in another floating dtype or layout at most."""
+    """Return whether ``node`` returns the values of its first argument, possibly in another floating-point dtype or
+    layout.
+    """
     name = torch_call_name(node)
     if not name or not node.args or not isinstance(node.args[0], Node):
         return False
@@ -97,8 +101,8 @@ def keeps_values(node: Any) -> bool:
 
 
 def keeps_tensor(node: Any) -> bool:
-    """Whether ``node`` returns its argument unchanged: a cast to the dtype that it has, or dropout that drops
-    nothing.
+    """Return whether ``node`` returns its argument unchanged. Such calls are a cast to the dtype that the argument
+    already has, and dropout that drops nothing.
     """
     if not keeps_values(node) or torch_call_name(node) not in (*CAST_OPERATORS, "dropout"):
         return False
@@ -107,12 +111,14 @@ def keeps_tensor(node: Any) -> bool:
 
 
 def _forces_copy(node: Node) -> bool:
-    """Whether a cast is written so that it always copies, by ``copy=`` or ``memory_format=``."""
+    """Return whether a cast always copies because of its argument ``copy`` or ``memory_format``."""
     return bool(node.kwargs.get("copy") or node.kwargs.get("memory_format"))
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:
-    """Whether two shapes are known to be equal, without adding a guard on symbolic sizes."""
+    """Return whether the shapes of two tensors are known to be equal. Symbolic sizes are compared by their text, which
+    adds no guard.
+    """
     return a.dim() == b.dim() and all(
         # Symbols are compared by their text, since a comparison of symbols would add a guard.
         x is y or (isinstance(x, int) and isinstance(y, int) and x == y) or str(x) == str(y)
@@ -121,13 +127,13 @@ def same_shape(a: Tensor, b: Tensor) -> bool:
 
 
 def single_user(node: Node) -> Node | None:
-    """Return the one node that reads ``node``, or None where several or none do."""
+    """Return the one node that reads ``node``, or None if no node or several nodes read it."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def skip_idle_calls(node: Any, passed: list[Node] | None = None) -> Any:
-    """Return the first value at or above ``node`` that is not merely the result of a call which returns its argument's
-    values, such as a cast or an inactive dropout. The calls in between are appended to ``passed``.
+    """Follow ``node`` upwards through calls that return the values of their argument, such as a cast or an inactive
+    dropout. Return the first value that is not the result of such a call. The calls are appended to ``passed``.
     """
     while keeps_values(node):
         if passed is not None:
@@ -137,8 +143,8 @@ def skip_idle_calls(node: Any, passed: list[Node] | None = None) -> Any:
 
 
 def as_constant(given: Any) -> float | None:
-    """Return the number that ``given`` is, or the number with which a call fills a tensor of one element, or None for
-    any other value.
+    """Return ``given`` if it is a number. If it is a call that fills a tensor of one element with a number, return that
+    number. Return None for any other value.
     """
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         return float(given)
@@ -157,8 +163,8 @@ def as_constant(given: Any) -> float | None:
 
 
 def tensor_and_factor(node: Any) -> tuple[Node, float] | None:
-    """Return the tensor ``x`` and the factor ``c`` where ``node`` is ``x * c`` or ``c * x`` for a constant ``c``, or
-    ``(x, 1 / c)`` where it is ``x / c``, else None.
+    """Return ``(x, c)`` if ``node`` is ``x * c`` or ``c * x`` for a constant ``c``. Return ``(x, 1 / c)`` if it is ``x
+    / c``. Return None for any other node.
     """
     # The in-place operators of Python are "imul" and "itruediv".
     name = torch_call_name(node).removeprefix("i")
@@ -177,5 +183,5 @@ def tensor_and_factor(node: Any) -> tuple[Node, float] | None:
 
 
 def is_32_bit_or_wider(dtype: torch.dtype) -> bool:
-    """Whether ``dtype`` is float32 or float64, False for complex dtypes and integers."""
+    """Return whether ``dtype`` is float32 or float64."""
     return dtype in (torch.float32, torch.float64)

@@ -1,4 +1,4 @@
-"""``rewrite``: declare a pattern and its replacement, both plain functions of the same arguments."""
+"""``rewrite`` declares a pattern and its replacement. Both are plain functions of the same arguments."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class PatternRewrite(Rewrite):
     """A rewrite that puts ``replacement`` where a graph computes the function ``pattern``.
 
     Attributes:
-        pattern, replacement: plain functions of the same arguments.
+        pattern: the function that models compute.
+        replacement: the function to compute instead, with the same arguments.
         guards: conditions on the values that the arguments are bound to.
-        pays: a function of fake arguments that returns whether the replacement is worth it, or the reason why not.
+        pays: a function of fake arguments. It returns True if the replacement is worth it, or the reason why not.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class PatternRewrite(Rewrite):
         samples: Any,
         pays: Callable[..., bool | str] | None,
     ) -> None:
-        """Read the pattern's signature, parse the guards ``where`` and prepare the samples of the proof. Nothing is
-        traced.
+        """Read the pattern's signature, parse the guards in ``where``, and prepare the samples of the proof. Nothing is
+        traced here.
         """
         self.name, self.level, self.pattern, self.replacement, self.pays = name, level, pattern, replacement, pays
         self.signature = PatternSignature(name, pattern)
@@ -71,32 +72,34 @@ class PatternRewrite(Rewrite):
 
     @property
     def _functions(self) -> tuple[Callable[..., Any] | None, ...]:
-        """The user's functions that decide the effect of the rewrite: pattern, replacement, ``pays`` and ``samples``,
-        None where absent.
+        """The user's functions on which the effect of the rewrite depends. They are the pattern, the replacement,
+        ``pays`` and ``samples``, with None for an absent one.
         """
         return self.pattern, self.replacement, self.pays, self._drawn.given
 
     @property
     def code_is_fully_hashed(self) -> bool:
-        """Whether all code of the user's functions can be read, so that the proof may be kept between processes."""
+        """Whether the digest covers all code of the user's functions. Only then may the proof be kept for other
+        processes.
+        """
         return not any(first_unfollowed(f) for f in self._functions if f)
 
     @property
     def digest(self) -> str:
-        """The digest of the name, level, functions, guards and annotated arguments of the pattern."""
+        """A digest of the name, the level, the functions, the guards and the annotated arguments of the pattern."""
         functions = [digest.op_cache_key(f) if f else "" for f in self._functions]
         parts = [self.name, self.level, *functions, *(g.source for g in self.guards), *map(repr, self.signature.args)]
         return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs (functions with arguments) on which the rewrite is proven, drawn from the pattern's
-        annotations or given by ``samples=``.
+        """Return the functions with example arguments on which the rewrite is proven. The arguments are drawn from the
+        pattern's annotations or given by ``samples=``.
         """
         return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace the pattern's computation wherever it matches in ``graph``, and yield these matches, then the near
-        misses: places where all but one thing fits.
+        """Replace the pattern's computation wherever it matches in ``graph``. Yield a ``Match`` for each replaced
+        place, then a ``NearMiss`` for each place where only one condition is not met.
         """
         from shiplap.torch_private.inductor_passes import preserving_state
 
@@ -121,8 +124,9 @@ class PatternRewrite(Rewrite):
         yield from (miss for root, miss in misses if root not in gone)  # what belongs to a match is no miss
 
     def _replace_match(self, graph: Graph, node: Node, patterns: Sequence[PatternGraph]) -> Match | NearMiss | None:
-        """Replace the computation of ``node`` by the first of ``patterns``, the graphs that the pattern may have, that
-        matches there, and return the match, else the near miss of the one that fits best, or None if none nearly fits.
+        """Replace the computation of ``node`` by the first of ``patterns`` that matches there. ``patterns`` are the
+        graphs that the pattern may have. Return the ``Match``, or the ``NearMiss`` of the graph that fits best. Return
+        None if less than half of the pattern fits.
         """
         best: tuple[PatternGraph, PartialMatch, RewriteObstacle] | None = None
         # Forms are tried in the order of pattern_samples: the usual one first.
@@ -141,7 +145,7 @@ class PatternRewrite(Rewrite):
 
     def _why_refused(self, pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | None:
         """Return the obstacle if the complete match ``fit`` must not be replaced because of its arguments, sizes, other
-        readers, guards or costs, else None.
+        readers, guards or costs. Return None if it may.
         """
         # After autograd the guards of the compiled code are fixed.
         may_guard = self.level != "post-grad"
@@ -159,8 +163,8 @@ class PatternRewrite(Rewrite):
         return RewriteObstacle(at, "cost", why) if why else None
 
     def _why_not_worth_it(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
-        """Return the reason why ``pays``, the user's function, says that the replacement is not worth it for the
-        arguments in ``env``, or an empty text if it is.
+        """Return the reason if the user's function ``pays`` returns that the replacement is not worth it for the
+        arguments in ``env``. Return an empty text if it is worth it.
         """
         try:
             answer = pays(**{n: env[n] for n in self.signature.parameters})
@@ -177,8 +181,8 @@ class PatternRewrite(Rewrite):
             return f"pays= raises {error_line(e)}"
 
     def _place(self, graph: Graph, pattern: PatternGraph, fit: PartialMatch) -> Match | NearMiss:
-        """Put the replacement into the graph in place of the matched nodes of ``fit``. Return the match, or a near miss
-        with the reason where its results cannot take that place.
+        """Put the replacement into the graph in place of the matched nodes of ``fit``. Return the ``Match``, or a
+        ``NearMiss`` with the reason if the results cannot take that place.
         """
         args = {**pattern.fixed, **fit.args}
         names = self.signature.parameters
@@ -195,8 +199,8 @@ class PatternRewrite(Rewrite):
         )
 
     def _near(self, pattern: PatternGraph, fit: PartialMatch, stop: RewriteObstacle) -> NearMiss | None:
-        """Return the near miss (place and reason) for the partial match ``fit``, which ended at the obstacle ``stop``,
-        or None if less than half of the pattern's calls fit.
+        """Return the near miss of the partial match ``fit``, which ended at the obstacle ``stop``. Return None if less
+        than half of the pattern's calls fit.
         """
         fitting, of = len(fit.nodes), len(pattern.calls)
         # A match of less than half of the pattern is no near miss: every product would be one of attention.
@@ -207,8 +211,8 @@ class PatternRewrite(Rewrite):
 
 
 def _nodes_to_replace(fit: PartialMatch) -> list[Node]:
-    """Return the nodes that a match replaces: the matched ones, and calls between them that return their argument
-    unchanged, unless other nodes read these too.
+    """Return the nodes that a match replaces. They are the matched nodes, and calls between them that return their
+    argument unchanged, unless other nodes read these calls.
     """
     inside = set(fit.replaced)
     return [*fit.nodes.values(), *(n for n in fit.passed if all(u in inside for u in n.users))]
@@ -217,22 +221,22 @@ def _nodes_to_replace(fit: PartialMatch) -> list[Node]:
 def make_replacement(
     pattern: PatternGraph, replacement: Callable[..., Any], names: Sequence[str]
 ) -> Callable[..., list[Any]]:
-    """Return the function that computes the outputs of ``pattern`` by ``replacement``: its results and, for a pattern
-    traced with gradients, their gradients. ``names`` are the parameters of ``replacement``.
+    """Return the function that computes the outputs of ``pattern`` through ``replacement``. For a pattern traced with
+    gradients, it also returns the gradients. ``names`` are the parameters of ``replacement``.
     """
 
     def forward(*args: Any) -> list[Any]:
-        """Return, as a list, the results of the replacement for ``args``, without those at positions where the pattern
-        computes nothing.
+        """Return the results of the replacement for ``args`` as a list. Results that the pattern does not compute are
+        left out.
         """
         results = replacement(*args)
         flat = as_list(results)
         return [flat[i] for i in pattern.picked]
 
     def both(*given: Any) -> list[Any]:
-        """Return the results of the replacement, then its gradients, without those that the pattern does not compute.
-        ``given`` are its arguments, then the gradients of its results. Raise ReplacementRefused where a gradient is
-        missing.
+        """Return the results of the replacement, then the gradients of its arguments. Those that the pattern does not
+        compute are left out. ``given`` holds the arguments, then the gradients of the results. Raise
+        ``ReplacementRefused`` if a gradient is missing.
         """
         args, tangents = list(given[: len(names)]), given[len(names) :]
         with torch.enable_grad():
@@ -262,21 +266,24 @@ def rewrite(
     samples: Callable[[], Iterable[Sequence[Any]]] | None = None,
     pays: Callable[..., bool | str] | None = None,
 ) -> PatternRewrite:
-    """Return the rewrite that puts ``replacement`` where a model computes ``pattern``, both plain functions of the same
-    arguments.
+    """Return a rewrite that puts ``replacement`` where a model computes ``pattern``.
 
     Args:
-        pattern: the computation of models, as a plain function. Annotated as an op is (``x: Float[Tensor, "*b k"]``),
-            it says which dtypes and sizes are meant, and from which ones the proof draws samples.
-        replacement: the computation to put there. The same parameters, which may also be sizes' owners: ``x.shape[0]``.
-        name: an identifier. By default the replacement's.
-        level: ``"pre-grad"`` (torch functions, before autograd), ``"joint"`` or ``"post-grad"`` (ATen).
-        where: guards, such as ``"x.shape[-1] % 16 == 0"`` or ``"k >= 64"``; see :class:`Guard`.
-        samples: returns arguments to prove it on, where annotations cannot say which values are valid.
-        pays: gets the (fake) arguments; returns True, or why the replacement is not worth it here.
+        pattern: the computation of models, as a plain function. Its annotations are those of an op, such as ``x:
+            Float[Tensor, "*b k"]``. They state the dtypes and sizes from which the proof draws samples.
+        replacement: the computation to put there, as a plain function with the same parameters.
+        name: an identifier. The default is the name of ``replacement``.
+        level: ``"pre-grad"`` (torch functions, before autograd), ``"joint"`` or ``"post-grad"`` (ATen operators).
+        where: guards, such as ``"x.shape[-1] % 16 == 0"`` or ``"k >= 64"``. :class:`Guard` describes their language.
+        samples: a function that returns lists of arguments for the proof. It is needed if the annotations do not state
+            which values are valid.
+        pays: a function of the arguments, which are fake tensors. It returns True, or the reason why the replacement is
+            not worth it.
 
     Raises:
-        ShiplapError: SL802, SL803. The results are proven when the rewrite is put into force, by ``rewrites``.
+        ShiplapError: ``SL802`` if an argument has the wrong type, ``SL803`` if a guard is invalid.
+
+    ``rewrites`` proves the results when the rewrite is switched on.
     """
     _require_callables(pattern=pattern, replacement=replacement, samples=samples or list, pays=pays or bool)
     name = name or replacement.__name__
@@ -311,7 +318,7 @@ def rewrite(
 
 
 def _require_callables(**functions: Any) -> None:
-    """Raise SL802 for the first of ``functions``, by the name of its parameter, that cannot be called."""
+    """Raise ``SL802`` if one of ``functions`` is not callable. The keywords are the parameters that the error names."""
     fix = "give a function of the pattern's arguments; samples= takes a function that returns a list of tuples of them"
     for name, given in functions.items():
         if not callable(given):

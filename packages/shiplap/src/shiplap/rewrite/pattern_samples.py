@@ -1,4 +1,6 @@
-"""Samples of a pattern: the programs on which a rewrite is proven, and the graphs in which its pattern may occur."""
+"""Samples of a pattern. They are the programs on which a rewrite is proven, and the graphs in which its pattern may
+occur.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,8 @@ class PatternSamples:
         given: GivenSamples | None,
         replacement: Callable[..., Any] | None = None,
     ) -> None:
-        """Turn the pattern's annotations and its guards on sizes into a declaration, from which samples are drawn as
-        for an op.
+        """Turn the pattern's annotations and its guards on sizes into a declaration. Samples are drawn from it as for
+        an op.
         """
         self.fn, self.signature, self.guards, self.given, self.replacement = fn, signature, guards, given, replacement
         # With these, `Samples` takes this for an op. Guards on sizes alone are preconditions: it finds what holds.
@@ -78,7 +80,9 @@ class PatternSamples:
 
     @cached_property
     def samples(self) -> Samples:
-        """The generator that draws arguments for the pattern from its annotations. SL805 where there are none."""
+        """The generator that draws arguments for the pattern from its annotations. Raise ``SL805`` if there are no
+        annotations.
+        """
         if not self.signature.args:
             raise error(
                 "SL805",
@@ -90,11 +94,12 @@ class PatternSamples:
         return Samples(self, SAMPLE_SEED)  # type: ignore[arg-type]
 
     def _listed(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the tuples of arguments that ``samples=`` returns. Raises SL802 for any other number or kind of
-        values.
+        """Yield the tuples of arguments that ``samples=`` returns. Raise ``SL802`` if one is no tuple with as many
+        values as the pattern has arguments.
         """
         count = len(self.signature.parameters)
         samples = self.given() if self.given is not None else ()
+        # A tensor is iterable, too, but it is no list of samples.
         for args in samples if isinstance(samples, Iterable) and not isinstance(samples, Tensor) else (samples,):
             if not isinstance(args, (list, tuple)) or len(args) != count:
                 got = f"{len(args)} arguments" if isinstance(args, (list, tuple)) else type(args).__name__
@@ -109,8 +114,8 @@ class PatternSamples:
 
     @cached_property
     def base(self) -> SampleRecipe:
-        """The recipe of the sample that all others are derived from: float32 where that is admitted, and no two dims of
-        one size, which would share a symbol in a trace.
+        """The recipe of the sample from which all others are derived. It has float32 if that is admitted. All dims have
+        different sizes, since equal sizes would share a symbol in a trace.
 
         The smallest admitted size is avoided where there is another. A pattern that halves a size of 2 would compute
         with 1, which torch does not treat as a symbol.
@@ -138,8 +143,8 @@ class PatternSamples:
         return self._with_running_sizes(next((r for r in (recipe, *tried) if self._admitted(r)), recipe))
 
     def _with_running_sizes(self, recipe: SampleRecipe) -> SampleRecipe:
-        """Return ``recipe`` (sizes, dtypes and so on of a sample), with its sizes exchanged between dims if the pattern
-        raises an error otherwise. Raises SL804 if no order of the sizes runs.
+        """Return ``recipe``, the description of a sample, in which sizes are exchanged between dims if the pattern
+        otherwise raises an error. Raise ``SL804`` if the pattern runs with no order of the sizes.
 
         For example, the rotated part of a head is no longer than the head.
         """
@@ -167,7 +172,9 @@ class PatternSamples:
         )
 
     def _error_of_pattern(self, case: SampleCase) -> str:
-        """Return the error that the pattern raises on the sample ``case`` as text, or an empty text."""
+        """Return the error that the pattern raises on the sample ``case`` as text, or an empty text if it
+        raises none.
+        """
         try:
             with suppress_warnings(), torch.no_grad():
                 self.fn(*case.fresh())
@@ -176,8 +183,8 @@ class PatternSamples:
         return ""
 
     def _forms(self) -> Iterator[SampleRecipe]:
-        """Yield the recipes of samples on which the pattern may be traced to different graphs: the usual one, each
-        optional argument absent, sizes of 1 that broadcast, and other ranks.
+        """Yield the recipes of samples on which the pattern may be traced to different graphs. They have the usual
+        sizes, absent optional arguments, sizes of 1 that broadcast, and other ranks.
         """
         yield self.base
         yield from (self.base.but(absent=group) for group in name_groups(self.signature.optional))
@@ -187,10 +194,10 @@ class PatternSamples:
             yield from (self.base.but(sizes={dim: rank}) for rank in VARIADIC_RANKS)
 
     def _note_narrowing(self, fn: Callable[..., Any], level: Level) -> None:
-        """Set ``_narrows``: whether the pattern ``fn`` casts float64 arguments down to float32. It is then less exact
-        than a replacement that does not, so nothing is proven or replaced in float64.
+        """Set ``_narrows`` to whether the pattern ``fn`` casts float64 arguments down to float32.
 
-        It is then less exact than a replacement that keeps float64: nothing is proven, and nothing placed, in float64.
+        Such a pattern is less exact than a replacement that keeps float64. Nothing is then proven or replaced in
+        float64.
         """
         if self._narrows is not None or self.given is not None or level != "pre-grad":
             return
@@ -206,8 +213,9 @@ class PatternSamples:
             self._narrows = any(fake_value(n.args[0]).dtype.itemsize > fake_value(n).dtype.itemsize > 2 for n in casts)
 
     def _in_dtype(self, recipe: SampleRecipe, dtype: str) -> SampleRecipe | None:
-        """Return ``recipe``, the description of a sample, with floating dtype ``dtype``, or None where the pattern's
-        annotations do not admit that dtype.
+        """Return ``recipe``, the description of a sample, with the floating-point dtype ``dtype``. Return None if the
+        pattern's annotations do not admit that dtype, or if it is float64 and the pattern casts float64 down to
+        float32.
         """
         if dtype == "float64" and self._narrows:
             return None
@@ -216,8 +224,8 @@ class PatternSamples:
         return recipe.but(dtypes=changed) if changed else None
 
     def _admitted(self, recipe: SampleRecipe | None) -> SampleCase | None:
-        """Return the sample that ``recipe`` describes, or None if none can be made, its arguments do not fit the
-        annotations, or a guard of the rewrite does not hold for them.
+        """Return the sample that ``recipe`` describes. Return None if it cannot be made, if its arguments do not fit
+        the annotations, or if a guard of the rewrite does not hold for them.
         """
         case = self.samples.make(recipe) if recipe is not None else None
         if case is None:
@@ -226,8 +234,8 @@ class PatternSamples:
         return None if problem or any(g.why_refused(env) for g in self.guards) else case
 
     def programs(self, fn: Callable[..., Any], level: Level) -> Iterator[Program]:
-        """Yield the programs, functions with arguments, on which the rewrite of ``fn`` is proven: wide and narrow
-        dtypes, ranks, kinds of values, other layouts, symbolic sizes, sizes 1 and 0.
+        """Yield the functions with arguments on which the rewrite of ``fn`` is proven. They cover dtypes, ranks, kinds
+        of values, layouts, symbolic sizes, and the sizes 1 and 0.
 
         Programs with sizes 1 and 0 may look different in ATen, so the pattern need not match there.
         """
@@ -258,10 +266,10 @@ class PatternSamples:
         yield from islice(chain.from_iterable(near), MOST_NEAR)
 
     def _near_constants(self) -> Iterator[dict[str, int]]:
-        """Yield sizes as dicts by dim name, one dim at a time: each number in the guards and in the replacement's code,
-        and the number after it. A replacement may be right only up to such a size.
+        """Yield sizes as dicts by dim name, one dim at a time. The sizes are the numbers in the guards and in the
+        replacement's code, and the numbers after them.
 
-        The replacement may be right up to such a size only: it serves every size that the guards admit.
+        The replacement may be right only up to such a size, although it is used for every size that the guards admit.
         """
         found = [n for guard in self.guards for n in integers_in_text(guard.source)]
         found += [v for v in constants_used(self.replacement, most=NEAR_OBJECTS) if type(v) is int]
@@ -271,8 +279,8 @@ class PatternSamples:
             yield from ({name: size} for size in (number + 1, number) for name in names)
 
     def _with_equal_sizes(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls ``fn``, the pattern, after asserting in the graph that dims of one name in the
-        annotations have one size.
+        """Return a function that calls the pattern ``fn`` after it asserts that dims of one name in the annotations
+        have one size. The assertion becomes a part of the graph.
         """
         pairs: list[tuple[int, int, int, int]] = []
         first: dict[str, tuple[int, int]] = {}
@@ -285,8 +293,8 @@ class PatternSamples:
                         pairs.append((*known, i, at))
 
         def stated(*args: Any) -> Any:
-            """Return the result of ``fn``, the pattern, for ``args``, after asserting by ``torch._check`` that dims of
-            one name in the annotations have one size.
+            """Return the result of the pattern ``fn`` for ``args``. Assert by ``torch._check`` that dims of one name in
+            the annotations have one size.
             """
             for i, a, j, b in pairs:
                 if args[i] is not None and args[j] is not None:
@@ -296,7 +304,9 @@ class PatternSamples:
         return stated
 
     def _edges(self) -> Iterator[dict[str, int]]:
-        """Yield unusual sizes as dicts by dim name: all sizes 1, then each dim in turn 0."""
+        """Yield unusual sizes as dicts by dim name. In the first dict all sizes are 1. In each further dict one dim has
+        size 0.
+        """
         names = [n for n, kind in free_dims(self.spec).items() if kind != "variadic"]
         yield dict.fromkeys(names, 1)
         yield from ({n: 0} for n in names)
@@ -304,19 +314,20 @@ class PatternSamples:
     def _program(
         self, fn: Callable[..., Any], recipe: SampleRecipe | None, *, runs: bool = True, **options: Any
     ) -> Iterator[Program]:
-        """Yield the program (``fn`` with arguments) of the sample that ``recipe`` describes, if guards admit it and
-        ``fn`` raises no error on it. ``runs`` says that it raises none, which saves a call.
+        """Yield the program of the sample that ``recipe`` describes if the guards admit it and ``fn`` raises no error
+        on it. A program is a function with arguments. If ``runs`` is true, ``fn`` is known to raise no error and is not
+        called. ``options`` are further attributes of the ``Program``.
         """
         case = self._admitted(recipe)
         if case is not None and ((runs and options.get("fires", True)) or not self._error_of_pattern(case)):
             yield Program(fn, case.fresh(), case.label, **options)
 
     def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[PatternGraph]:
-        """Return the graphs to search for in ``graph``: those that the pattern ``fn`` is traced to for the dtypes,
-        ranks and optional arguments that may occur there. Each is traced once.
+        """Return the graphs to search for in ``graph``. They are those to which the pattern ``fn`` is traced for the
+        dtypes, ranks and optional arguments that may occur there. Each is traced once.
 
-        Before autograd, rank does not change the traced graph, and dtype only where a pattern casts to one. After
-        autograd, rank, dtype and autocast do.
+        Before autograd, the traced graph does not depend on the rank. It depends on the dtype only if the pattern
+        casts. After autograd it depends on rank, dtype and autocast.
         """
         from shiplap.torch_private.inductor_passes import active_autocasts
 
@@ -341,9 +352,11 @@ class PatternSamples:
         return graphs
 
     def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str], bool]]:
-        """Yield, for each graph that the pattern may have in ``graph``, a key, the arguments to trace it with, a dict
-        from the unusual number put in each float argument to that argument's name, and whether it differs from an
-        earlier one in dtype only.
+        """Yield a key, the arguments for tracing, a dict and a flag for each graph that the pattern may have in
+        ``graph``.
+
+        The dict maps the unusual number in each float argument to the argument's name. The flag is true if the graph
+        differs from an earlier one only in its dtype.
         """
         if self.given is not None:
             yield from ((i, tuple(args), {}, False) for i, args in enumerate(self._listed()))
@@ -360,24 +373,23 @@ class PatternSamples:
                     yield str(recipe), *self._with_stand_ins(case.fresh()), recipe is not form
 
     def _with_stand_ins(self, given: Sequence[Any]) -> tuple[tuple[Any, ...], dict[float, str]]:
-        """Return the arguments ``given`` with an unusual number, which no model contains by accident, in each float
-        argument, and a dict from these numbers to the arguments' names. In a trace such a constant shows where the
-        argument is used.
+        """Return the arguments ``given`` with an unusual number in place of each float argument. Return also a dict
+        from these numbers to the names of the arguments.
+
+        No model contains such a number by accident, so its places in a trace show where the argument is used.
         """
         floats = {name: number for number, name in self._stands.items()}
         pairs = zip(self.signature.parameters, given, strict=True)
         return tuple(floats.get(n, a) for n, a in pairs), dict(self._stands)
 
     def _rank(self, recipe: SampleRecipe) -> dict[str, Any]:
-        """Return, by name, the sizes of the variadic dims in ``recipe``, which stand for any number of axes and so
-        decide how many dims arguments have.
+        """Return, by name, the sizes of the variadic dims in ``recipe``. A variadic dim stands for any number of axes,
+        so these sizes determine the rank of the arguments.
         """
         return {n: v for n, v in recipe.sizes if isinstance(v, tuple)}
 
     def _ranks(self, recipe: SampleRecipe) -> set[int]:
-        """Return the numbers of dims that ``recipe``, the description of a sample, gives to the arguments whose
-        annotation leaves that number open.
-        """
+        """Return the ranks that ``recipe``, the description of a sample, gives to the arguments with a variadic dim."""
         sizes = dict(recipe.sizes)
         kinds = [a.tensor.dims for a in self.spec.tensors if a.tensor and a.tensor.variadic]
         return {sum(len(sizes.get(d.text, ())) if d.kind == "variadic" else 1 for d in dims) for dims in kinds}
@@ -391,9 +403,9 @@ def trace_pattern(
     stand_ins: dict[float, str],
     leaves: Collection[str | None] = (),
 ) -> PatternGraph:
-    """Return ``fn``, traced on ``args`` with symbolic sizes, as a pattern graph, with gradients of the arguments
-    ``leaves``. ``stand_ins`` maps the unusual number in each float argument to its name. Raises SL804 where it is no
-    usable graph.
+    """Return ``fn``, traced on ``args`` with symbolic sizes, as a pattern graph. ``names`` are the names of the
+    arguments. Gradients of the arguments ``leaves`` are part of the graph. ``stand_ins`` maps the unusual number in
+    each float argument to its name. Raise ``SL804`` if the traced graph cannot be used.
     """
     from shiplap.torch_private.inductor_passes import capture_graph
 
@@ -441,8 +453,8 @@ def trace_pattern(
 
 
 def _remove_idle_casts(graph: Graph) -> bool:
-    """Remove casts to the dtype that a value already has from ``graph``, which a model in another dtype would not have.
-    Return whether there were any casts.
+    """Remove casts to the dtype that a value already has from ``graph``, because a model in another dtype lacks them.
+    Return whether ``graph`` had any casts.
     """
     casts = [n for n in graph.nodes if n.op.startswith("call") and canonical_name(n) == "to"]
     for node in casts:
@@ -453,8 +465,8 @@ def _remove_idle_casts(graph: Graph) -> bool:
 
 
 def _missing_scalars(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
-    """Return the names of the float arguments that ``graph`` does not use: the unusual number that stood for each
-    during the trace, a key of ``stand_ins``, does not occur there.
+    """Return the names of the float arguments that ``graph`` does not use. ``stand_ins`` maps the unusual number that
+    stood for each of them in the trace to its name.
     """
     # The printed graph contains every constant, those inside of lists too.
     text = str(graph)
@@ -462,7 +474,7 @@ def _missing_scalars(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
 
 
 def _require_arguments_used(fn: Callable[..., Any], missing: Sequence[str]) -> None:
-    """Raise SL804 if ``missing`` names arguments that the pattern ``fn`` does not use."""
+    """Raise ``SL804`` if ``missing``, the names of arguments that the pattern ``fn`` does not use, is not empty."""
     # An unused argument could be bound to nothing in the graph.
     if missing:
         raise error(
@@ -481,5 +493,5 @@ def _pattern_results(graph: Graph) -> list[Any]:
 
 
 def _is_differentiable(value: Any) -> bool:
-    """Whether ``value`` is a floating-point tensor, so that a gradient of it can be computed."""
+    """Return whether ``value`` is a floating-point tensor, so that it can have a gradient."""
     return isinstance(value, Tensor) and value.is_floating_point()

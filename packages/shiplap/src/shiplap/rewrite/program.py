@@ -26,18 +26,18 @@ placing: ContextVar[Callable[[], object]] = ContextVar("shiplap_placing", defaul
 
 @dataclass(frozen=True)
 class Program:
-    """A function with arguments in which a rewrite fires, and which computes the same afterwards.
+    """A function with arguments in which a rewrite applies, and which must compute the same results afterwards.
 
     Attributes:
-        fn: plain PyTorch, as a model would contain it.
-        args: tensors, scalars, None; never changed.
-        label: says which sample this is, for findings.
-        dynamic: whether sizes are traced as symbols: all, or those that are listed, as the batch and the tokens of a
-            model are, while its heads and widths are numbers.
-        train: whether gradients of the floating tensors are compared as well.
-        fires: whether the rewrite has to fire. Where sizes are 0 or 1 the compiler may leave nothing of a pattern.
-        kinds: of values (see ``shiplap.sampling.values``) that it is run on besides ``args``.
-        constants: numbers of the tensors that no gradient is asked of, like the mask of a model.
+        fn: the function in plain PyTorch, as a model would contain it.
+        args: its arguments, which are tensors, scalars or None. They are never changed.
+        label: the name of the sample in findings.
+        dynamic: whether sizes are traced as symbols. True stands for all sizes, a tuple for the sizes that it lists. In
+            a model, for example, the batch and the tokens are symbols, and the heads and widths are numbers.
+        train: whether gradients of the floating-point tensors are compared as well.
+        fires: whether the rewrite must apply. With sizes of 0 or 1, the compiler may remove the pattern entirely.
+        kinds: further kinds of values (see ``shiplap.sampling.values``) with which the function is run.
+        constants: positions of the tensors for which no gradient is computed, such as the mask of a model.
     """
 
     fn: Callable[..., Any]
@@ -50,8 +50,8 @@ class Program:
     constants: tuple[int, ...] = ()
 
     def of_tensors(self) -> tuple[Callable[..., Any], list[Tensor]]:
-        """Return ``fn`` as a function of its tensor arguments alone, with the program's other arguments filled in, and
-        these tensors.
+        """Return two things: ``fn`` as a function of its tensor arguments alone, and these tensors. All other arguments
+        are filled in.
         """
         at = [i for i, a in enumerate(self.args) if isinstance(a, Tensor)]
 
@@ -65,15 +65,15 @@ class Program:
         return of_tensors, [self.args[i] for i in at]
 
     def leaves(self, tensors: Sequence[Tensor], train: bool) -> list[Tensor]:
-        """Return ``tensors``, the tensor arguments, detached. With ``train``, those that are floating-point and not
-        listed in ``constants`` require gradients.
+        """Return ``tensors``, the tensor arguments, detached. If ``train`` is true, those that are floating-point and
+        not listed in ``constants`` require gradients.
         """
         asked = (train and t.is_floating_point() and i not in self.constants for i, t in enumerate(tensors))
         return [t.detach().requires_grad_(needs) for t, needs in zip(tensors, asked, strict=True)]
 
     def others(self, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """Yield lists like ``tensors`` with values of each further kind that the program names in ``kinds``, with the
-        same sizes, dtypes and strides. Integers keep their values.
+        """Yield lists like ``tensors`` with values of each kind in ``kinds``. Sizes, dtypes and strides stay the same.
+        Integers keep their values.
         """
         for seed, kind in enumerate(self.kinds):
             rng = torch.Generator().manual_seed(seed)
@@ -81,7 +81,9 @@ class Program:
 
 
 def _redraw_values(t: Tensor, kind: str, rng: torch.Generator) -> Tensor:
-    """Return a copy of ``t`` with random values of another kind. An expanded tensor keeps its values."""
+    """Return a copy of ``t`` with random values of ``kind``. An expanded tensor keeps its values, since it cannot be
+    written to.
+    """
     copy = clone_exactly(t)
     if all(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):  # expanded ones cannot be written to
         copy.copy_(draw_values(tuple(t.shape), t.dtype, kind, 1, rng))
@@ -96,20 +98,20 @@ class Provable(Hashable, Protocol):
 
     @property
     def digest(self) -> str:
-        """The digest of everything that decides what :meth:`apply` does to a graph."""
+        """A digest of everything on which the effect of :meth:`apply` depends."""
 
     @property
     def code_is_fully_hashed(self) -> bool:
-        """Whether ``digest`` and the code of Shiplap cover everything that the result of the proof depends on, so that
-        the result may be kept for other processes.
+        """Whether ``digest`` and the code of Shiplap cover everything on which the result of the proof depends. Only
+        then is the result kept for other processes.
         """
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Change ``graph`` in place wherever the change applies. Yield a match for each changed place, and a near miss
-        (place and reason) where all but one thing fits.
+        """Change ``graph`` in place wherever the change applies. Yield a ``Match`` for each changed place, and a
+        ``NearMiss`` for each place where only one condition is not met.
         """
 
     def programs(self) -> Iterable[Program]:
-        """Return the programs, functions with example arguments, on which the change is proven by comparing their
-        results before and after it.
+        """Return the functions with example arguments on which the change is proven. The proof compares their results
+        before and after the change.
         """

@@ -1,4 +1,4 @@
-"""The proofs of several rewrites as values, for ``shiplap rewrite --test``: each check with its evidence."""
+"""The proofs of several rewrites as values, for ``shiplap rewrite --test``. Each check comes with its evidence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERDICT_STYLES = {"ok": "green", "fail": "red", "skip": "dim"}
 
 @dataclass(frozen=True)
 class RewriteProof:
-    """The findings of the proof of one rewrite. It is refused if one of them fails."""
+    """The findings of the proof of one rewrite. The rewrite is refused if one of them fails."""
 
     rewrite: str
     level: Level
@@ -30,8 +30,8 @@ class RewriteProof:
 
     @staticmethod
     def run(rewrite: Rewrite) -> RewriteProof:
-        """Return the proof of ``rewrite``: a finding for each check of its effect on programs. A pattern that cannot be
-        traced or has no samples yields one failed finding, ``traced``.
+        """Return the proof of ``rewrite``, with a finding for each check. If the pattern cannot be traced or has no
+        samples, the proof has one failed finding, ``traced``.
         """
         try:
             findings = rewrite.findings
@@ -40,8 +40,8 @@ class RewriteProof:
         return RewriteProof(rewrite.name, rewrite.level, findings)
 
     def lines(self) -> Iterator[Line]:
-        """Yield the printed lines of the proof: the verdict, and a line for each check, with the sample and the remedy
-        of one that failed.
+        """Yield the lines in which the proof is printed. The first has the verdict. Each further line has a check and,
+        if it failed, the sample and the remedy.
         """
         verdict = "proven" if self.proven else "REFUSED"
         yield line(f"{self.rewrite} ({self.level}): {verdict}", "bold" if self.proven else "bold red")
@@ -52,7 +52,7 @@ class RewriteProof:
 
 
 def prove_each(rewrites: Iterable[Rewrite]) -> tuple[RewriteProof, ...]:
-    """Return the proof of each rewrite, in the given order. Nothing is raised for rewrites that fail theirs."""
+    """Return the proof of each rewrite, in the given order. A rewrite that fails its proof raises no error."""
     return tuple(map(RewriteProof.run, rewrites))
 
 

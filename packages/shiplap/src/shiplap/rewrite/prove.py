@@ -1,4 +1,4 @@
-"""The proof of a rewrite: programs before and after it, compared in everything that a caller could see."""
+"""The proof of a rewrite. It compares programs before and after the rewrite in everything that a caller can observe."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _findings: WeakKeyDictionary[Provable, tuple[str, tuple[Finding, ...]]] = WeakKe
 
 
 def require_proof(rewrite: R) -> R:
-    """Return ``rewrite`` unchanged after proving that it keeps results, gradients, strides and writes. Raises SL801
+    """Return ``rewrite`` unchanged after proving that it keeps results, gradients, strides and writes. Raise ``SL801``
     with the failed check if it does not.
     """
     for finding in prove_rewrite(rewrite):
@@ -77,15 +77,15 @@ def require_proof(rewrite: R) -> R:
 
 
 def prove_rewrite(rewrite: Provable) -> tuple[Finding, ...]:
-    """Return a finding for each check of ``PROOF_CHECKS``, from the proof of ``rewrite`` or from the cache. The rewrite
-    is refused if one of them fails.
+    """Return a finding for each check of ``PROOF_CHECKS``. The rewrite is refused if one of them fails.
 
-    Run once in a process, and again when what its functions call has become something else (in a notebook, say). A
-    proof that found no fault is kept in the cache (see ``shiplap.tuning.proof_cache``) and read there by other
-    processes.
+    The proof of ``rewrite`` runs once in a process. It runs again if a function that it calls has changed meanwhile,
+    for example in a notebook. A proof without a fault is kept in the cache (see ``shiplap.tuning.proof_cache``), from
+    which other processes read it.
 
     Raises:
-        ShiplapError: SL805 without a program to prove it on, SL804 for a program that is no graph.
+        ShiplapError: ``SL805`` if there is no program to prove it on, ``SL804`` if a program cannot be traced as a
+            graph.
     """
     digest = rewrite.digest
     # A function that the rewrite calls may be another one by now, as in a notebook.
@@ -98,8 +98,8 @@ def prove_rewrite(rewrite: Provable) -> tuple[Finding, ...]:
 
 
 def _run_and_store_proof(rewrite: Provable, digest: str) -> None:
-    """Prove ``rewrite``, whose digest is given, by running it on its programs, and store the findings in this process
-    and, for other processes, in the cache.
+    """Prove ``rewrite``, whose digest is ``digest``, on its programs. Store the findings in this process and, for other
+    processes, in the cache.
     """
     from shiplap.torch_private.inductor_passes import preserving_state, without_autocast
 
@@ -113,10 +113,10 @@ def _run_and_store_proof(rewrite: Provable, digest: str) -> None:
 
 
 def _read_findings(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
-    """Return the findings of the proof of ``rewrite`` that another process has stored in the cache, or an empty tuple
-    if there is no valid one.
+    """Return the findings of the proof of ``rewrite`` that another process has stored in the cache. Return an empty
+    tuple if there are no valid ones.
 
-    ``digest`` is that of the rewrite: to look at all of its code again takes longer than to read the file.
+    ``digest`` is the digest of the rewrite. It is passed because computing it again takes longer than reading the file.
     """
     if not rewrite.code_is_fully_hashed:
         return ()
@@ -127,8 +127,8 @@ def _read_findings(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
 
 
 def _keep_findings(rewrite: Provable, digest: str, findings: tuple[Finding, ...]) -> None:
-    """Store ``findings`` of a proof in the cache on disk, unless one of them is a fault, or the proof depends on more
-    than the code that ``digest`` covers.
+    """Store the ``findings`` of a proof in the cache on disk. Store nothing if one of them is a fault, or if ``digest``
+    does not cover all code on which the proof depends.
     """
     if rewrite.code_is_fully_hashed and all(f.verdict in GOOD for f in findings):
         keep_proof(_proof_key(rewrite, digest), {"findings": [asdict(f) for f in findings]})
@@ -140,8 +140,8 @@ def _proof_key(rewrite: Provable, digest: str) -> Key:
 
 
 def _parse_finding(kept: Any) -> Finding | None:
-    """Return the finding that ``kept``, parsed JSON, represents, or None for anything else, a failed finding
-    included.
+    """Return the finding that ``kept``, a parsed JSON value, represents. Return None for any other value, and for a
+    failed finding.
     """
     if not isinstance(kept, dict) or kept.keys() != asdict(Finding("", "ok", "", "")).keys():
         return None
@@ -151,8 +151,8 @@ def _parse_finding(kept: Any) -> Finding | None:
 
 
 def _run_proof_programs(rewrite: Provable) -> tuple[Finding, ...]:
-    """Apply ``rewrite`` to the programs (functions with arguments) of its proof, compare their runs before and after,
-    and return a finding for each check.
+    """Apply ``rewrite`` to the programs of its proof and compare their runs before and after. Return a finding for each
+    check. A program is a function with arguments.
     """
     # Costs are not compared in a proof: its samples are too small to pay.
     token = proving.set(True)
@@ -164,7 +164,7 @@ def _run_proof_programs(rewrite: Provable) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class _CheckObservation:
-    """The observation of one check on one program. ``problem`` is empty where the check passes."""
+    """The result of one check on one program. ``problem`` is empty if the check passes."""
 
     check: str
     problem: str
@@ -172,8 +172,8 @@ class _CheckObservation:
 
 
 def _observe_programs(rewrite: Provable) -> Iterator[_CheckObservation]:
-    """Apply ``rewrite`` to its programs (functions with arguments) one by one, and yield what each check observed. Stop
-    after the first program in which the rewrite changed something that it must not.
+    """Apply ``rewrite`` to its programs one by one, and yield the result of each check. Stop after the first program in
+    which a check fails. A program is a function with arguments.
     """
     for batch in batched_trace.group_for_tracing(iter(rewrite.programs()), rewrite.level):
         for program, captured in zip(batch, _capture_batch(rewrite, batch), strict=True):
@@ -185,8 +185,8 @@ def _observe_programs(rewrite: Provable) -> Iterator[_CheckObservation]:
 
 
 def _summarize_observations(rewrite: Provable, seen: Sequence[_CheckObservation]) -> Iterator[Finding]:
-    """Yield one finding per check from ``seen``, what the checks observed on all programs. Raises SL805 where nothing
-    was observed, since the rewrite applied in no program.
+    """Yield one finding for each check from ``seen``, the results of the checks on all programs. Raise ``SL805`` if
+    ``seen`` is empty because the rewrite applied in no program.
     """
     if not seen:
         raise error(
@@ -208,13 +208,13 @@ def _summarize_observations(rewrite: Provable, seen: Sequence[_CheckObservation]
 
 
 def _check_program(rewrite: Provable, program: Program, captured: CapturedGraph) -> Iterator[_CheckObservation]:
-    """Apply the rewrite to ``captured``, the graph of one program, run the graph before and after, and yield what each
-    check observed: a difference, or none.
+    """Apply the rewrite to ``captured``, the graph of ``program``, and run the graph before and after. Yield the result
+    of each check.
     """
 
     def seen(check: str, problem: str = "") -> _CheckObservation:
-        """Return the record of what ``check`` observed on the program being checked: the difference ``problem``, or an
-        empty text where the check passes.
+        """Return the result of ``check`` on the program that is being checked. ``problem`` is the difference, or an
+        empty text if the check passes.
         """
         return _CheckObservation(check, problem, program.label)
 
@@ -239,8 +239,9 @@ def _check_program(rewrite: Provable, program: Program, captured: CapturedGraph)
 def _why_it_did_not_fire(
     outcomes: Sequence[Outcome], seen: Callable[[str, str], _CheckObservation]
 ) -> _CheckObservation:
-    """Return the record of a program in which the rewrite should have applied and did not, made by ``seen``, with the
-    reason of that near miss in ``outcomes`` in which the most nodes fit.
+    """Return the failed result of a program in which the rewrite should have applied and did not. The problem is the
+    reason of the near miss in ``outcomes`` in which the most nodes fit. ``seen`` makes a result from a check and a
+    problem.
     """
     misses = [o for o in outcomes if isinstance(o, NearMiss)]
     nearest = max(misses, key=lambda o: o.fitting, default=None)
@@ -251,15 +252,15 @@ def _why_it_did_not_fire(
 
 
 def _compares_gradients(rewrite: Provable, program: Program) -> bool:
-    """Whether gradients are compared for ``program``: it is one to be trained, and the rewrite runs before autograd has
-    run.
+    """Return whether gradients are compared for ``program``. They are if the program is to be trained and the rewrite
+    runs before autograd has run.
     """
     return program.train and rewrite.level != "post-grad"
 
 
 def _capture_batch(rewrite: Provable, batch: Sequence[Program]) -> Iterator[CapturedGraph]:
-    """Yield the graph of each program (a function with arguments) of ``batch``, at the level of compilation where the
-    rewrite runs, from one trace of all where that is possible.
+    """Yield the graph of each program of ``batch`` at the level of compilation where the rewrite runs. The graphs come
+    from one common trace if that is possible. A program is a function with arguments.
     """
     # Programs of Shiplap's own rewrites are plain calls, which can be recorded without Dynamo.
     if type(rewrite).__module__.startswith(TRUSTED_MODULES):
@@ -271,12 +272,13 @@ def _capture_batch(rewrite: Provable, batch: Sequence[Program]) -> Iterator[Capt
 
 
 def _capture_or_raise(rewrite: Provable, program: Program) -> CapturedGraph:
-    """Return the graph of ``program`` at the level of compilation where the rewrite runs. Raises SL804 where the
+    """Return the graph of ``program`` at the level of compilation where the rewrite runs. Raise ``SL804`` if the
     program cannot be traced.
     """
     try:
         return batched_trace.capture_program(program, rewrite.level, _compares_gradients(rewrite, program))
     except ShiplapError:
+        # An error of the catalogue states its own reason.
         raise
     except Exception as e:
         raise error(
@@ -288,20 +290,20 @@ def _capture_or_raise(rewrite: Provable, program: Program) -> CapturedGraph:
 
 
 def _copy_to_interpreter(graph: Graph) -> Interpreter:
-    """Return an interpreter of a copy of ``graph``, which does not change with the graph."""
+    """Return an interpreter of a copy of ``graph``. Later changes of ``graph`` do not affect it."""
     held = Graph()
     held.output(held.graph_copy(graph, {}))
     return Interpreter(graph.owning_module or Module(), graph=held)  # no code is generated for what is interpreted
 
 
 class _GraphRun:
-    """A run of a graph on copies of the same values, with all its effects."""
+    """A callable that runs graphs on copies of the same values and returns all effects of a run."""
 
     def __init__(
         self, captured: CapturedGraph, tensors: Sequence[Tensor], train: str, program: Program, *, functional: bool
     ) -> None:
-        """Keep the captured program and the values of its inputs. ``train`` is the rewrite's level where gradients are
-        compared, ``functional`` says that graphs have no writes.
+        """Set the captured program and the values of its inputs. ``train`` is the rewrite's level if gradients are
+        compared, else an empty text. ``functional`` means that the graphs contain no writes.
         """
         self.captured, self.tensors, self.program = captured, tensors, program
         self.differentiate, self.joint = train == "pre-grad", train == "joint"
@@ -326,8 +328,9 @@ class _GraphRun:
         return _RunEffect(outs, leaves, _gradients_of_leaves(outs, leaves) if self.differentiate else grads)
 
     def _input(self, node: Any, role: Any, leaves: Sequence[Tensor], rng: torch.Generator, wide: bool) -> Any:
-        """Return the value of one input of the graph. ``role`` says what it is: a number for the argument of ``leaves``
-        at that position, ``size`` for a size, else a gradient, which is drawn with ``rng``, in float64 if ``wide``.
+        """Return the value of one input of the graph, in float64 if ``wide``. If ``role`` is a number, it is the tensor
+        of ``leaves`` at that position. If ``role`` is ``"size"``, it is a size. Otherwise it is a gradient, drawn with
+        ``rng``.
         """
         if isinstance(role, int):
             return leaves[role]
@@ -340,7 +343,13 @@ class _GraphRun:
 
 @dataclass
 class _RunEffect:
-    """The effects of a run: its results, its arguments afterwards, and the gradients of the arguments."""
+    """The effects of a run.
+
+    Attributes:
+        outs: the results.
+        leaves: the arguments after the run.
+        grads: the gradients of the arguments, or None if none are computed.
+    """
 
     outs: list[Tensor]
     leaves: list[Tensor]
@@ -348,8 +357,8 @@ class _RunEffect:
 
 
 def _gradients_of_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of ``leaves`` for fixed random gradients of the results ``outs``, None for leaves without
-    one.
+    """Return the gradients of ``leaves`` for fixed random gradients of the results ``outs``. The gradient is None for a
+    leaf that has none.
     """
     rng = torch.Generator().manual_seed(2)
     # Integer results have no gradient.
@@ -364,8 +373,8 @@ def _gradients_of_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> li
 
 
 def _compare_runs(run: _GraphRun, before: Interpreter, after: Interpreter) -> Iterator[tuple[str, str]]:
-    """Yield pairs (check, difference) from running the graph before and after the rewrite on equal values. The
-    difference is a text, empty where the check finds none.
+    """Run the graph before and after the rewrite on equal values, and yield pairs of a check and a difference. The
+    difference is an empty text if the check passes.
     """
     # Two runs of the pattern itself show whether a difference can be blamed on the replacement.
     own, repeat, got = run(before), run(before), None
@@ -390,8 +399,8 @@ def _compare_runs(run: _GraphRun, before: Interpreter, after: Interpreter) -> It
 
 
 def _compare_strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
-    """Return the first difference in strides between results after (``got``) and before (``own``) the rewrite as text,
-    or an empty text.
+    """Return the first difference in strides between the results ``got`` after the rewrite and ``own`` before it as
+    text. Return an empty text if there is none.
     """
     for i, (g, o) in enumerate(zip(got, own, strict=False)):
         if [s for s, n in zip(g.stride(), g.shape, strict=True) if n > 1] != [
@@ -402,11 +411,11 @@ def _compare_strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
 
 
 def _compare_aliasing(got: _RunEffect, own: _RunEffect, *, functional: bool) -> str:
-    """Return the first difference, before and after the rewrite, in which results share memory with arguments or each
-    other, as text, or an empty text.
+    """Return the first difference in shared memory before and after the rewrite as text, or an empty text. Results may
+    share memory with arguments or with each other.
 
-    ``functional``: in a graph without writes a result may be new where it was a view: torch itself makes views of
-    arguments that it returns.
+    If ``functional`` is true, a result may be a new tensor where it was a view before. In a graph without writes, torch
+    itself makes views of arguments that it returns.
     """
     for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
         for j, (a, b) in enumerate(zip(got.leaves, own.leaves, strict=True)):
@@ -419,8 +428,8 @@ def _compare_aliasing(got: _RunEffect, own: _RunEffect, *, functional: bool) -> 
 
 
 def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor]) -> str:
-    """Return the first difference in writes to arguments, whose values were ``tensors``, before and after the rewrite,
-    as text, or an empty text.
+    """Return the first difference in writes to arguments before and after the rewrite as text, or an empty text.
+    ``tensors`` are the arguments before the run.
     """
     for i, (g, o, t) in enumerate(zip(got.leaves, own.leaves, tensors, strict=True)):
         if bool(bitwise_difference([g], [t])) != bool(bitwise_difference([o], [t])):
@@ -432,8 +441,8 @@ def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor
 
 
 def _compare_gradients(run: _GraphRun, own: _RunEffect, got: _RunEffect, wide: _RunEffect) -> str:
-    """Return the first difference in gradients before and after the rewrite as text, or an empty text. ``wide`` has the
-    gradients in float64.
+    """Return the first difference in gradients before and after the rewrite as text, or an empty text. ``wide`` holds
+    the gradients in float64, which bound the error of rounding.
     """
     for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
         if g.requires_grad != o.requires_grad:

@@ -1,5 +1,6 @@
-"""``rewrites``: the rewrites that are in force, for a block or a compilation, and their outcomes. Nothing outlives the
-scope.
+"""``rewrites``, the set of rewrites that are in force for a block or a compilation, with their outcomes.
+
+Nothing remains in force after the block or the compilation.
 """
 
 from __future__ import annotations
@@ -30,28 +31,29 @@ _active_scopes: ContextVar[tuple[Rewrites, ...]] = ContextVar("shiplap_rewrites"
 
 
 class _EnteredBlocks(threading.local):
-    """The blocks of one scope that a thread has entered. Threads may share a scope."""
+    """The ``with`` blocks of one set of rewrites that a thread has entered. Threads may share the set."""
 
     def __init__(self) -> None:
-        """Start without entered blocks, once in each thread that uses the scope."""
+        """Start without entered blocks. Each thread that uses the set calls this once."""
         self.blocks: list[tuple[Token[tuple[Rewrites, ...]], ExitStack]] = []
 
 
 class Rewrites:
-    """A set of rewrites, proven before they change a graph, to be put into force for a block or for one
-    ``torch.compile``.
+    """A set of rewrites, to be switched on for a ``with`` block or for one ``torch.compile``. Each rewrite is proven
+    before it changes a graph.
 
     Attributes:
-        rewrites: in the order in which they are tried at each level.
-        labels: the name of each in ``outcomes``. The second of a name is ``name_2``, so any two sets may be joined.
-        outcomes: the matches and near misses in the graphs compiled so far. Code from a cache is not compiled: it adds
-            nothing.
-        graphs: how many graphs they have seen, at all levels.
+        rewrites: the rewrites in the order in which they are tried at each level of compilation.
+        labels: the name of each rewrite in ``outcomes``. If a name repeats, the second rewrite is called ``name_2``, so
+            any two sets may be joined.
+        outcomes: the matches and near misses in the graphs compiled so far. Code that comes from a cache is not
+            compiled and adds none.
+        graphs: the number of graphs that the rewrites have been applied to, at all levels.
     """
 
     def __init__(self, *rewrites: Rewrite) -> None:
-        """Collect the rewrites, each once, and prove those of users. Raises SL802 for other objects and SL801 for a
-        rewrite that changes results.
+        """Collect the rewrites without duplicates, and prove those of users. Raise ``SL802`` for objects that are no
+        rewrites. Raise ``SL801`` for a rewrite that changes results.
         """
         if strange := [r for r in rewrites if not isinstance(r, Rewrite)]:
             fix = "write sl.rewrites(*several) for a list, or sl.rewrite(pattern, replacement) for functions"
@@ -86,7 +88,7 @@ class Rewrites:
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The places, in the graphs compiled so far, where a rewrite fits but for one thing."""
+        """The places, in the graphs compiled so far, where a rewrite fits except for one obstacle."""
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def __iter__(self) -> Iterator[Rewrite]:
@@ -94,9 +96,7 @@ class Rewrites:
         return iter(self.rewrites)
 
     def __enter__(self) -> Self:
-        """Put the rewrites into force for compilations inside the ``with`` block in this thread, and return this
-        set.
-        """
+        """Apply the rewrites to compilations inside the ``with`` block in this thread, and return this set."""
         from shiplap.torch_private import inductor_passes
 
         token, stack = _active_scopes.set((*_active_scopes.get(), self)), ExitStack()
@@ -106,16 +106,16 @@ class Rewrites:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the ``with`` block that was entered last: its rewrites no longer apply to compilations."""
+        """End the ``with`` block that was entered last. Its rewrites no longer apply to compilations."""
         token, stack = self._entered.blocks.pop()
         stack.close()
         _active_scopes.reset(token)
 
     def options(self, **options: Any) -> dict[str, Any]:
-        """Return options for ``torch.compile(fn, options=...)`` that apply these rewrites after the user's own compiler
-        passes, those in ``options`` or in Inductor's configuration.
+        """Return options for ``torch.compile(fn, options=...)`` that apply these rewrites.
 
-        In a compilation inside of ``with`` blocks, the rewrites of the blocks come first.
+        They run after the compiler passes that the user configured in ``options`` or in Inductor. Inside ``with``
+        blocks of other sets, the rewrites of the blocks come first.
         """
         from shiplap.torch_private import inductor_passes
 
@@ -128,8 +128,8 @@ class Rewrites:
         return made
 
     def run(self, level: Level, graph: Graph) -> None:
-        """Apply those of the rewrites that run at ``level`` of compilation to ``graph``, in place, and append their
-        matches and near misses to ``outcomes``.
+        """Apply the rewrites of ``level`` to ``graph``, in place. Append their matches and near misses to
+        ``outcomes``.
         """
         for rewrite in self.rewrites:
             if rewrite.level == level and rewrite.may_match(graph):
@@ -140,8 +140,8 @@ class Rewrites:
         self.graphs += 1
 
     def identity(self, level: Level) -> str:
-        """Return the digest of what :meth:`run` does to graphs at ``level`` of compilation, which becomes a part of the
-        compiler's cache key.
+        """Return a digest of the effect of :meth:`run` at ``level`` of compilation. It becomes a part of the compiler's
+        cache key.
         """
         # The order of rewrites is part of the digest, since an earlier one may take the place of a later one.
         parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]
@@ -149,8 +149,8 @@ class Rewrites:
 
 
 def _prove_and_apply(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
-    """Apply ``rewrite`` to ``graph`` and return its matches and near misses. Unless it has been proven in this process,
-    it is proven before it changes the graph.
+    """Apply ``rewrite`` to ``graph`` and return its matches and near misses. A rewrite that was not proven in this
+    process is proven before it changes the graph.
     """
     if not rewrite.prove_on_first_match:
         return list(require_proof(rewrite).apply(graph))
@@ -162,23 +162,25 @@ def _prove_and_apply(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
 
 
 class _ProofOnFirstCall:
-    """The proof of a rewrite, run at the first call. The proof applies the rewrite too, and that starts no other
-    proof.
+    """A function that proves a rewrite at its first call and does nothing at later calls. The proof applies the
+    rewrite, too, which calls this function again.
     """
 
     def __init__(self, rewrite: Rewrite) -> None:
-        """Keep the rewrite, which has not been proven yet."""
+        """Set the rewrite, which is not proven yet."""
         self.rewrite, self.asked = rewrite, False
 
     def __call__(self) -> None:
-        """Prove the rewrite at the first call. Raises SL801 if the proof refuses it."""
+        """Prove the rewrite at the first call. Raise ``SL801`` if the proof refuses it."""
         if not self.asked:
             self.asked = True
             require_proof(self.rewrite)
 
 
 def _make_labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
-    """Return a unique name for each rewrite in reports: its own name, with ``_2`` and so on where names repeat."""
+    """Return a unique name for each rewrite in reports. If several rewrites have one name, ``_2`` and so on are
+    appended to it.
+    """
     labels: dict[Rewrite, str] = {}
     taken = {r.name for r in rewrites}
     for rewrite in rewrites:
@@ -192,8 +194,8 @@ def _make_labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
 
 @cache
 def _engine_digest() -> str:
-    """Return the digest of the code that finds patterns and puts replacements in their place, a part of cache keys:
-    another version of it may treat a graph otherwise.
+    """Return a digest of the code that finds patterns and puts replacements in their place. It is a part of cache keys,
+    since another version of this code may change a graph in another way.
     """
     package = Path(__file__).parent
     names = ("graph_nodes", "inductor_passes", "symbolic_sizes")
@@ -203,32 +205,23 @@ def _engine_digest() -> str:
 
 
 def rewrites(*rewrites: Rewrite) -> Rewrites:
-    """Return a set of ``rewrites``, proven once in a process, to be put into force with ``with`` or with ``options()``.
+    """Return a set of ``rewrites`` that can be switched on with ``with`` or with ``options()``.
 
-    Those that ship are proven when a graph has a place for them, before it is changed.
-
-    Raises:
-        ShiplapError: SL801 for a rewrite that changes results.
-
-    Example:
-        >>> import shiplap as sl
-        >>> with sl.rewrites() as placed:
-        ...     pass
-        >>> placed.matches
-        []
+    Each is proven once in a process. A rewrite that ships with Shiplap is proven when a graph has a place for it,
+    before that graph is changed.
     """
     return Rewrites(*rewrites)
 
 
 def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any) -> InductorPass:
-    """Return a compiler pass for one level of compilation: it runs the user's own pass ``before``, then all sets of
+    """Return a compiler pass for one level of compilation. It runs the user's own pass ``before``, then all sets of
     rewrites that ``scopes()`` returns at that moment.
     """
 
     from shiplap.torch_private import inductor_passes
 
     def run(graph: Graph) -> None:
-        """Sort ``graph``, remove calls without use, and apply to it all sets of rewrites that ``scopes()`` returns."""
+        """Sort ``graph``, remove calls that are not used, and apply all sets of rewrites that ``scopes()`` returns."""
         active = scopes()
         if not active:
             return
@@ -244,6 +237,6 @@ def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before:
 
 def _pass_of_active_scopes(level: Any, before: Any) -> InductorPass:
     """Return a compiler pass that runs the user's own pass ``before``, then all sets of rewrites whose ``with`` blocks
-    the compilation runs inside.
+    are active.
     """
     return _make_pass(level, _active_scopes.get, before)

@@ -1,5 +1,6 @@
-"""The annotated arguments of a pattern: the values that they may be bound to, and the declaration that a proof draws
-samples from.
+"""The annotated arguments of a pattern.
+
+The annotations state the values to which the arguments may be bound, and a proof draws samples from them.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from shiplap.torch_private.symbolic_sizes import sizes_equal
 
 
 class PatternSignature:
-    """The arguments of a pattern by name. Without annotations only the names are known, and samples have to be
+    """The arguments of a pattern by name. Without annotations, only the names are known, and samples have to be
     given.
     """
 
     def __init__(self, name: str, fn: Callable[..., Any], requires: Iterable[str] = ()) -> None:
-        """Read the parameters of the pattern ``fn`` and, where all are annotated with more than a plain Tensor, their
-        types. Raises the errors of wrong annotations.
+        """Read the parameters of the pattern ``fn`` and, if all are annotated with more than a plain ``Tensor``, their
+        types. Raise the errors of wrong annotations.
         """
         self.name, self.parameters = name, tuple(inspect.signature(fn).parameters)
         # A plain Tensor says neither which dtypes nor which sizes are meant, so that samples have to.
@@ -41,8 +42,8 @@ class PatternSignature:
         return frozenset(d.text for a in self.args if a.tensor for d in a.tensor.dims if d.kind == "name")
 
     def dim_at(self, name: str, position: int) -> str:
-        """Return the name of the dim at ``position`` of the argument ``name``, as for ``("x", -1)``, or an empty text
-        where it has none.
+        """Return the name of the dim at ``position`` of the argument ``name``. For ``("x", -1)``, it is the name of the
+        last dim of ``x``. Return an empty text if the dim has no name.
         """
         arg = next((a for a in self.args if a.name == name and a.tensor), None)
         dims = arg.tensor.dims if arg and arg.tensor else ()
@@ -62,8 +63,8 @@ class PatternSignature:
         return tuple(a.name for a in self.args if a.scalar)
 
     def spec(self, requires: Iterable[str] = ()) -> OpSpec:
-        """Return a declaration as of an op, with the pattern's arguments and the preconditions ``requires``, from which
-        the sampler draws arguments. It has no outputs.
+        """Return a declaration, like that of an op, with the pattern's arguments and the preconditions ``requires``.
+        The sampler draws arguments from it. It has no outputs.
         """
         return OpSpec(
             f"rewrite::{self.name}",
@@ -76,11 +77,11 @@ class PatternSignature:
     def bind(
         self, bound: Mapping[str, Any], *, may_guard: bool = False
     ) -> tuple[dict[str, Any], tuple[Obstacle, str] | None]:
-        """Return the values of arguments and dims by name, for guards, from ``bound``, the values that a match binds to
-        the arguments, and the obstacle with its reason if their dtypes or shapes do not fit the pattern's annotations,
-        else None.
+        """Return the values of arguments and dims by name, and an obstacle with its reason. The obstacle is None if the
+        values fit the pattern's annotations.
 
-        ``may_guard``: the equality of two symbols may become a guard of the compiled code.
+        ``bound`` holds the values that a match binds to the arguments. If ``may_guard`` is true, the equality of two
+        symbolic sizes may become a guard of the compiled code.
         """
         env = {k: fake_value(v) if isinstance(v, Node) else v for k, v in bound.items()}
         seen: dict[str, tuple[Any, str]] = {}
@@ -102,9 +103,9 @@ class PatternSignature:
 def _why_dtype_unfit(
     arg: Arg, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any
 ) -> tuple[Obstacle, str] | None:
-    """Return the kind of obstacle and the reason if the pattern's annotation of ``arg`` does not admit the dtype of
-    ``held``, its value, or None. ``seen`` keeps the dtype of each group of arguments that are annotated to have the
-    same one.
+    """Return the kind of obstacle and the reason if the pattern's annotation of ``arg`` does not admit the dtype of its
+    value ``held``. Return None if it does. ``seen`` holds the dtype of each group of arguments that must have the same
+    dtype.
     """
     assert arg.tensor is not None
     name = str(held.dtype).removeprefix("torch.")
@@ -120,8 +121,8 @@ def _why_dtype_unfit(
 def _why_shape_unfit(
     arg: Arg, kind: TensorType, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any, may_guard: bool
 ) -> tuple[Obstacle, str] | None:
-    """Return the kind of obstacle and the reason if the pattern's annotation of ``arg`` does not admit the shape of
-    ``held``, its value, or None. The sizes of its named dims are added to ``seen``.
+    """Return the kind of obstacle and the reason if the pattern's annotation of ``arg`` does not admit the shape of its
+    value ``held``. Return None if it does. The sizes of its named dims are added to ``seen``.
     """
     fixed = len(kind.dims) - kind.variadic
     if held.dim() < fixed or (held.dim() > fixed and not kind.variadic):

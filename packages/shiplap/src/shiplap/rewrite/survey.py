@@ -1,4 +1,7 @@
-"""``survey_rewrites``: compile a function with rewrites in force, and return their matches, near misses and savings."""
+"""``survey_rewrites``, which compiles a function with rewrites in force.
+
+It returns their matches, near misses and savings.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,15 @@ from shiplap.tuning.measure import RacePlan, clock_for, race_runs
 
 @dataclass(frozen=True)
 class GraphCall:
-    """A node as it is printed. ``reads``: names of the nodes that it reads. ``shape``: ``float32[8, 64]``."""
+    """A node of a graph as it is printed.
+
+    Attributes:
+        name: the name of the node.
+        operator: the operator that it calls, or its kind if it calls none.
+        reads: the names of the nodes that it reads.
+        shape: its dtype and sizes as text, such as ``float32[8, 64]``.
+        where: the line of the user's source that it comes from.
+    """
 
     name: str
     operator: str
@@ -35,14 +46,14 @@ class GraphCall:
     where: str = ""
 
     def __str__(self) -> str:
-        """Return the call as one line: ``linear: float32[8, 64] = linear(x, w)``."""
+        """Return the call as one line, such as ``linear: float32[8, 64] = linear(x, w)``."""
         result = f"{self.name}: {self.shape}" if self.shape else self.name
         return f"{result} = {self.operator}({', '.join(self.reads)})"
 
 
 @dataclass(frozen=True)
 class GraphView:
-    """One graph at one level, before the rewrites of that level and after them."""
+    """One graph at one level of compilation, before and after the rewrites of that level."""
 
     number: int
     level: Level
@@ -51,14 +62,20 @@ class GraphView:
 
     @property
     def difference(self) -> str:
-        """The graph before and after the rewrites as a unified diff, a node a line."""
+        """The graph before and after the rewrites as a unified diff with one line per node."""
         before, after = ([str(call) for call in calls] for calls in (self.before, self.after))
         return "\n".join(difflib.unified_diff(before, after, "before", "after", lineterm="", n=2))
 
 
 @dataclass(frozen=True)
 class SurveyStep:
-    """The effect that one rewrite adds to those before it: kernels, and seconds a call, without it and with it."""
+    """The effect that one rewrite adds to the rewrites before it.
+
+    Attributes:
+        rewrite: the name of the rewrite.
+        kernels: the number of kernels without it and with it.
+        seconds: the time of a call without it and with it.
+    """
 
     rewrite: str
     kernels: tuple[int, int]
@@ -66,18 +83,21 @@ class SurveyStep:
 
     @property
     def text(self) -> str:
-        """The kernels and times without and with the rewrite: ``5 -> 4 kernels, 0.812 -> 0.797 ms a call``."""
+        """The kernels and times without and with the rewrite, such as ``5 -> 4 kernels, 0.812 -> 0.797 ms a call``."""
         return _change(self.kernels, self.seconds)
 
 
 @dataclass(frozen=True)
 class SurveyMeasurement:
-    """The measurements of the compiled function without the rewrites and with them: kernels, seconds a call (medians),
-    largest difference.
+    """The measurements of a compiled function without rewrites and with them.
 
-    ``error``: between the two, relative to the largest result; ``eager_error``: between compiled code without rewrites
-    and eager, for comparison. ``steps``: of the rewrites that matched, in the order in which they are applied; kernels
-    and seconds of one step are where those of the next begin.
+    Attributes:
+        kernels: the number of kernels without the rewrites and with them.
+        seconds: the median time of a call without the rewrites and with them.
+        error: the largest difference of results between both, relative to the largest result.
+        eager_error: the same difference between compiled code without rewrites and eager code, for comparison.
+        steps: the measurements of each rewrite that matched, in the order in which they are applied. The kernels and
+            seconds with one rewrite are those without the next.
     """
 
     kernels: tuple[int, int]
@@ -93,7 +113,9 @@ class SurveyMeasurement:
 
     @property
     def text(self) -> str:
-        """The measurements in one line: kernels and times without and with the rewrites, and how far results differ."""
+        """The measurements in one line, with kernels and times without and with the rewrites, and the difference of
+        results.
+        """
         errors = f"results differ by {self.error:.1e}, compiled code from eager by {self.eager_error:.1e}"
         return f"{_change(self.kernels, self.seconds)} ({self.speedup:.2f}x); {errors}"
 
@@ -122,7 +144,7 @@ class RewriteSurvey:
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The records of the places, over all graphs, where a rewrite fits but for one thing, with the reason."""
+        """The records of the places where a rewrite fits except for one obstacle, over all graphs."""
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def step(self, rewrite: str) -> SurveyStep | None:
@@ -131,20 +153,20 @@ class RewriteSurvey:
 
     @property
     def summary(self) -> str:
-        """The counts in one line: ``12 matches, 2 near misses in 1 graph``."""
+        """The counts in one line, such as ``12 matches, 2 near misses in 1 graph``."""
         counts = ((len(self.matches), "match", "es"), (len(self.near_misses), "near miss", "es"))
         text = ", ".join(f"{n} {what}{'' if n == 1 else more}" for n, what, more in counts)
         return f"{text} in {self.graphs} graph{'' if self.graphs == 1 else 's'}"
 
     @property
     def headline(self) -> str:
-        """The summary, with the nodes and bytes that all matches saved."""
+        """The summary, followed by the nodes and bytes that all matches saved."""
         saved = sum((m.saving for m in self.matches), Saving())
         return f"{self.summary}; {saved}" if self.matches else self.summary
 
     def lines(self, graphs: bool = False) -> Iterator[Line]:
-        """Yield the printed lines: each rewrite with its places and near misses, with ``graphs`` each difference, then
-        the savings.
+        """Yield the printed lines, with each rewrite, its matches and near misses, and then the savings. If ``graphs``
+        is true, the difference of each graph is included.
         """
         for name, level in self.rewrites:
             matches = [m for m in self.matches if m.rewrite == name]
@@ -163,8 +185,8 @@ class RewriteSurvey:
             yield line(self.measured.text)
 
     def as_json(self, facts: Mapping[str, str]) -> dict[str, Any]:
-        """Return the survey as one JSON-ready dict: ``facts``, matches, near misses, measurements, and each graph as a
-        difference.
+        """Return the survey as one JSON-ready dict with ``facts``, matches, near misses, measurements, and each graph
+        as a difference.
         """
         measured = asdict(self.measured) | {"speedup": self.measured.speedup} if self.measured else None
         value = {
@@ -181,8 +203,8 @@ class RewriteSurvey:
         return plain_json(value)
 
     def pictures(self) -> Iterator[tuple[Match, int, str, str]]:
-        """Yield, for matches that look the same, the first one, their number, and the SVG of the graph around it before
-        and after.
+        """Yield a tuple for each group of matches that look the same. It holds the first match, the number of matches,
+        and the SVGs of the graph around the first match before and after.
         """
         kinds: dict[tuple[Any, ...], list[Match]] = {}
         for match in self.matches:
@@ -195,8 +217,8 @@ class RewriteSurvey:
 
 
 def _each_once(texts: Iterator[str], style: str) -> Iterator[Line]:
-    """Yield a printed line for each different text, with the number of times that it occurs, since a model repeats its
-    layers.
+    """Yield a printed line for each different text, with the number of its occurrences if there are several. A model
+    repeats its layers, so most texts occur several times.
     """
     for text, same in groupby(sorted(texts)):
         number = len(list(same))
@@ -204,8 +226,8 @@ def _each_once(texts: Iterator[str], style: str) -> Iterator[Line]:
 
 
 def _drawing(calls: Sequence[GraphCall], names: Sequence[str], most: int = 40) -> str:
-    """Return an SVG picture of the nodes called ``names``, at most ``most``, and of the nodes that they read or that
-    read them. ``calls`` are all nodes of the graph.
+    """Return an SVG picture of the nodes called ``names``, of which at most ``most`` are drawn. The nodes that they
+    read or that read them are drawn, too. ``calls`` are all nodes of the graph.
     """
     # A picture of more nodes cannot be read.
     inside = set(names[:most])
@@ -216,22 +238,22 @@ def _drawing(calls: Sequence[GraphCall], names: Sequence[str], most: int = 40) -
 
 
 class _RecordingRewrites(Rewrites):
-    """A set of rewrites that keeps each graph before and after them."""
+    """A set of rewrites that stores each graph before and after them."""
 
     def __init__(self, *rewrites: Rewrite) -> None:
-        """Collect and prove the rewrites, with no graph seen yet."""
+        """Collect and prove the rewrites, and start without graphs."""
         super().__init__(*rewrites)
         self.views: list[GraphView] = []
         self.compiled = 0
 
     @property
     def levels(self) -> set[Level]:
-        """All levels of compilation, also those without a rewrite, since the graphs are counted at the last level."""
+        """All levels of compilation, including those without a rewrite. The graphs are counted at the last level."""
         return set(LEVELS)  # graphs are counted where they end
 
     def run(self, level: Level, graph: Graph) -> None:
-        """Apply the rewrites that run at ``level`` of compilation to ``graph``, and keep the graph before and after
-        where one matched or nearly matched.
+        """Apply the rewrites of ``level`` to ``graph``. Store the graph before and after if one matched or nearly
+        matched.
         """
         seen = len(self.outcomes)
         number, before = self.graphs, list_calls(graph)
@@ -267,19 +289,22 @@ def survey_rewrites(
     dynamic: bool | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> RewriteSurvey:
-    """Return the effect of ``rewrites`` on ``fn``, after compiling it with them for ``args`` and running it. Nothing
-    stays compiled, and no cache is read or filled.
+    """Compile ``fn`` with ``rewrites`` for ``args``, run it, and return the effect of the rewrites. Nothing stays
+    compiled, and no cache is read or filled.
 
     Args:
-        args: by position, or by name, which many models of transformers need.
-        train: run a backward pass as well; else gradients are off.
-        measure: compile without the rewrites, too, and with one after the other of those that matched; compare
-            kernels, time and results.
-        dynamic: of ``torch.compile``.
-        say: is called with a text before each compilation.
+        fn: the function or module to compile.
+        args: its arguments by position, or by name, which many models of transformers need.
+        rewrites: the rewrites to apply.
+        train: if true, run a backward pass as well. Otherwise gradients are off.
+        measure: if true, compile also without rewrites, and with one more at a time of those that matched. Kernels,
+            times and results are then compared.
+        target: the name of ``fn`` in the result and in errors.
+        dynamic: the argument ``dynamic`` of ``torch.compile``.
+        say: a function that is called with a text before each compilation.
 
     Raises:
-        ShiplapError: SL806 when no graph was compiled. SL801 for a rewrite that its proof refuses.
+        ShiplapError: ``SL806`` if no graph was compiled, ``SL801`` if the proof of a rewrite refuses it.
     """
     from shiplap.torch_private import reset_compiler
 
@@ -314,9 +339,7 @@ def bind_by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Call
     names = tuple(given)
 
     def called(*values: Any) -> Any:
-        """Return the result of the wrapped function for ``values``, which are passed by name in the order of the
-        names.
-        """
+        """Return the result of ``fn`` for ``values``, which are passed by name in the order of the names."""
         return fn(**dict(zip(names, values, strict=True)))
 
     called.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)
@@ -324,7 +347,9 @@ def bind_by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Call
 
 
 class _CompiledVariant:
-    """``fn`` compiled with one set of options and called once: the ``kernels`` of its code, and its ``results``."""
+    """A function compiled with one set of options and called once. ``kernels`` is the number of kernels of its code,
+    and ``results`` are its results.
+    """
 
     def __init__(
         self, fn: Callable[..., Any], args: Sequence[Any], options: dict[str, Any], train: bool, dynamic: bool | None
@@ -339,16 +364,16 @@ class _CompiledVariant:
         self.kernels = sum(bool(g.kernel) for graph in graphs for g in graph.groups_with_kernel_names())
 
     def __call__(self) -> list[Tensor]:
-        """Return the results of one call, followed by a backward pass in training."""
+        """Return the results of one call. In training, a backward pass follows."""
         return _run_with_backward(self.compiled, self.args, self.train)
 
 
 def _measure_variants(
     fn: Callable[..., Any], args: Sequence[Any], scope: Rewrites, changed: _CompiledVariant, say: Callable[[str], None]
 ) -> SurveyMeasurement:
-    """Return the measurements (kernels, times, differences of results) of ``fn`` compiled without rewrites, and with
-    one more at a time of those of ``scope`` that matched, up to ``changed``, the variant that has all. ``say`` is
-    called before each compilation.
+    """Return the measurements of ``fn`` compiled without rewrites, then with one more at a time of the rewrites of
+    ``scope`` that matched. ``changed`` is the variant with all of them. ``say`` is called with a text before each
+    compilation.
     """
     rewrites = {m.rewrite for m in scope.matches}
     # In the order in which the compiler applies them, so that each step adds to the code of the one before.
@@ -375,8 +400,8 @@ def _measure_variants(
 
 
 def _time_variants(variants: Sequence[_CompiledVariant]) -> list[float]:
-    """Return the median seconds of a call of each variant, that is the same function compiled with different rewrites.
-    The variants run in turns.
+    """Return the median seconds of a call of each variant. A variant is the same function compiled with different
+    rewrites. The variants run in turns.
     """
     device = next((t.device for t in tensors_among(variants[0].args)), torch.device("cpu"))
     runs = {i: lambda v=v: tuple(v()) for i, v in enumerate(variants)}
@@ -387,8 +412,8 @@ def _time_variants(variants: Sequence[_CompiledVariant]) -> list[float]:
 
 
 def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``fn`` wrapped in a function with a code object of its own, since torch keeps compiled code by code
-    object.
+    """Return ``fn`` wrapped in a function with a code object of its own. torch keeps compiled code by code object, so
+    each wrapper is compiled anew.
     """
 
     def run(*args: Any) -> Any:
@@ -401,8 +426,8 @@ def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run_with_backward(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tensor]:
-    """Return all tensors of the result of ``fn(*args)``, detached. In training a backward pass from those with a
-    gradient is run.
+    """Return all tensors of the result of ``fn(*args)``, detached. If ``train`` is true, run a backward pass from the
+    results that have a gradient.
     """
     with torch.set_grad_enabled(train):
         results = [t for t in leaves(_mapping_as_dict(fn(*args))) if isinstance(t, Tensor)]
@@ -414,15 +439,15 @@ def _run_with_backward(fn: Callable[..., Any], args: Sequence[Any], train: bool)
 
 
 def _mapping_as_dict(result: Any) -> Any:
-    """Return a mapping as a dict, and any other value unchanged, since outputs of models are often mappings of a class
-    of their own.
+    """Return a mapping as a dict, and any other value unchanged. The outputs of models are often mappings of their own
+    classes.
     """
     return dict(result) if hasattr(result, "keys") else result
 
 
 def _largest_difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest difference between results relative to the largest finite value. It is infinite where only one
-    of two values is finite.
+    """Return the largest difference between ``got`` and ``expected``, relative to the largest finite expected value. It
+    is infinite if only one of two values is finite.
     """
     worst = 0.0
     for result, wanted in zip(got, expected, strict=False):

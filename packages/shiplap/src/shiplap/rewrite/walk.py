@@ -12,8 +12,8 @@ T = TypeVar("T", bound=Hashable)
 
 
 def walk_from(starts: Iterable[T], step: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Yield ``starts`` and all values that ``step``, a function to a value's neighbours, reaches from them when it is
-    repeated, each once, depth first.
+    """Yield ``starts`` and all values that are reached from them by repeated calls of ``step``, depth first and without
+    duplicates. ``step`` returns the neighbours of a value.
     """
     stack = list(dict.fromkeys(starts))
     seen = set(stack)
@@ -28,19 +28,20 @@ def walk_from(starts: Iterable[T], step: Callable[[T], Iterable[T]]) -> Iterator
 
 
 def inputs_of(node: Node) -> list[Node]:
-    """Return the nodes that ``node`` reads, as the step of a walk up the graph."""
+    """Return the nodes that ``node`` reads. This is the step of a walk up the graph."""
     return node.all_input_nodes
 
 
 def users_of(node: Node) -> Iterable[Node]:
-    """Return the nodes that read ``node``, as the step of a walk down the graph."""
+    """Return the nodes that read ``node``. This is the step of a walk down the graph."""
     return node.users
 
 
 def without_other_readers(nodes: Sequence[Node], out: Node) -> list[Node]:
-    """Return those of ``nodes`` that no node outside of them reads, and ``out`` in any case if it is one of them.
+    """Return the nodes of ``nodes`` that no node outside of ``nodes`` and ``out`` reads. ``out`` is returned in any
+    case if it is among them.
 
-    A cast may serve a residual as well, and stays then.
+    For example, a cast whose result a residual connection also reads is left out.
     """
     inside = {*nodes, out}
     # Removing one node may give another an outside reader, so the set shrinks until it is stable.
@@ -52,7 +53,7 @@ def without_other_readers(nodes: Sequence[Node], out: Node) -> list[Node]:
 
 
 def run_call(node: Node, value_of: Callable[[Node], Any]) -> Any:
-    """Return the result of the call of ``node``, where ``value_of`` gives the values of the nodes that it reads."""
+    """Return the result of the call of ``node``. ``value_of`` returns the values of the nodes that it reads."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -61,5 +62,5 @@ def run_call(node: Node, value_of: Callable[[Node], Any]) -> Any:
 
 
 def as_list(results: Any) -> list[Any]:
-    """Return the results of a function as a list, which has a single result as its only element."""
+    """Return the results of a function as a list. A single result becomes the only element."""
     return list(results) if isinstance(results, (list, tuple)) else [results]

@@ -21,7 +21,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Distrusted(OSError):
-    """A path that another user could have written. ``filename`` is the unsafe part of the path, ``strerror`` the
+    """A path that another user could have written. ``filename`` is the unsafe part of the path and ``strerror`` is the
     reason.
     """
 
@@ -34,8 +34,8 @@ class OwnershipRule:
         owned: whether the owner has to be this user or root. Otherwise the owner may be any user, except in a folder
             that is sticky and open to all.
         group: whether the group may write, too. All others never may.
-        private: whether the last component has to be this user's own, not even root's.
-        everybody: whether all others may write, too. Links on the way are checked nevertheless.
+        private: whether the last component has to belong to this user. Root is not accepted.
+        everybody: whether all others may write, too. Symbolic links on the way are checked nevertheless.
     """
 
     owned: bool = True
@@ -51,7 +51,7 @@ OUTPUT = OwnershipRule(owned=False, group=True, everybody=True)  # folders of fi
 
 
 def open_folder(path: str | os.PathLike[str], rule: OwnershipRule = CODE, *, create: bool = False) -> int:
-    """Return a descriptor of the folder ``path``, if ``rule`` accepts the folder and every folder above it.
+    """Return a descriptor of the folder ``path`` if ``rule`` accepts the folder and every folder above it.
 
     ``create`` makes a missing folder with mode 700.
 
@@ -63,13 +63,15 @@ def open_folder(path: str | os.PathLike[str], rule: OwnershipRule = CODE, *, cre
 
 
 def open_file(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> int:
-    """Return a descriptor of the regular file ``path``, for reading. Raises the errors of :func:`open_folder`."""
+    """Return a descriptor for reading the regular file ``path``. Raise the errors of :func:`open_folder`."""
     return _open_checked(path, rule, folder=False)
 
 
 def read_file(path: str | os.PathLike[str], limit: int, rule: OwnershipRule = CODE) -> bytes:
-    """Return the content of the regular file ``path``, checked by ``rule``. OSError with EFBIG when it is longer than
-    ``limit`` bytes.
+    """Return the content of the regular file ``path`` if ``rule`` accepts the file and the folders above it.
+
+    Raise ``OSError`` with ``EFBIG`` if the content is longer than ``limit`` bytes. Raise the errors of
+    :func:`open_folder`, too.
     """
     handle = open_file(path, rule)
     # One byte more than the limit is read: the size in the status of a file may change before the file is read.
@@ -83,13 +85,13 @@ def read_file(path: str | os.PathLike[str], limit: int, rule: OwnershipRule = CO
 
 
 def check_content(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> None:
-    """Raise Distrusted if a folder to work in, or a folder in it, holds a link, a FIFO or a device.
+    """Raise ``Distrusted`` if a folder to work in, or a folder in it, holds a link, a FIFO or a device.
 
     Another user could have put one there before ``rule`` excluded that user. Work in the folder would then write to the
     target of the link, or wait for ever. Only users who may write the folder can add one later.
 
     Raises:
-        Distrusted: with the kind of the object; also for a folder that ``rule`` refuses.
+        Distrusted: a folder holds such an object, which the error names, or ``rule`` refuses a folder.
         OSError: the path does not exist or is not a folder.
     """
     handle = open_folder(path, rule)
@@ -100,9 +102,10 @@ def check_content(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> N
 
 
 def _check_below(folder: int, at: Path, rule: OwnershipRule, above: os.stat_result) -> None:
-    """Check by ``rule`` the ownership of all folders below the open folder ``folder``, whose path is ``at`` and whose
-    status is ``above``. Raise Distrusted for one that another user could change, and for anything but regular files and
-    folders.
+    """Raise ``Distrusted`` if another user could change a folder below the open folder ``folder``.
+
+    ``rule`` gives the owners and modes that are accepted. Raise ``Distrusted`` also for anything in these folders that
+    is neither a regular file nor a folder. ``at`` is the path of ``folder``, and ``above`` is its status.
     """
     for name in os.listdir(folder):
         about = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -119,8 +122,8 @@ def _check_below(folder: int, at: Path, rule: OwnershipRule, above: os.stat_resu
 
 
 def unsafe_reason(e: Exception) -> str:
-    """Return the reason in one line why a path could not be opened safely, with the unsafe part of the path where it is
-    known.
+    """Return on one line why a path could not be opened safely. The line begins with the unsafe part of the path if
+    ``e`` holds one.
     """
     if isinstance(e, OSError) and e.filename is not None:
         return f"{os.fsdecode(e.filename)}: {e.strerror}"
@@ -128,8 +131,11 @@ def unsafe_reason(e: Exception) -> str:
 
 
 def _open_checked(path: str | os.PathLike[str], rule: OwnershipRule, *, folder: bool, create: bool = False) -> int:
-    """Return a descriptor of ``path``, a ``folder`` or else a file, opened one name at a time from the root. Raise
-    Distrusted for a part whose owner or mode ``rule`` does not accept. ``create`` makes a missing folder.
+    """Return a descriptor of ``path``, opened one name at a time from the root.
+
+    The path names a folder if ``folder`` is set, else a regular file. ``create`` makes a missing folder. Raise
+    ``Distrusted`` if ``rule`` does not accept the owner or the mode of a part of the path. Raise ``OSError`` if a part
+    cannot be opened.
     """
     text = os.fspath(path)
     if not text or "\0" in text:
@@ -163,9 +169,10 @@ def _open_checked(path: str | os.PathLike[str], rule: OwnershipRule, *, folder: 
 
 
 def _followed_link(here: int, name: str, at: Path, rule: OwnershipRule, above: os.stat_result) -> str | None:
-    """Return the target of ``name`` in the open folder ``here`` if it is a symbolic link, else None. Raise Distrusted
-    for a link of another user where ``rule`` excludes such links or, by the folder's status ``above``, all users may
-    write in the folder.
+    """Return the target of ``name`` in the open folder ``here`` if it is a symbolic link, else None.
+
+    Raise ``Distrusted`` for a link of another user if ``rule`` excludes such links or if all users may write in the
+    folder. ``above`` is the status of the folder. ``at`` is its path, for the error.
     """
     try:
         target = os.readlink(name, dir_fd=here)
@@ -179,8 +186,10 @@ def _followed_link(here: int, name: str, at: Path, rule: OwnershipRule, above: o
 
 
 def _open_component(here: int, name: str, at: Path, *, as_folder: bool, create: bool) -> int:
-    """Return a descriptor of ``name``, a folder or a file for reading, in the open folder ``here``, which is closed.
-    ``create`` makes a missing folder with mode 700.
+    """Return a descriptor of ``name`` in the open folder ``here``, which is then closed.
+
+    ``name`` is a folder if ``as_folder`` is set, else a file for reading. ``create`` makes a missing folder with mode
+    700. Raise ``OSError`` with the path below ``at`` if the name cannot be opened.
     """
     if as_folder and create:
         try:
@@ -198,14 +207,18 @@ def _open_component(here: int, name: str, at: Path, *, as_folder: bool, create: 
 
 
 def _open_and_close(here: int, name: str, flags: int) -> int:
-    """Return a descriptor of ``name``, opened with ``flags`` in the folder ``here``, whose descriptor is closed."""
+    """Return a descriptor of ``name`` in the folder ``here``, opened with ``flags``. The descriptor ``here`` is then
+    closed.
+    """
     descriptor = os.open(name, flags, dir_fd=here)
     os.close(here)
     return descriptor
 
 
 def _name_exists(here: int, name: str) -> bool:
-    """Whether the open folder ``here`` has an entry of this name, links included."""
+    """Return whether the open folder ``here`` contains the name ``name``. A link counts even if its target is
+    missing.
+    """
     try:
         os.stat(name, dir_fd=here, follow_symlinks=False)
     except OSError:
@@ -214,7 +227,7 @@ def _name_exists(here: int, name: str) -> bool:
 
 
 def _open_to_all(about: os.stat_result) -> bool:
-    """Whether all users may write the folder or file with this status."""
+    """Return whether the status ``about`` of a file or folder allows all users to write it."""
     return bool(about.st_mode & stat.S_IWOTH)
 
 
@@ -227,8 +240,11 @@ def _check_ownership(
     last: bool,
     regular: bool = False,
 ) -> os.stat_result:
-    """Return ``about``, the status of the object at the path ``at``, if ``rule`` accepts its owner and mode in a folder
-    with the status ``above``, else raise Distrusted.
+    """Return the status ``about`` of the object at the path ``at`` if ``rule`` accepts its owner and its mode.
+
+    Raise ``Distrusted`` otherwise. ``above`` is the status of the folder that holds the object, None for the root.
+    ``last`` says that the object is the last component of the checked path. With ``regular``, only a regular file is
+    accepted.
     """
     me, mode = os.geteuid(), stat.S_IMODE(about.st_mode)
     # Reading a FIFO or a device could wait for ever.
@@ -247,14 +263,15 @@ def _check_ownership(
 
 
 def open_for_writing(path: str | os.PathLike[str], *, append: bool = False) -> int:
-    """Return a descriptor for writing the file ``path``, which the user has named. It is made if it is missing.
+    """Return a descriptor for writing the file ``path``, which the user has named. A missing file is created.
 
-    An existing file is emptied unless ``append`` is set. What the user's own program has open, such as ``/dev/stdout``,
-    may be named as well, and devices and pipes may. Nothing waits here: a FIFO without a reader is an error.
+    An existing file is emptied unless ``append`` is set. The path may also name a device, a pipe, or a file that the
+    user's own program has open, such as ``/dev/stdout``. This function never waits, so a FIFO without a reader is an
+    error.
 
     Raises:
-        Distrusted: a link of another user is on the way, or, in a folder that everybody can write, the file is another
-            user's.
+        Distrusted: a link of another user is on the way, or the file belongs to another user and lies in a folder that
+            everybody can write.
         OSError: the file cannot be opened.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -284,7 +301,7 @@ def open_for_writing(path: str | os.PathLike[str], *, append: bool = False) -> i
 
 
 def _open_parent(path: str) -> tuple[int, str, Path, os.stat_result]:
-    """Return the open folder of a file that is to be written, the file's name there, its path, and the folder's status.
+    """Return where the file ``path`` is to be written, as (descriptor of its folder, name, path, status of the folder).
 
     Links are followed if they belong to this user or to root, or lie where only their owner can write.
     """

@@ -40,8 +40,10 @@ _DIGITS = 20  # of an integer of 64 bits, with its sign
 
 
 def parse_json(content: bytes, limits: ParseLimits = JSON) -> Data:
-    """Return the value of the JSON text ``content`` as plain data. ValueError for any other content, and beyond
-    ``limits``.
+    """Return the value of the JSON text ``content`` as plain data.
+
+    Raise ``ValueError`` if ``content`` is not JSON or exceeds ``limits``. Integers beyond 64 bits, numbers that are not
+    finite and repeated names are refused, too.
     """
     if len(content) > limits.size:
         raise ValueError(f"longer than {limits.size} bytes")
@@ -64,7 +66,9 @@ def parse_json(content: bytes, limits: ParseLimits = JSON) -> Data:
 
 
 def _check_brackets(content: bytes, depth: int) -> None:
-    """Raise ValueError for JSON that is nested deeper than ``depth``, before a recursive parser reads it."""
+    """Raise ``ValueError`` if JSON is nested deeper than ``depth``. The check precedes the parser because the parser is
+    recursive.
+    """
     level = 0
     # Brackets inside of texts do not nest.
     for bracket in _BRACKETS.finditer(_STRING.sub(b"", content)):
@@ -74,7 +78,7 @@ def _check_brackets(content: bytes, depth: int) -> None:
 
 
 def _parse_int(digits: str) -> int:
-    """Return the integer that ``digits`` denote, or raise ValueError where 64 bits do not hold it."""
+    """Return the integer that ``digits`` denote. Raise ``ValueError`` if it does not fit into 64 bits."""
     # The length first: converting a long text takes quadratic time.
     if len(digits) > _DIGITS or not -(1 << 63) <= int(digits) < 1 << 63:
         raise ValueError(f"a number of more than 64 bits: {digits[:30]}")
@@ -82,7 +86,7 @@ def _parse_int(digits: str) -> int:
 
 
 def _parse_float(digits: str) -> float:
-    """Return the number that ``digits`` denote, or raise ValueError where it is not finite."""
+    """Return the number that ``digits`` denote. Raise ``ValueError`` if it is not finite."""
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"no finite number: {digits[:30]}")
@@ -90,12 +94,12 @@ def _parse_float(digits: str) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """Raise ValueError for ``NaN`` or an infinity, which JSON does not have."""
+    """Raise ``ValueError`` for ``NaN`` or an infinity, because JSON has neither."""
     raise ValueError(f"no finite number: {name}")
 
 
 def _unique_names(pairs: list[tuple[str, Data]]) -> Data:
-    """Return the pairs (name, value) of a JSON object as a dict, or raise ValueError where a name occurs twice."""
+    """Return the pairs (name, value) of a JSON object as a dict. Raise ``ValueError`` if a name occurs twice."""
     # Parsers differ in which of two equal names they take, so a file with both could mean different things to two
     # readers.
     content = dict(pairs)
@@ -105,8 +109,8 @@ def _unique_names(pairs: list[tuple[str, Data]]) -> Data:
 
 
 def _check_texts(data: Data) -> None:
-    """Raise ValueError if a text in ``data`` has a NUL or half a surrogate pair, which file names, C and UTF-8
-    exclude.
+    """Raise ``ValueError`` if a text in ``data`` holds a NUL or half of a surrogate pair. File names, C strings and
+    UTF-8 exclude these.
     """
     waiting = [data]
     while waiting:
@@ -120,11 +124,11 @@ def _check_texts(data: Data) -> None:
 
 
 def compose_yaml(content: bytes, limits: ParseLimits = YAML) -> yaml.Node | None:
-    """Return the nodes of the YAML document ``content``, which hold their lines. None for an empty one.
+    """Return the root node of the YAML document ``content``, or None for an empty document. Each node holds its line.
 
     Raises:
-        ValueError: not UTF-8, or beyond ``limits``.
-        yaml.MarkedYAMLError: not YAML. It holds the line.
+        ValueError: the content is not UTF-8, or it exceeds ``limits``.
+        yaml.MarkedYAMLError: the content is not YAML. The error holds the line.
     """
     import yaml
 
@@ -146,8 +150,10 @@ def compose_yaml(content: bytes, limits: ParseLimits = YAML) -> yaml.Node | None
 
 
 def build_yaml(root: yaml.Node | None) -> Data:
-    """Return the value of composed YAML nodes as plain data, None for no document. ``<<`` is merged into the nodes
-    themselves. Raises the errors of :func:`compose_yaml`.
+    """Return the value of the composed YAML node ``root`` as plain data. None stands for an empty document.
+
+    Merge keys (``<<``) are resolved in the nodes themselves. Raise ``ValueError`` or ``yaml.MarkedYAMLError`` if a
+    value cannot be read.
     """
     import yaml
 
@@ -162,8 +168,8 @@ def build_yaml(root: yaml.Node | None) -> Data:
 
 
 def _check_events(events: Iterator[yaml.Event], limits: ParseLimits) -> None:
-    """Raise ValueError if the events of a YAML document show that it is nested too deep or too long, before a recursive
-    composer reads it.
+    """Raise ``ValueError`` if a YAML document is nested too deep or has too many values. The ``events`` of its parser
+    show this before the recursive composer runs.
     """
     import yaml
 
@@ -173,14 +179,16 @@ def _check_events(events: Iterator[yaml.Event], limits: ParseLimits) -> None:
         if level > limits.depth:
             line = event.start_mark.line + 1 if event.start_mark is not None else "?"
             raise ValueError(f"line {line}: nested deeper than {limits.depth}")
+        # A list or a mapping has two events, its start and its end.
         if count >= 2 * limits.nodes:
             raise ValueError(f"more than {limits.nodes} values")
 
 
 def _count_with_aliases(node: yaml.Node, limits: ParseLimits, known: dict[int, int], inside: set[int]) -> int:
-    """Return the number of values in ``node`` with every alias written out. ``known`` keeps the counts of nodes by id,
-    and ``inside`` the ids of the nodes that contain this one. ValueError for too many, or for a node that contains
-    itself.
+    """Return the number of values in ``node`` after each alias is replaced by the value for which it stands.
+
+    ``known`` caches the counts by the ``id`` of the node. ``inside`` holds the ids of the nodes that contain ``node``.
+    Raise ``ValueError`` if there are too many values or if a node contains itself.
     """
     import yaml
 
@@ -209,12 +217,13 @@ def _count_with_aliases(node: yaml.Node, limits: ParseLimits, known: dict[int, i
 
 
 def _check_numbers(data: Data) -> None:
-    """Raise ValueError if ``data`` holds an integer of more than 64 bits or a text with a NUL. Each value is checked
-    once, also if aliases share it.
+    """Raise ``ValueError`` if ``data`` holds an integer of more than 64 bits or a text with a NUL. A dict or list that
+    several aliases share is checked once.
     """
     waiting, seen = [data], set[int]()
     while waiting:
         value = waiting.pop()
+        # By aliases of YAML, a value may occur many times or contain itself.
         if isinstance(value, (dict, list)) and id(value) not in seen:
             seen.add(id(value))
             waiting += [*value, *value.values()] if isinstance(value, dict) else value

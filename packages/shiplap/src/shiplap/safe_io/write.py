@@ -17,14 +17,12 @@ _numbers = count()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write ``text`` as UTF-8 to ``path``, which the user has named or Shiplap has chosen. Raises the errors of
-    ``open_for_writing``.
-    """
+    """Write ``text`` as UTF-8 to ``path``. Raise the errors of ``open_for_writing``."""
     write_bytes(path, text.encode())
 
 
 def append_text(path: str | os.PathLike[str], text: str) -> None:
-    """Append ``text`` as UTF-8 to ``path`` in one write, and make the file where there is none. Raises the errors of
+    """Append ``text`` as UTF-8 to ``path`` in one write. A missing file is created. Raise the errors of
     ``open_for_writing``.
     """
     with os.fdopen(open_for_writing(path, append=True), "ab") as file:
@@ -33,27 +31,27 @@ def append_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write ``content`` to ``path``, which the user has named or Shiplap has chosen. Raises the errors of
-    ``open_for_writing``.
-    """
+    """Write ``content`` to ``path``. An existing file is emptied first. Raise the errors of ``open_for_writing``."""
     with os.fdopen(open_for_writing(path), "wb") as file:
         file.write(content)
 
 
 def write_whole(path: Path, content: bytes, *, private: bool = False, lasting: bool = True) -> None:
-    """Write ``path`` so that it holds its old content or all of ``content``, whatever happens. Raises OSError.
+    """Write ``content`` to ``path`` so that the file holds either all of its old content or all of the new one.
 
-    Whatever the umask is, others may not write the file, because a reader would refuse it. If it is ``private``, the
-    group may neither read nor write it. If it is not ``lasting``, it is not synced: it outlives the process, and after
-    a loss of power it may be missing, empty or old.
+    Raise ``OSError`` if that fails. Others cannot write the file, whatever the umask is, because a reader would refuse
+    it. If ``private`` is set, the group can neither read nor write it.
+
+    If ``lasting`` is false, the file is not synced to disk. It then outlives the process, but a loss of power may leave
+    it missing, empty or old.
     """
     with _replace_when_done(path, 0o600 if private else 0o664, lasting) as file:
         file.write(content)
 
 
 def copy_whole(source: Path, target: Path) -> None:
-    """Copy the file ``source`` to ``target``, which has its old or the whole new content at any time. A process that
-    has the old file open keeps it.
+    """Copy the file ``source`` to ``target``. At any time ``target`` holds either its old content or all of the new
+    one. A process that has the old file open keeps it.
     """
     with source.open("rb") as read, _replace_when_done(target, 0o664, lasting=False) as file:
         shutil.copyfileobj(read, file)
@@ -61,8 +59,8 @@ def copy_whole(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _replace_when_done(path: Path, mode: int, lasting: bool) -> Iterator[IO[bytes]]:
-    """Open a new file beside ``path`` for writing inside the ``with``. At its end the file replaces ``path`` by a
-    rename. After an error it is removed.
+    """Return a context that gives a new file for writing. At the end of the context the file replaces ``path`` by a
+    rename. After an error the new file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name holds machine and process, so that a later clean-up can tell whether the writer still runs.
@@ -84,7 +82,9 @@ def _replace_when_done(path: Path, mode: int, lasting: bool) -> Iterator[IO[byte
 
 
 def _sync_directory(directory: Path) -> None:
-    """Sync a folder to disk, so that a rename in it lasts. Network file systems that cannot do so are passed over."""
+    """Sync a folder to disk, so that a rename in it lasts. Nothing happens on a network file system that cannot do
+    so.
+    """
     with contextlib.suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)
         try:
@@ -94,7 +94,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def host_name() -> str:
-    """Return the name of this machine with other characters than letters and digits replaced by ``-``, for file
-    names.
+    """Return the name of this machine for use in file names. Each character that is neither a letter nor a digit is
+    replaced by ``-``.
     """
     return "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40]

@@ -25,9 +25,9 @@ LARGEST_COMMON_SIZE = 33  # smaller sizes are covered by other samples
 
 
 def sizes_near_constants(mined: CodeConstants) -> list[int]:
-    """Return at most some hundred sizes of one dim in ascending order: those around the constants ``mined`` from the
-    code of an op and around their doubles, and usual sizes.
+    """Return some hundred sizes of one dim at most, in ascending order.
 
+    They are usual sizes, and sizes around the constants ``mined`` from the code of an op and around their doubles.
     Powers of two and their neighbours are included, because native code may branch on any of them and shows no
     constants.
     """
@@ -40,8 +40,8 @@ def sizes_near_constants(mined: CodeConstants) -> list[int]:
 
 
 def joint_sizes(names: list[str]) -> Iterator[dict[str, int]]:
-    """Yield sizes by dim name for several dims at once: beyond one tile of a kernel in all dims, far beyond in one, and
-    one dim of size 1. Yields nothing for fewer than two names.
+    """Yield sizes by dim name for several dims at once. In the first mappings all dims exceed one tile of a kernel.
+    Then one dim is far larger, and then one dim has size 1. Yield nothing for fewer than two names.
     """
     if len(names) < 2:
         return
@@ -54,8 +54,8 @@ def joint_sizes(names: list[str]) -> Iterator[dict[str, int]]:
 
 
 def variadic_sizes(names: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield, for each variadic dim (one that stands for any number of dims), a mapping from its name to a tuple of
-    sizes: two sizes beyond one tile, then three and four small ones.
+    """Yield mappings from the name of a variadic dim (one that stands for any number of dims) to a tuple of sizes. Each
+    name gets two sizes beyond one tile, then three small ones, then four.
     """
     for name in names:
         yield {name: (65, 63)}
@@ -64,10 +64,11 @@ def variadic_sizes(names: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def uneven_member_sizes(spec: OpSpec) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Yield mappings from the name of each argument that is a list of tensors with unnamed dims to one size for each
-    member of the list, with sizes that differ between members.
+    """Yield mappings from the name of a list argument to one size for each of its members. The sizes differ between
+    members.
 
-    All lists of an op get the same sizes, since a reference may combine the members of two lists.
+    Only lists of tensors with unnamed dims are included. All of them get the same sizes, since a reference may combine
+    the members of two lists.
     """
     free = [arg for arg in spec.tensors if arg.many and unnamed_dims(arg)]
     for sizes in UNEVEN_SIZES if free else ():
@@ -75,8 +76,8 @@ def uneven_member_sizes(spec: OpSpec) -> Iterator[dict[str, tuple[int, ...]]]:
 
 
 def odd_scalar_values(arg: Arg, mined: CodeConstants) -> list[Any]:
-    """Return unusual values of a scalar argument for samples: all its choices where it declares some, otherwise zero,
-    negative and large values and those around the literals ``mined`` from the code.
+    """Return unusual values of a scalar argument for samples. If the argument declares choices, all of them are
+    returned. Otherwise the values are zero, negative, large, or near the literals ``mined`` from the code.
     """
     if arg.choices:
         return list(arg.choices)
@@ -100,8 +101,8 @@ def odd_scalar_values(arg: Arg, mined: CodeConstants) -> list[Any]:
 
 
 def _odd_list_values(kind: str, arg: Arg, ints: Sequence[int], mined: CodeConstants) -> list[Any]:
-    """Return unusual values, as tuples, of a scalar argument that is a list of ints, floats or bools (``kind``): other
-    lengths, orders, signs and magnitudes than the default's.
+    """Return unusual values of an argument that is a list of ints, floats or bools, each as a tuple. ``kind`` is the
+    type, such as ``list[int]``. The tuples differ from the default in length, order, sign and magnitude.
     """
     usual = arg.default if arg.has_default and isinstance(arg.default, (list, tuple)) else ()
     lengths_ = list(dict.fromkeys([*([len(usual)] if usual else []), 1, 2, 3, 5, 0]))
@@ -122,8 +123,8 @@ def _odd_list_values(kind: str, arg: Arg, ints: Sequence[int], mined: CodeConsta
 
 
 def _unique_by_repr(values: Sequence[Any]) -> list[Any]:
-    """Return ``values`` without those whose ``repr`` occurred before, in order, so that ``1`` and ``True`` count as
-    different.
+    """Return ``values`` without repetitions, in order. Two values are equal if their ``repr`` is, so ``1`` and ``True``
+    are different.
     """
     seen: dict[str, Any] = {repr(v): v for v in values}
     return list(seen.values())

@@ -17,10 +17,11 @@ from shiplap.sampling.sizes import scalar_candidates
 def build_arguments(
     op: Op, recipe: SampleRecipe, env: Mapping[str, Any], rng: torch.Generator, device: torch.device
 ) -> tuple[Any, ...]:
-    """Return the arguments of one sample in schema order: those that the op's own builder (``@op.samples``) makes from
-    ``recipe``, the description of the sample, and from the sizes in ``env``, then defaults for those left out. A scalar
-    beyond 32 bits is set after the builder has run with a usual value in its place, since a builder may count up to the
-    scalar.
+    """Return the arguments of one sample in schema order, made by the op's own builder (``@op.samples``).
+
+    The builder gets the sizes and scalars in ``env`` and the kind of values that ``recipe`` describes. Defaults replace
+    the arguments that it leaves out. A scalar beyond 32 bits is set after the builder has run with a usual value in its
+    place, since a builder may count up to it.
     """
     assert op.sampler is not None
     huge = {
@@ -41,7 +42,7 @@ def build_arguments(
 
 def builder_takes_values(op: Op) -> bool:
     """Return whether the op's builder of samples reads ``sizes["values"]``, the name of the kind of values to draw
-    (such as ``nan``). This is judged by the string constants of the builder's bytecode.
+    (such as ``nan``). The bytecode of such a builder has the string constant ``values``.
     """
     code = getattr(op.sampler, "__code__", None)
     return code is not None and "values" in code.co_consts

@@ -17,14 +17,14 @@ GENERATOR_SEED = 7  # seed of torch's own generator, for ops that draw from it
 
 
 def tree_map(fn: Callable[[Tensor], Any], args: Iterable[Any]) -> tuple[Any, ...]:
-    """Return ``args`` as a tuple with ``fn`` applied to every tensor, also inside lists. Other values stay
+    """Return ``args`` as a tuple with ``fn`` applied to every tensor, including tensors in lists. Other values are
     unchanged.
     """
     return tuple(fn(v) if isinstance(v, Tensor) else list(tree_map(fn, v)) if isinstance(v, list) else v for v in args)
 
 
 def tensors_among(args: Iterable[Any]) -> list[Tensor]:
-    """Return all tensors of ``args``, in order, also those inside lists."""
+    """Return all tensors of ``args`` in order, including those in lists."""
     flat: list[Tensor] = []
     tree_map(flat.append, args)
     return flat
@@ -60,20 +60,20 @@ class SampleCase:
 
     @property
     def label(self) -> str:
-        """The recipe of the sample (its sizes, scalars, dtypes, layouts and kind of values) as text, from which, with
-        the seed, the same sample can be made again.
+        """The recipe of the sample as text, with its sizes, scalars, dtypes, layouts and kind of values. The text and
+        the seed are enough to make the same sample again.
         """
         return str(self.recipe)
 
     @property
     def numel(self) -> int:
-        """The number of elements of all tensors among the arguments, those inside lists included."""
+        """The number of elements of all tensors among the arguments, including those in lists."""
         return sum(t.numel() for t in tensors_among(self.args))
 
     @property
     def graph_key(self) -> tuple[object, ...]:
-        """A tuple with, for each argument, the length of a list or else whether the argument is None; equal for two
-        samples that one compiled graph can serve.
+        """A tuple that is equal for two samples that one compiled graph can serve. For each argument it holds the
+        length of a list, or else whether the argument is None.
         """
         return tuple(len(v) if isinstance(v, list) else v is None for v in self.args)
 
@@ -82,9 +82,10 @@ class SampleCase:
         return replace(self, args=args)
 
     def fresh(self) -> tuple[Any, ...]:
-        """Return copies of the arguments with the same strides and offsets, for one call of the op. Every
-        ``torch.Generator`` among them is copied in its present state; with ``reseeds``, a field set for a random op,
-        torch's own generator is seeded anew each time.
+        """Return copies of the arguments for one call of the op, with the same strides and offsets.
+
+        Every ``torch.Generator`` among them is copied in its present state. If ``reseeds`` is set, as for a random op,
+        torch's own generator is seeded anew.
         """
         if self.reseeds:
             torch.manual_seed(GENERATOR_SEED)
@@ -92,8 +93,8 @@ class SampleCase:
 
 
 def copy_generators(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return ``args`` with each ``torch.Generator`` replaced by a copy in the same state, so that each call draws the
-    same numbers.
+    """Return ``args`` with each ``torch.Generator`` replaced by a copy in the same state. Each call with such copies
+    draws the same numbers.
     """
     return tuple(v.clone_state() if isinstance(v, torch.Generator) else v for v in args)
 
@@ -104,8 +105,8 @@ def describe_arguments(op: Op, case: SampleCase) -> str:
 
 
 def _format_argument(name: str, value: Any) -> str:
-    """Return one argument as text: dtype, shape and unusual strides of a tensor, the tensors of a list in brackets, or
-    ``name=value``.
+    """Return one argument as text. A tensor is shown by dtype, shape and unusual strides, and a list of tensors in
+    brackets. Any other value is shown as ``name=value``.
     """
     if isinstance(value, Tensor):
         plain = value.is_contiguous() and value.storage_offset() == 0

@@ -26,7 +26,7 @@ LARGEST_FILE = 200_000
 
 @dataclass(frozen=True)
 class CodeConstants:
-    """Constants of the code of an op, each once and in order.
+    """Constants in the code of an op. Each occurs once, in ascending order.
 
     Attributes:
         ints: integers of kernels, ``supports``, configs, reference and gradient.
@@ -40,23 +40,26 @@ class CodeConstants:
 
     @property
     def members(self) -> list[int]:
-        """The lengths to try for an argument that is a list of tensors: 1, 3, 0, 9, each of up to three small integers
-        of the code plus one (a kernel may take that many members at once), and one large length.
+        """The lengths to try for an argument that is a list of tensors. They are a few usual lengths, one large length,
+        and the successors of up to three small integers of the code. A kernel may take as many members at once as such
+        an integer says.
         """
         return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in self.ints if 3 < v <= LONGEST_LIST][:3], MANY_MEMBERS)))
 
 
 def find_code_constants(op: Op) -> CodeConstants:
-    """Return the integers, floats and short strings in the code of ``op``, at which a kernel may branch: in its
-    reference, gradient, kernels, templates, native sources, and in the expressions of its declaration.
+    """Return the integers, floats and short strings in the code of ``op``. A kernel may branch at such a constant.
+
+    The code consists of the reference, the gradient, the kernels, the templates, the native sources and the expressions
+    of the declaration.
     """
     exprs = (*op.spec.requires, *(e for _, e in (*op.spec.dims, *op.spec.bounds)))
     return _collect_constants(_code_roots(op), [*_native_source_texts(op), *map(str, exprs)])
 
 
 def find_template_constants(template: Template, config: Mapping[str, Any]) -> CodeConstants:
-    """Return the integers, floats and short strings in the source and functions of a template and in the values of one
-    ``config`` of it, which other configs may lack.
+    """Return the integers, floats and short strings in the source and the functions of a template. The values of
+    ``config`` are included, since other configs may lack them.
     """
     functions = template.supports, template.grid, template.split_k, template.function, dict(template.tables)
     mined = _collect_constants([dict(config), *functions], [template.source])
@@ -65,8 +68,8 @@ def find_template_constants(template: Template, config: Mapping[str, Any]) -> Co
 
 
 def _collect_constants(roots: Iterable[Any], texts: Iterable[str]) -> CodeConstants:
-    """Return the integers (as absolute values), floats and short strings that are used in the code reachable from
-    ``roots``, and the integers in the source ``texts``.
+    """Return the constants of the code that is reachable from ``roots``, and the integers in the source ``texts``. The
+    integers are absolute values. Long strings are left out.
     """
     inputs: list[Any] = constants_used(*roots, most=MAX_OBJECTS)
     for text in texts:
@@ -81,9 +84,9 @@ def _collect_constants(roots: Iterable[Any], texts: Iterable[str]) -> CodeConsta
 
 
 def threshold_value_kind(mined: CodeConstants, scalars: Iterable[Any]) -> str:
-    """Return the name of the kind of values that lie near numbers, for ``draw_values``: ``AROUND_PREFIX`` followed by
-    the magnitudes of the float ``scalars`` and of the numbers ``mined`` from the code. Empty where there are no such
-    numbers.
+    """Return the name of the kind of values that lie near certain numbers, for ``draw_values``. The name is
+    ``AROUND_PREFIX`` followed by the magnitudes of the float ``scalars`` and of the numbers ``mined`` from the code. It
+    is empty if there are no such numbers.
     """
     given = [v for v in scalars if type(v) is float]
     sizes = dict.fromkeys(abs(v) for v in (*given, *mined.floats, *mined.ints) if 0 < abs(v) < FAR)
@@ -97,8 +100,8 @@ def integers_in_text(text: str) -> list[int]:
 
 
 def _code_roots(op: Op) -> Iterator[Any]:
-    """Yield the functions and values of an op in which constants are searched: its reference, its gradient and that
-    gradient's ops, its kernels and their tuning spaces, and its templates.
+    """Yield the functions and values of an op that are searched for constants. They belong to its reference, its
+    gradient with the gradient's ops, its kernels with their tuning spaces, and its templates.
     """
     yield op.reference
     if op.gradient is not None:
@@ -117,8 +120,8 @@ def _code_roots(op: Op) -> Iterator[Any]:
 
 
 def _native_source_texts(op: Op) -> Iterator[str]:
-    """Yield the source texts of native kernels: of each file beside the library or the declaration that contains the
-    name of the kernel's function.
+    """Yield the source texts of the native kernels of an op. They are the files beside the library or the declaration
+    that contain the name of the kernel's function.
     """
     for kernels in op.kernels.values():
         for kernel in kernels:
@@ -129,8 +132,8 @@ def _native_source_texts(op: Op) -> Iterator[str]:
 
 
 def _sources_naming(folder: Path, symbol: str) -> Iterator[str]:
-    """Yield the text of each native source file in ``folder`` that contains ``symbol``, among its first 60 files that
-    are not too large. Yields nothing where the folder cannot be read.
+    """Yield the text of each native source file in ``folder`` that contains ``symbol``. Only the first 60 files that
+    are not too large are read. Yield nothing if the folder cannot be read.
     """
     try:
         files = [f for f in folder.iterdir() if f.suffix in SOURCE_SUFFIXES and f.stat().st_size < LARGEST_FILE]

@@ -18,7 +18,7 @@ NeighbourSize = Literal["all", "row", "none"]
 
 @dataclass(frozen=True)
 class Difference:
-    """The outcome of a comparison.
+    """The outcome of a comparison of results.
 
     Attributes:
         problem: the first difference as text, empty if the results agree.
@@ -31,11 +31,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The sums behind one element of a result.
+    """The length and precision of the sums from which one element of a result is computed.
 
     Attributes:
         terms: the largest number of terms.
-        eps: the rounding of these sums, where it is coarser than that of the result.
+        eps: the machine epsilon of these sums, or 0 if it is that of the result.
     """
 
     terms: int
@@ -43,7 +43,7 @@ class Reduction:
 
     def growth(self, eps: float, wide_sums: bool) -> float:
         """Return the relative rounding error of a sum of ``terms`` numbers that is stored with the machine epsilon
-        ``eps``; with ``wide_sums`` it is assumed to be accumulated in float32.
+        ``eps``. If ``wide_sums`` is set, the sum is assumed to be accumulated in float32.
         """
         steps: float = 4 + 2 * self.terms**0.5
         grown = max(eps, self.eps) * steps
@@ -56,10 +56,10 @@ PART = 1 << 18  # elements of a large result on a CPU that are compared at once,
 
 
 def derive_reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
-    """Return the length and precision of the sums that an op computes, for its tolerance: the terms of a sum are the
-    product of the sizes in ``env`` of the input dims that no output has.
+    """Return the length and precision of the sums that an op computes, from which its tolerance follows.
 
-    If an argument can only be float8, the sums are those of tensor cores.
+    The number of terms is the product of the sizes of the input dims that no output has. ``env`` maps dim names to
+    sizes. If an argument can only be float8, the precision is that of tensor cores.
     """
     inputs = {d.of or d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")}
     outs = {d.text for o in spec.outputs for d in o.tensor.dims}
@@ -71,8 +71,8 @@ def derive_reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
 
 
 def bitwise_difference(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -> str:
-    """Return a text with the first place where two lists of results differ in bits, shape or dtype, or an empty text.
-    NaNs with the same bits are equal. ``than`` names the expected side in the text.
+    """Return a text with the first place where two lists of results differ in bits, shape or dtype. Return an empty
+    text if they do not. NaNs with the same bits are equal. ``than`` names the expected side in the text.
     """
     for index, (g, e) in enumerate(zip(got, expected, strict=True)):
         if problem := _shape_problem(g, e):
@@ -80,6 +80,7 @@ def bitwise_difference(got: Sequence[Tensor], expected: Sequence[Tensor], than: 
         g, e = g.detach().contiguous(), e.detach().contiguous()
         if not torch.equal(_as_integer_bits(g), _as_integer_bits(e)):
             differs = (_as_integer_bits(g) != _as_integer_bits(e)).nonzero()
+            # The bits of a complex number are a pair, so their position has one index more.
             at = tuple(differs[0].tolist()[: g.dim()])
             values = f"{g[at].item()!r}, {than or 'expected'} {e[at].item()!r}"
             return f"result {index}{list(at)} = {values}; {len(differs)} of {g.numel()} differ"
@@ -87,8 +88,8 @@ def bitwise_difference(got: Sequence[Tensor], expected: Sequence[Tensor], than: 
 
 
 def _as_integer_bits(t: Tensor) -> Tensor:
-    """Return the same bits as a tensor of integers: floats and bools are viewed as integers of their width, complex
-    numbers as pairs, and integers are returned unchanged.
+    """Return the bits of ``t`` as a tensor of integers. Floats and bools are viewed as integers of their width, and
+    complex numbers as pairs of them. Integers are returned unchanged.
     """
     if not (t.dtype == torch.bool or t.is_floating_point() or t.is_complex()):
         return t
@@ -98,7 +99,9 @@ def _as_integer_bits(t: Tensor) -> Tensor:
 
 
 def _shape_problem(got: Tensor, expected: Tensor) -> str:
-    """Return a text that says how the shape or else the dtype of two results differ, or an empty text."""
+    """Return a text that says how two results differ in shape or, if the shapes agree, in dtype. Return an empty text
+    if both agree.
+    """
     if got.shape != expected.shape:
         return f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     return f"{got.dtype}, expected {expected.dtype}" if got.dtype != expected.dtype else ""
@@ -115,19 +118,20 @@ def compare_within_tolerance(
     allowed: Sequence[Tensor] | None = None,
     tolerance: float = 0.0,
 ) -> Difference:
-    """Return the difference of ``got``, the results of an op, from those of its reference, computed in its own
-    precision (``own``) and in float64 (``wide``); its ``problem`` is empty within the tolerance.
+    """Return the difference of ``got``, the results of an op, from the results of its reference. If all are within the
+    tolerance, its ``problem`` is empty.
 
-    Integers, and the places of NaN and infinity, must equal those of ``own`` or of ``wide``. Another element may differ
-    by ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``, plus three
-    times the largest error of the reference itself (more for few elements).
+    ``own`` are the reference's results in its own precision, and ``wide`` those in float64. Integers, and the places of
+    NaN and infinity, must equal those of ``own`` or of ``wide``. Another element may differ by ``eps * (4 + 2
+    sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``. Three times the largest error
+    of the reference itself is added, and more for few elements.
 
     With ``wide_sums``, sums of 16-bit numbers are assumed to be kept in float32, as kernels do. Otherwise the tolerance
-    of a long sum in bfloat16 would exceed its value, and a kernel that leaves out most of the terms would pass.
+    of a long sum in bfloat16 would exceed its value. A kernel that leaves out most of the terms would then pass.
 
-    The rms is that of all elements, that of an element's row, or left out (``near``). Without it, errors in small
-    elements show that large ones would hide. ``allowed`` is a deviation that rounding explains, for each element (see
-    ``sampling.rounding``). ``tolerance`` is one that the declaration admits, relative to the same size.
+    ``near`` says whether the rms is taken over all elements, over an element's row, or left out. Without it, errors in
+    small elements show that large elements would hide. ``allowed`` is, for each element, a deviation that rounding
+    explains (see ``sampling.rounding``). ``tolerance`` is a relative deviation that the declaration admits.
     """
     model = _ToleranceModel(sums, wide_sums, near, tolerance)
     if len(got) != len(own):
@@ -152,8 +156,8 @@ def agrees_without_float64(
     wide_sums: bool = False,
     near: NeighbourSize = "all",
 ) -> bool:
-    """Return whether ``compare_within_tolerance`` accepts ``got`` for any values in float64, which then need not be
-    computed.
+    """Return whether ``compare_within_tolerance`` accepts ``got`` for any values in float64. If so, these values need
+    not be computed.
 
     Let E be the largest error of ``own``. The tolerance of an element is at least ``growth * (|wide| + rms(wide))``
     plus 3 E, and ``wide`` is within E of ``own``. So ``|got - own| <= growth * (|own| + rms(own))`` implies that
@@ -166,8 +170,8 @@ def agrees_without_float64(
 
 
 def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, near: NeighbourSize) -> bool:
-    """Return whether one result ``got`` is so near to ``own``, the reference in its own precision, that it is within
-    the tolerance whatever the reference is in float64.
+    """Return whether one result ``got`` is within the tolerance whatever the reference is in float64. ``own`` is the
+    reference in its own precision.
     """
     if _shape_problem(got, own):
         return False
@@ -193,7 +197,7 @@ def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, n
 
 @dataclass(frozen=True)
 class _ToleranceModel:
-    """The parameters of the tolerance of an element."""
+    """The parameters from which the tolerance of an element is computed."""
 
     sums: Reduction
     wide_sums: bool
@@ -201,8 +205,9 @@ class _ToleranceModel:
     tolerance: float
 
     def size(self, w: Tensor) -> Tensor:
-        """Return, for each element of ``w``, the size to which its error is relative: its own magnitude, plus the root
-        mean square of its row or of all elements, as ``near`` says.
+        """Return, for each element of ``w``, the size to which its error is relative. It is the magnitude of the
+        element plus the root mean square of its row or of all elements. ``near`` chooses between these, or leaves the
+        root mean square out.
         """
         size = w.abs()
         if not size.numel() or self.near == "none":
@@ -213,8 +218,8 @@ class _ToleranceModel:
 
 
 def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None) -> Difference:
-    """Return the difference of one result from the reference. A large result is compared part by part; all of it is
-    compared at once where a part differs, so that the reported place is right.
+    """Return the difference of one result from the reference. A large result is compared in parts. If a part differs,
+    the whole result is compared at once, so that the reported place is right.
     """
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
@@ -228,8 +233,8 @@ def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceMod
 
 
 def _compare_parts(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel) -> Difference:
-    """Return the difference of the first part of a large result that has one, or the largest error of all parts. The
-    place in its text is counted from the start of the part.
+    """Return the difference of the first part of a large result that has one. If no part has one, return the largest
+    error of all parts. The place in the text is counted from the start of the part.
     """
     parts = [*zip(*(t.reshape(-1).split(PART) for t in (got, own, wide)), strict=True)]
     # That of the whole result, as where it is not compared part by part.
@@ -244,8 +249,10 @@ def _compare_parts(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceMode
 
 
 def _own_error(got: Tensor, own: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a mask of the elements that are finite in all three tensors, ``wide`` in float64 with 0 elsewhere, and the
-    absolute error of ``own``, the reference in its own precision, against it.
+    """Return the absolute error of ``own``, the reference in its own precision, as (finite, wide, error).
+
+    ``finite`` is a mask of the elements that are finite in all three tensors. ``wide`` and ``error`` are float64, or
+    complex128, with 0 at the other elements.
     """
     finite = torch.isfinite(got) & torch.isfinite(own) & torch.isfinite(wide)
     w = torch.where(finite, _to_double(wide), 0)
@@ -253,10 +260,10 @@ def _own_error(got: Tensor, own: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def _slack(own_error: float, count: int) -> float:
-    """Return the absolute deviation of a result that ``own_error``, the largest error of the reference itself over
-    ``count`` elements, explains.
+    """Return the absolute deviation of a result that the reference's own error explains.
 
-    Where terms cancel, rounding errors are draws at random: the largest of a few says little about the next.
+    ``own_error`` is the largest error of the reference over ``count`` elements. Where terms cancel, rounding errors are
+    random, and the largest of a few says little about the next. The factor is therefore larger for few elements.
     """
     return (3 + 30 / math.sqrt(max(1, count))) * own_error
 
@@ -264,8 +271,10 @@ def _slack(own_error: float, count: int) -> float:
 def _compare_elements(
     got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None, slack: float | None = None
 ) -> Difference:
-    """Return the difference of one result from the reference, element by element. ``slack`` is the deviation that the
-    reference's own error explains; it is computed from these elements unless given.
+    """Return the difference of one result from the reference, element by element.
+
+    ``slack`` is the absolute deviation that the reference's own error explains. If it is None, it is computed from
+    these elements. ``extra`` is a further deviation for each element.
     """
     if got.dtype == torch.bool and (strange := got.view(torch.uint8) > 1).any():
         at = tuple(strange.nonzero()[0].tolist())
@@ -309,22 +318,22 @@ def _sum_overflowed(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction) -> 
 
 
 def _float8_to_float32(t: Tensor) -> Tensor:
-    """Return a float8 tensor converted to float32, since torch can do nothing else with float8; other tensors are
+    """Return a float8 tensor converted to float32, since torch does not calculate with float8. Other tensors are
     returned unchanged.
     """
     return t.float() if t.is_floating_point() and t.itemsize == 1 else t
 
 
 def _to_double(t: Tensor) -> Tensor:
-    """Return the tensor converted to float64, or to complex128 where it is complex."""
+    """Return ``t`` converted to complex128 if it is complex, otherwise to float64."""
     return t.to(torch.complex128 if t.is_complex() else torch.float64)
 
 
 def _same_finiteness(a: Tensor, b: Tensor) -> Tensor:
     """Return a mask of the elements that are both finite, both NaN, or the same infinity.
 
-    For complex numbers, return where both are finite or neither is. A product with infinity may end as infinity or NaN,
-    depending on its formula.
+    For complex numbers, the mask has the elements that are both finite or both not finite. A product with infinity may
+    end as infinity or NaN, depending on its formula.
     """
     if a.is_complex():
         return torch.isfinite(a) == torch.isfinite(b)
@@ -333,7 +342,7 @@ def _same_finiteness(a: Tensor, b: Tensor) -> Tensor:
 
 def _first_difference(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
     """Return a difference that names the first place of the mask ``bad``, both values there and the number of such
-    places, or an empty difference where there is none.
+    places. Return an empty difference if the mask has no place.
     """
     if not bad.any():
         return Difference()
@@ -344,6 +353,6 @@ def _first_difference(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
 
 
 def _format_element(t: Tensor) -> str:
-    """Return the value of a tensor of one element as text, floats with eight digits."""
+    """Return the value of a tensor of one element as text. A float has eight digits."""
     value = t.item()
     return f"{value:.8g}" if isinstance(value, float) else str(value)

@@ -21,10 +21,11 @@ from shiplap.sampling.unordered import match_unordered_rows, sort_unordered_rows
 def against_reference(
     op: Op, case: SampleCase, got: Sequence[Tensor] | None = None, own: Sequence[Tensor] | None = None
 ) -> Difference:
-    """Return the difference between the effects of the op on ``case`` (its results and the arguments that it mutates)
-    and those of its reference. ``got`` and ``own`` are the effects of the op and of the reference, computed here unless
-    given. An element outside the tolerance is wrong only if the estimated effect of rounding does not explain it. Of a
-    random op, only dtypes, shapes and finiteness are compared.
+    """Return the difference between the effects of the op on ``case`` and those of its reference.
+
+    The effects are the results and the arguments that the op mutates. ``got`` are those of the op and ``own`` those of
+    the reference. Either is computed if it is None. An element outside the tolerance counts as wrong only if the
+    estimated effect of rounding does not explain it. For a random op, only dtypes, shapes and finiteness are compared.
     """
     own = reference_effects(op, case.args) if own is None else own
     got = run_op(op, case) if got is None else got
@@ -48,9 +49,11 @@ def against_run(
     sums: Reduction,
     repeated: Callable[[Callable[[Op, Args], tuple[Tensor, ...]]], Sequence[Tensor]],
 ) -> Difference:
-    """Return the difference of the results ``got`` from ``own``, those of the same run with the reference in place of
-    the op, beyond rounding. ``repeated(f)`` does the run once more with ``f(op, args)`` in place of each call of the
-    op; this function passes the reference in float64.
+    """Return by how much the results ``got`` of a run differ from ``own`` beyond rounding.
+
+    ``own`` are the results of the same run with the reference in place of the op. ``repeated(f)`` runs it again with
+    ``f(op, args)`` in place of each call of the op. It is called with the reference in float64. ``sums`` are the length
+    and precision of the op's sums.
     """
     difference = compare_within_tolerance(got, own, [widen_tensor(t) for t in own], sums, tolerance=op.spec.tolerated)
     if not difference.problem or op.spec.random:
@@ -68,10 +71,10 @@ def against_run(
 def reference_derivatives(
     op: Op, case: SampleCase, derive: Callable[..., list[Any]]
 ) -> tuple[list[Any], list[Any], Callable[[], list[Any]]]:
-    """Return the derivatives of the op's reference at the case's arguments in its own precision, the same in float64,
-    and a function that computes those in float64 again.
+    """Return derivatives of the op's reference at the case's arguments, as (own precision, float64, function).
 
-    ``derive(forward, args)`` returns derivatives of ``forward`` at the arguments, which it may change.
+    The function computes those in float64 again. ``derive(forward, args)`` returns the derivatives of ``forward`` at
+    ``args``. It may change ``args``.
     """
     reference = partial(surrogate_results, op)
 
@@ -83,16 +86,16 @@ def reference_derivatives(
 
 
 def describe_kind_difference(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
-    """Return how the dtypes or shapes of the results ``got`` differ from ``own``, those of the reference, or an empty
-    text.
+    """Return a text that says how the dtypes or shapes of ``got`` differ from those of ``own``, the results of the
+    reference. Return an empty text if they agree.
     """
     mine, theirs = ([(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in ts] for ts in (got, own))
     return "" if mine == theirs else f"results {mine}, those of the reference are {theirs}"
 
 
 def _lost_finite_results(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
-    """Return a text that names the first result of a random op that has NaN or infinite elements where the reference
-    has none at all, or an empty text.
+    """Return a text that names the first result of a random op with a NaN or infinite element where the reference's
+    result has none. Return an empty text if there is no such result.
 
     Whether a number is finite seldom depends on a random draw.
     """
@@ -112,10 +115,11 @@ def compare_with_rounding(
     recompute: Callable[[], Sequence[Tensor]],
     tolerance: float = 0.0,
 ) -> Difference:
-    """Return the difference of ``got`` from the reference, ``own`` in its own precision and ``wide`` in float64 (see
-    ``compare_within_tolerance``). Where they differ, the tolerance grows by the estimated effect of rounding.
+    """Return the difference of ``got`` from the reference, as ``compare_within_tolerance`` does. If they differ, the
+    tolerance grows by the estimated effect of rounding.
 
-    ``recompute`` runs the reference again, to find how far rounding errors of single operations can carry the result.
+    ``own`` is the reference in its own precision, and ``wide`` is the reference in float64. ``recompute`` runs the
+    reference again, to find how far rounding errors of single operations can carry the result.
     """
     check = partial(compare_within_tolerance, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
     difference = check(near="none")
@@ -127,14 +131,14 @@ def compare_with_rounding(
 
 
 def narrowest_dtype(results: Sequence[Tensor]) -> torch.dtype:
-    """Return the floating-point dtype with the fewest bits among the results."""
+    """Return the coarsest floating-point dtype among the results, or float64 if none of them is floating-point."""
     floats = [t.dtype for t in results if t.is_floating_point() or t.is_complex()]
     return min(floats, key=lambda d: -torch.finfo(d).eps, default=torch.float64)
 
 
 def _may_be_rounding(got: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
-    """Return whether ``got`` has the shapes and dtypes of ``own`` and a result of floats, so that rounding can explain
-    a difference.
+    """Return whether rounding can explain a difference between ``got`` and ``own``. Their shapes and dtypes must agree,
+    and at least one result must be floating-point or complex.
     """
     alike = len(got) == len(own) and all(
         g.shape == o.shape and g.dtype == o.dtype for g, o in zip(got, own, strict=True)

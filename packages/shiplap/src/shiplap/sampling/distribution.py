@@ -20,14 +20,15 @@ ROUNDING = 256.0  # multiples of the dtype's eps that count as no difference
 
 
 def distribution_difference(got: list[Tensor], wanted: list[Tensor]) -> str:
-    """Return a text that says in which statistic the results of one set of runs with different seeds (``got``) differ
-    significantly from those of another set (``wanted``), or an empty text.
+    """Return a text that names the statistic in which two sets of runs with different seeds differ significantly.
+    Return an empty text if there is none. ``got`` are the results of one set, and ``wanted`` those of the other.
     """
     kind = got[0].dtype
     # Integers have no rounding errors.
     exact = not (kind.is_floating_point or kind.is_complex)
     eps = 0.0 if exact else max(torch.finfo(kind).eps, torch.finfo(torch.float32).eps)
     shape = got[0].shape
+    # Both sets share the mean and the scale that the statistics use, so that the two sets are treated alike.
     runs = torch.stack([_flatten_to_double(t) for t in (*got, *wanted)])
     if runs[0].numel() == 0:
         return ""
@@ -51,14 +52,16 @@ def distribution_difference(got: list[Tensor], wanted: list[Tensor]) -> str:
 
 
 def _flatten_to_double(t: Tensor) -> Tensor:
-    """Return a tensor as a flat row of doubles on the CPU, complex numbers as pairs."""
+    """Return a tensor as a flat row of doubles on the CPU. A complex number becomes a pair."""
     flat = torch.view_as_real(t) if t.is_complex() else t
     return flat.detach().cpu().to(torch.float64).flatten()
 
 
 def _run_features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tuple[Tensor, float]]:
-    """Return statistics of random results by name, such as the mean: a matrix with a row for each run, and the
-    difference between two runs that rounding may cause (``slack`` is that of one number).
+    """Return statistics of random results by name, such as the mean.
+
+    Each is a matrix with a row for each run, and the difference between two runs that rounding may cause. ``slack`` is
+    the difference that rounding may cause in one number. ``shape`` is the shape of one result.
     """
     broken = (~runs.isfinite()).double()
     runs = runs.nan_to_num(0.0, 0.0, 0.0)
@@ -95,7 +98,7 @@ def _run_features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tu
 
 def _neighbour_lags(shape: torch.Size, count: int) -> list[int]:
     """Return the distances in memory, in elements, between neighbours along each dim of a contiguous tensor of
-    ``shape``, in ascending order and below ``count``.
+    ``shape``. They are in ascending order and below ``count``.
     """
     lags, stride = {1}, 1
     # Neighbours along a dim are its stride apart in the flat results.

@@ -13,13 +13,13 @@ class Finding:
     """The verdict of one check of the audit, or of a candidate before it is timed, on one op.
 
     Attributes:
-        check: id of the check, the name of its file.
-        verdict: ``"skip"`` when the check does not apply to the op; ``"incomplete"`` when it applies and did not get
-            to look, or not at everything. Neither is ever a synonym of ``"ok"``.
-        subject: name of the op.
-        evidence: what was seen. For ``"skip"`` and ``"incomplete"`` the reason.
-        input: the sample that shows it, or how many samples were run.
-        fix: one thing to do about it.
+        check: the id of the check, which is the name of its file.
+        verdict: ``"skip"`` if the check does not apply to the op. ``"incomplete"`` if it applies, but did not look at
+            all that it has to look at. Neither means ``"ok"``.
+        subject: the name of the op.
+        evidence: what was seen. For ``"skip"`` and ``"incomplete"``, the reason.
+        input: the sample that shows the evidence, or the number of samples that were run.
+        fix: one action that repairs the fault.
         varied: the axes that all failing samples vary, in one text. Empty if the first sample fails, too.
         reproducer: a Python script that rebuilds the sample and fails the same way.
     """

@@ -9,20 +9,22 @@ from torch import Tensor
 
 
 def _offset_start(t: Tensor) -> Tensor:
-    """Return a contiguous copy that does not start at the start of its storage, aligned to one element only."""
+    """Return a contiguous copy that does not start at the start of its storage. Its address is aligned to one element
+    only.
+    """
     room = t.new_zeros(t.numel() + 8)
     view = room[3 : 3 + t.numel()].view(t.shape)
     return view.copy_(t)
 
 
 def _padded_rows(t: Tensor) -> Tensor:
-    """Return a copy as a column slice: contiguous rows, with a row stride larger than a row."""
+    """Return a copy that is a slice of columns. Its rows are contiguous, and the row stride is larger than a row."""
     room = t.new_zeros((*t.shape[:-1], t.shape[-1] + 3))
     return room[..., 1 : 1 + t.shape[-1]].copy_(t)
 
 
 def _strided_columns(t: Tensor) -> Tensor:
-    """Return a copy as every second element of the last dim."""
+    """Return a copy that is a slice of every second element of the last dim."""
     room = t.new_zeros((*t.shape[:-1], max(1, 2 * t.shape[-1])))
     return room[..., ::2][..., : t.shape[-1]].copy_(t)
 
@@ -49,30 +51,32 @@ def _column_major(t: Tensor) -> Tensor:
 
 
 def _swapped_heads(t: Tensor) -> Tensor:
-    """Return a copy with the second and third dim from the end swapped in memory, as heads of attention are."""
+    """Return a copy with the second and third dim from the end swapped in memory. The heads of attention often lie like
+    that.
+    """
     return t.transpose(-2, -3).contiguous().transpose(-2, -3)
 
 
 def _sliced_dims(t: Tensor) -> Tensor:
-    """Return a copy as a slice of every dim, with gaps between the elements of all dims but the last."""
+    """Return a copy that is a slice of every dim. All dims but the last have gaps between their elements."""
     room = t.new_zeros([size + 2 for size in t.shape])
     return room[tuple(slice(1, 1 + size) for size in t.shape)].copy_(t)
 
 
 def _channels_last_sliced(t: Tensor) -> Tensor:
-    """Return a channels-last copy as a slice of the last dim, with gaps between rows and images."""
+    """Return a channels-last copy that is a slice of the last dim, with gaps between rows and images."""
     moved = t.movedim(1, -1)
     room = t.new_zeros((*moved.shape[:-2], moved.shape[-2] + 2, moved.shape[-1]))
     return room[..., 1 : 1 + moved.shape[-2], :].copy_(moved).movedim(-1, 1)
 
 
 def _expanded_first(t: Tensor) -> Tensor:
-    """Return the first row expanded to all rows, with stride 0."""
+    """Return the first row of ``t``, expanded to all rows with stride 0."""
     return t[:1].clone().expand(t.shape)
 
 
 def _expanded_last(t: Tensor) -> Tensor:
-    """Return the first column expanded to all columns, with stride 0."""
+    """Return the first column of ``t``, expanded to all columns with stride 0."""
     return t[..., :1].clone().expand(t.shape)
 
 
@@ -104,8 +108,9 @@ def has_independent_values(t: Tensor) -> bool:
 
 def layout_is_possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
     """Return whether the argument ``t`` may be passed in ``layout``, a name of ``LAYOUTS`` such as ``offset``.
+
     ``contiguous`` and ``mutated`` are properties that the declaration gives the argument. Expanded layouts repeat
-    values, so they are refused for mutated arguments and for tensors whose values depend on others, such as indices.
+    values. They are refused for mutated arguments, and for tensors whose values depend on others, such as indices.
     """
     least, _ = LAYOUTS[layout]
     if layout.startswith("expanded") and (mutated or not has_independent_values(t)):
@@ -114,15 +119,15 @@ def layout_is_possible(layout: str, t: Tensor, *, contiguous: bool, mutated: boo
 
 
 def apply_layout(t: Tensor, layout: str) -> Tensor:
-    """Return ``t`` in the memory layout of that name in ``LAYOUTS``, with the same values; but ``expanded`` repeats the
-    first row, and ``expanded_last`` the first column.
+    """Return the values of ``t`` in the memory layout of that name in ``LAYOUTS``. The layout ``expanded`` repeats the
+    first row instead, and ``expanded_last`` the first column.
     """
     return LAYOUTS[layout][1](t)
 
 
 def clone_exactly(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` with the same strides and storage offset, and with a copy of the whole storage around
-    it.
+    """Return a copy of ``t`` with the same strides and storage offset. The whole storage around ``t`` is copied,
+    too.
     """
     room = torch.empty(0, dtype=t.dtype, device=t.device)
     # A plain ``clone`` would drop the surrounding bytes, which a kernel may read by mistake.

@@ -53,10 +53,10 @@ CellState = Literal["covered", "untouched", "does not apply"]
 
 
 def _cells(*rows: tuple[str, str, str]) -> dict[Key, str]:
-    """Return a mapping from (axis, obligation) to the check that looks at this combination, from rows
-    ``(obligation, check, axes joined by ", ")``.
+    """Return a mapping from (axis, obligation) to the name of the check that looks at this combination.
 
-    An axis is what samples vary, such as a size. An obligation is what a check observes, such as the gradient.
+    An axis is what samples vary, such as a size. An obligation is what a check observes, such as the gradient. Each row
+    is ``(obligation, check, axes joined by ", ")``.
     """
     return {(axis, obligation): looked_by for obligation, looked_by, axes in rows for axis in axes.split(", ")}
 
@@ -133,8 +133,8 @@ _OPTIONAL: dict[Key, str] = {
 
 
 def optional_reason(axis: str, obligation: str) -> str:
-    """Return the reason why samples that vary ``axis`` (such as a size) need not be checked for ``obligation`` (such as
-    the gradient). Empty where an audit requires the check.
+    """Return why samples that vary ``axis`` (such as a size) need not be checked for ``obligation`` (such as the
+    gradient). The text is empty if an audit requires the check.
     """
     if (axis, obligation) in AUDIT:
         return ""
@@ -144,7 +144,7 @@ def optional_reason(axis: str, obligation: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the ledger of a verdict.
+    """One cell of the ledger of a verdict, that is, one combination of an axis and an obligation.
 
     Attributes:
         axis, obligation: names of ``AXES`` and ``OBLIGATIONS``.
@@ -163,8 +163,8 @@ class Cell:
 
     @property
     def required(self) -> bool:
-        """Whether a verdict requires that samples which vary the axis are checked for the obligation, that is whether a
-        check is named that has to look at them.
+        """Whether a verdict requires that samples which vary the axis are checked for the obligation. If so,
+        ``looked_by`` names the check.
         """
         return bool(self.looked_by)
 
@@ -174,7 +174,7 @@ class Cell:
 
 
 class Ledger:
-    """The samples that checks have looked at, by check and cell."""
+    """The samples that checks have looked at, by check, axis and obligation."""
 
     def __init__(self) -> None:
         """Make an empty ledger."""
@@ -183,8 +183,9 @@ class Ledger:
         self.absent: dict[str, str] = {}  # axis → the reason why the declaration admits no such sample
 
     def look(self, check: str, axes: Iterable[str], obligations: Iterable[str], samples: int = 1) -> None:
-        """Record that ``check`` has looked at ``samples`` samples that vary all ``axes`` (such as size and layout), and
-        has observed all ``obligations`` (such as value and gradient) in them.
+        """Record that ``check`` has looked at ``samples`` samples that vary all ``axes`` (such as size and layout).
+
+        In them it has observed all ``obligations`` (such as value and gradient).
         """
         named = tuple(obligations)
         for axis in axes:
@@ -193,8 +194,8 @@ class Ledger:
                 self._looked[key] = self._looked.get(key, 0) + samples
 
     def decline(self, check: str, axes: Iterable[str], obligations: Iterable[str], reason: str) -> None:
-        """Record the ``reason`` why ``check`` has left out a sample that varies all ``axes`` (such as size and layout),
-        for each of the ``obligations`` (such as value and gradient). The first reason stays.
+        """Record why ``check`` has left out a sample that varies all ``axes`` (such as size and layout). The ``reason``
+        is kept for each of the ``obligations`` (such as value and gradient). A reason that was recorded earlier stays.
         """
         named = tuple(obligations)
         for axis in axes:
@@ -202,8 +203,8 @@ class Ledger:
                 self._declined.setdefault((check, (axis, obligation)), reason)
 
     def merge(self, other: Ledger) -> None:
-        """Add the records of another ledger to this one: counts of samples are summed, and the reasons of this ledger
-        are kept.
+        """Add the records of another ledger to this one. Counts of samples are summed. If both ledgers hold a reason
+        for the same combination, that of this ledger is kept.
         """
         for key, samples in other._looked.items():
             self._looked[key] = self._looked.get(key, 0) + samples
@@ -211,8 +212,8 @@ class Ledger:
         self.absent |= other.absent
 
     def records(self) -> list[list[Any]]:
-        """Return the records as a list of ``[check, axis, obligation, samples, reason]``, plain data that ``load``
-        reads in another process.
+        """Return the records as plain data that ``load`` reads in another process. Each record is ``[check, axis,
+        obligation, samples, reason]``.
         """
         looked = [[check, axis, obligation, n, ""] for (check, (axis, obligation)), n in self._looked.items()]
         return looked + [[check, axis, duty, 0, why] for (check, (axis, duty)), why in self._declined.items()]
@@ -226,22 +227,23 @@ class Ledger:
                 self.look(check, (axis,), (obligation,), samples)
 
     def samples(self, axis: str, obligation: str) -> int:
-        """Return the number of samples that vary ``axis`` (such as a size) and in which any check has observed
-        ``obligation`` (such as the gradient), each check counted by itself.
+        """Return the number of samples that vary ``axis`` (such as a size) and in which a check has observed
+        ``obligation`` (such as the gradient). A sample that two checks looked at counts twice.
         """
         return sum(n for (_, key), n in self._looked.items() if key == (axis, obligation))
 
     def cells(self, required: Mapping[Key, str], verdicts: Mapping[str, tuple[str, str]]) -> tuple[Cell, ...]:
-        """Return a cell for every combination of an axis (what samples vary) and an obligation (what a check observes),
-        with its state. ``required`` maps the required combinations to the name of the check that has to look at them;
-        ``verdicts`` maps the checks that ran to (verdict, evidence). Where the required check did not run, the cell
-        counts as optional.
+        """Return a cell with its state for every combination of an axis (what samples vary) and an obligation (what a
+        check observes).
+
+        ``required`` maps the required combinations to the name of the check that has to look at them. ``verdicts`` maps
+        the checks that ran to (verdict, evidence). If the required check did not run, the cell is optional.
         """
         return tuple(self._cell((a, o), required, verdicts) for a in AXES for o in OBLIGATIONS)
 
     def _cell(self, key: Key, required: Mapping[Key, str], verdicts: Mapping[str, tuple[str, str]]) -> Cell:
-        """Return the cell of ``key``, an axis (what samples vary) and an obligation (what a check observes): covered,
-        untouched or not applicable, with the number of samples or the reason.
+        """Return the cell of ``key``, a pair of an axis (what samples vary) and an obligation (what a check observes).
+        The cell is covered, untouched or not applicable. It holds the number of samples, or the reason.
         """
         axis, obligation = key
         samples, check = self.samples(*key), required.get(key, "")
@@ -261,8 +263,8 @@ class Ledger:
 
 def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
     """Return the names of the axes, such as ``size`` and ``layout``, in which the sample ``case`` differs from
-    ``base``, the op's plainest sample. The built arguments are compared, since a builder of samples may deviate from
-    the sizes and dtypes that it is asked for.
+    ``base``, the op's plainest sample. The arguments themselves are compared, since a builder of samples may deviate
+    from the requested sizes and dtypes.
     """
     free, given = dict(case.recipe.sizes), tensors_among(case.args)
     pairs = [(case.env.get(n), base.env.get(n)) for n in free]
@@ -283,8 +285,8 @@ def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
 
 
 def absent_axes(samples: Samples) -> dict[str, str]:
-    """Return the axes, such as size and layout, that no sample of the op can vary, each with the reason why the
-    declaration admits none.
+    """Return the axes, such as size and layout, that no sample of the op can vary. Each is mapped to the reason why the
+    declaration admits no variation.
     """
     op, spec, base = samples.op, samples.spec, samples.base
     given = tensors_among(samples.build(base).args)
@@ -308,8 +310,10 @@ def absent_axes(samples: Samples) -> dict[str, str]:
 
 
 def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> bool:
-    """Return whether the declaration admits, for at least one of the dims ``free`` (names with their kinds, whose sizes
-    a sample may choose), a size other than that in ``base``, the recipe of the plainest sample.
+    """Return whether the declaration admits another size for at least one of the dims ``free`` than the plainest sample
+    has.
+
+    ``free`` maps the dims whose size a sample may choose to their kinds. ``base`` is the recipe of the plainest sample.
     """
     usual = dict(base.sizes)
     wanted = ((n, (3, 1) if kind == "variadic" else v) for n, kind in free.items() for v in SIZES)
@@ -317,5 +321,5 @@ def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> 
 
 
 def _admits_layout(samples: Samples) -> bool:
-    """Return whether the declaration admits a sample of which at least one tensor is not contiguous."""
+    """Return whether the declaration admits a sample with a tensor that is not contiguous."""
     return any(not t.is_contiguous() for case in samples.layouts() for t in tensors_among(case.args))

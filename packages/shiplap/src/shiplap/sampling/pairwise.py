@@ -26,8 +26,8 @@ AFFORDED_S = 2.0  # seconds of processor time for a series of samples with many 
 
 
 def pairs_of_scalars(samples: Samples) -> Iterator[SampleCase]:
-    """Yield the base sample with two scalars at once at values other than their defaults, for at most ``PAIRS`` pairs
-    of scalars, then with all scalars at other values.
+    """Yield the base sample with two scalars at once at values other than their defaults, for at most ``PAIRS`` pairs.
+    Then yield it with all scalars at other values.
     """
     others = _other_scalar_values(samples)
     yield from _make_cases(
@@ -36,9 +36,10 @@ def pairs_of_scalars(samples: Samples) -> Iterator[SampleCase]:
 
 
 def scalars_of_sizes(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples that combine other values of one scalar, of two or of all with changed sizes: dims of the first
-    tensor doubled plus one, and all dims larger by 1, 2 and 3. A size divided by a window, a stride or a number of
-    groups then leaves another remainder than in the base sample.
+    """Yield samples that combine other values of one scalar, of two or of all scalars with changed sizes.
+
+    First each dim of the first tensor is doubled, plus one. Then all dims are larger by 1, 2 and 3. A size divided by a
+    window, a stride or a number of groups then leaves another remainder than in the base sample.
     """
     others, sizes = _other_scalar_values(samples), {n: v for n, v in samples.base.sizes if type(v) is int and v > 1}
     first = next((t.tensor for t in samples.spec.tensors if t.tensor), None)
@@ -51,23 +52,23 @@ def scalars_of_sizes(samples: Samples) -> Iterator[SampleCase]:
 
 
 def scalars_of_ties(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples with one scalar at another value than its default and with many equal elements, whose order is
-    often an option.
+    """Yield samples with one scalar at another value than its default and with many equal elements. The order of equal
+    elements is often an option.
     """
     others = _other_scalar_values(samples)
     yield from _make_cases(samples, (samples.base.but(scalars={n: v}, values="ties") for n, v in others.items()))
 
 
 def padded_multiples(samples: Samples) -> Iterator[SampleCase]:
-    """Yield the base sample with one dim at ``PADDED`` (64), a multiple of the usual padding of rows, for each dim of
-    one axis in turn.
+    """Yield the base sample with one dim at ``PADDED`` (64), for each dim of one axis in turn. This size is a multiple
+    of the usual padding of rows.
     """
     for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
         yield from _make_cases(samples, [samples.base.but(sizes={name: PADDED})])
 
 
 def _other_scalar_values(samples: Samples) -> dict[str, Any]:
-    """Return, by name, one value other than the default for each scalar that is not the size of a dim.
+    """Return one value other than the default for each scalar that is not the size of a dim, by name.
 
     The first value that may be given alone is preferred.
     """
@@ -82,10 +83,11 @@ def _other_scalar_values(samples: Samples) -> dict[str, Any]:
 
 
 def _uneven_tuples(usual: Any, number: int) -> list[Any]:
-    """Return two tuples with unequal members, each the other in reverse. ``number``, that of the argument, decides
-    which comes first, so that two arguments differ. Empty for a value that is no tuple of several ints.
+    """Return two tuples with unequal members, each the reverse of the other.
 
-    Strides and dilations of two axes can be mixed up unnoticed if their members are equal.
+    The list is empty unless ``usual`` is a tuple or list of several ints. ``number`` is that of the argument. Its
+    parity determines which tuple comes first, so that two arguments differ. If the members were equal, strides and
+    dilations of two axes could be mixed up unnoticed.
     """
     if not (isinstance(usual, (tuple, list)) and len(usual) > 1 and all(type(v) is int for v in usual)):
         return []
@@ -94,21 +96,21 @@ def _uneven_tuples(usual: Any, number: int) -> list[Any]:
 
 
 def _name_pairs(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return the first ``PAIRS`` (6) pairs of the names, then a tuple of all names where there are more than two."""
+    """Return the first ``PAIRS`` (6) pairs of the names. A tuple of all names follows if there are more than two."""
     names = tuple(names)
     return [*islice(combinations(names, 2), PAIRS), *([names] if len(names) > 2 else [])]
 
 
 def layouts_of_dtypes(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples of every dtype but that of the base sample, all tensors in each of a few memory layouts
-    (``DTYPE_LAYOUTS``), since fast paths are written by dtype.
+    """Yield samples of every dtype but that of the base sample, with all tensors in each of a few memory layouts
+    (``DTYPE_LAYOUTS``). Fast paths are written by dtype.
     """
     recipes = [c.recipe for c in samples.dtypes() if c.recipe.dtypes != samples.base.dtypes]
     yield from _make_cases(samples, (r.but(layouts={"every": layout}) for r in recipes for layout in DTYPE_LAYOUTS))
 
 
 def layouts_of_ones(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples with one dim of size 1 in several layouts, since the stride of such a dim is arbitrary."""
+    """Yield samples with one dim of size 1 in several layouts. The stride of such a dim is arbitrary."""
     for name in islice((n for n, kind in free_dims(samples.spec).items() if kind != "variadic"), DIMS):
         sized = samples.base.but(sizes={name: 1})
         if sized.sizes != samples.base.sizes:
@@ -116,7 +118,9 @@ def layouts_of_ones(samples: Samples) -> Iterator[SampleCase]:
 
 
 def powers_of_two(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples with one dim of 256 elements that are powers of two and their neighbours, in every dtype."""
+    """Yield samples in every dtype with one dim of 256 elements, whose values are powers of two and their
+    neighbours.
+    """
     recipes = [c.recipe for c in samples.dtypes()] or [samples.base]
     for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
         if samples.make(samples.base.but(sizes={name: POWERS})) is not None:
@@ -125,15 +129,15 @@ def powers_of_two(samples: Samples) -> Iterator[SampleCase]:
 
 
 def large_samples(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples larger than one tile of a kernel, then one larger than a piece of a parallel loop, until the time
-    for them (``AFFORDED_S``) is used up.
+    """Yield samples larger than one tile of a kernel, then one larger than a piece of a parallel loop. End when the
+    time for them (``AFFORDED_S``) is used up.
     """
     yield from within_time(chain(samples.wide(), islice(samples.grains(), 1)))
 
 
 def within_time(cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
-    """Yield the cases, which grow in size, except those that would exceed ``AFFORDED_S`` seconds of processor time in
-    all, estimated from what the caller took for the cases before.
+    """Yield ``cases``, which grow in size, without those that would exceed ``AFFORDED_S`` seconds of processor time in
+    all. The time of a case is estimated from what the caller took for earlier ones.
     """
     spent, pace = 0.0, 0.0
     for case in cases:
@@ -146,7 +150,5 @@ def within_time(cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
 
 
 def _make_cases(samples: Samples, recipes: Iterable[SampleRecipe]) -> Iterator[SampleCase]:
-    """Yield, in order, the samples of those ``recipes`` (descriptions of samples) whose sizes and scalars the op's
-    declaration admits.
-    """
+    """Yield, in order, the samples of those ``recipes`` (descriptions of samples) that the op's declaration admits."""
     yield from filter(None, map(samples.make, recipes))

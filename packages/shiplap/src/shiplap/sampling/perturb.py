@@ -32,8 +32,8 @@ def perturb_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _exchange_pairs(t: Tensor) -> Tensor:
-    """Return a copy of a tensor in which randomly chosen pairs of elements are exchanged, at most half of all elements;
-    the tensor itself where it is too small, too narrow or not contiguous.
+    """Return a copy of ``t`` in which randomly chosen pairs of elements are exchanged, at most half of all elements.
+    Return ``t`` itself if it is too small, too narrow or not contiguous.
     """
     if not _can_exchange(t):
         return t
@@ -49,22 +49,23 @@ def _exchange_pairs(t: Tensor) -> Tensor:
 
 
 def swap_stretches(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return ``args`` with two random stretches of elements of each floating tensor exchanged, each of at most a
-    quarter of its length, so that a cache keyed by shapes or sums returns a wrong result.
+    """Return ``args`` with two random stretches of elements of each floating-point tensor exchanged.
 
-    This takes no longer than a copy. Shapes, sums, and often all but a few elements stay the same.
+    A stretch has at most a quarter of all elements. Shapes, sums, and often most elements stay the same. A cache keyed
+    by these then returns a wrong result. The exchange takes no longer than a copy.
     """
     return tuple(_swap_two_stretches(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
 
 def _swap_two_stretches(t: Tensor) -> Tensor:
-    """Return a copy of a tensor in which two random stretches of equal length, which do not overlap, are exchanged; the
-    tensor itself where it is too small, too narrow or not contiguous.
+    """Return a copy of ``t`` in which two random stretches of equal length are exchanged. The stretches do not overlap.
+    Return ``t`` itself if it is too small, too narrow or not contiguous.
     """
     if not _can_exchange(t):
         return t
     flat = t.detach().clone().reshape(-1)
     most = flat.numel() // 4
+    # Half of the lengths are drawn on a logarithmic scale, so that short stretches occur, too.
     length = most if _secret.random() < 0.5 else int(most ** _secret.random())
     first = _secret.randrange(flat.numel() - 2 * length + 1)
     second = _secret.randrange(first + length, flat.numel() - length + 1)
@@ -76,8 +77,8 @@ def _swap_two_stretches(t: Tensor) -> Tensor:
 
 
 def _can_exchange(t: Tensor) -> bool:
-    """Return whether a tensor has at least four elements, each of at least two bytes, and is contiguous, so that some
-    can be exchanged.
+    """Return whether elements of ``t`` can be exchanged. It must be contiguous and have at least four elements of at
+    least two bytes each.
     """
     return t.numel() >= 4 and t.itemsize >= 2 and t.is_contiguous()
 
@@ -86,8 +87,9 @@ class FreshArguments:
     """Arguments of one recipe with secret values that differ in each call.
 
     Drawing normal numbers takes longer than most kernels. If any values are valid and the recipe asks for normal ones,
-    they are drawn once. Each call then gets sums of two elements at a secret distance, with secret weights, which are
-    normal numbers again. The drawn values themselves are never passed to a candidate.
+    they are drawn once. Each call then gets weighted sums of two elements at a secret distance, with secret weights.
+    These sums are normal numbers again. The drawn values themselves are never passed to a candidate (a kernel that is
+    not trusted).
     """
 
     def __init__(self, op: Op, recipe: SampleRecipe, device: str) -> None:
@@ -103,30 +105,30 @@ class FreshArguments:
         )
 
     def store(self, count: int) -> None:
-        """Draw ``count`` samples in advance for ``cases``, unless new samples can be mixed cheaply from the first
-        one.
+        """Draw ``count`` samples in advance for ``cases``. Nothing is drawn if new samples can be mixed cheaply from
+        the first one.
         """
         if not self._mixes:
             self._stored += [self._build() for _ in range(count)]
 
     def cases(self, count: int) -> list[SampleCase]:
-        """Return ``count`` samples of the recipe with values that nobody can predict: stored ones, newly drawn ones, or
-        ones mixed from the first sample.
+        """Return ``count`` samples of the recipe with values that cannot be predicted. They are stored samples, newly
+        drawn ones, or mixtures of the first sample.
         """
         if not self._mixes:
             return [self._stored.pop() if self._stored else self._build() for _ in range(count)]
         return [replace(self._drawn, args=tree_map(_mix_elements, self._drawn.args)) for _ in range(count)]
 
     def _build(self) -> SampleCase:
-        """Return a newly drawn sample of the recipe, whose seed comes from the operating system and cannot be
+        """Return a newly drawn sample of the recipe. Its seed comes from the operating system and cannot be
         predicted.
         """
         return Samples(self.op, _secret.getrandbits(40), self.device).build(self.recipe)
 
 
 def _mix_elements(t: Tensor) -> Tensor:
-    """Return a tensor of the same size whose elements are ``cos(a) * x + sin(a) * y``, with ``x`` and ``y`` two random
-    rotations of the elements of ``t``; normal numbers stay normally distributed.
+    """Return a tensor with the shape of ``t`` whose elements are ``cos(a) * x + sin(a) * y``. ``x`` and ``y`` are two
+    random rotations of the elements of ``t``, and ``a`` is a random angle. Normal numbers stay normally distributed.
     """
     size, angle = t.numel(), _secret.uniform(0, 2 * math.pi)
     if not size:

@@ -18,13 +18,16 @@ Pairs = tuple[tuple[str, Any], ...]
 
 
 def _mapping_pairs(mapping: Mapping[str, Any]) -> Pairs:
-    """Return a mapping as a tuple of (key, value) pairs, which can be hashed; lists among the values become tuples."""
+    """Return a mapping as a tuple of (key, value) pairs, which can be hashed. A list among the values becomes a
+    tuple.
+    """
     return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in mapping.items())
 
 
 @dataclass(frozen=True)
 class SampleRecipe:
-    """Sizes of the free dims, scalars, dtypes by dtype class, layouts, kind of values, and lengths of lists.
+    """The description of a sample, with the sizes of its free dims, scalars, dtypes by dtype class, layouts, kind of
+    values, and lengths of lists.
 
     In place of its length, a list may have the sizes of its members' unnamed dims, one for each member.
     """
@@ -38,8 +41,8 @@ class SampleRecipe:
     lists: Pairs = ()
 
     def but(self, **changes: Any) -> SampleRecipe:
-        """Return a copy of the recipe with ``changes``: a mapping is merged into the field of that name, and any other
-        value replaces it.
+        """Return a copy of the recipe with ``changes``. A mapping is merged into the field of its name, and any other
+        value replaces the field.
         """
         merged: dict[str, Any] = {
             k: _mapping_pairs({**dict(getattr(self, k)), **v}) if isinstance(v, Mapping) else v
@@ -50,9 +53,11 @@ class SampleRecipe:
     def shrunk(
         self, keeps: Callable[[SampleRecipe], bool], smaller: Callable[[int], Iterable[int]], seconds: float
     ) -> SampleRecipe:
-        """Return a recipe with sizes as small as could be found within ``seconds``, for which ``keeps(recipe)`` holds
-        as it does for this one. The size of one dim at a time is replaced by a value of ``smaller(size)``, which
-        returns lower sizes to try.
+        """Return a recipe with sizes as small as could be found within ``seconds`` and for which ``keeps(recipe)`` is
+        true.
+
+        ``keeps`` must be true for this recipe. The size of one dim at a time is replaced by one of the lower sizes that
+        ``smaller(size)`` returns.
         """
         recipe, end, moved = self, time.monotonic() + seconds, True
         # Restart with the first dim after each success: a smaller size may make another one reducible.
@@ -64,16 +69,16 @@ class SampleRecipe:
         return recipe
 
     def members(self, arg: Arg) -> list[bool]:
-        """Return, for each member of the argument ``arg``, a list of tensors, True, or False where the sample has None
-        in its place: the middle one of three where the declaration allows absent members.
+        """Return, for each member of the list argument ``arg``, whether the sample has a tensor there. False stands for
+        None. It occurs only as the second of three members, if the declaration allows absent members.
         """
         given = dict(self.lists).get(arg.name, arg.length or 2)
         count = len(given) if isinstance(given, tuple) else given
         return [not (arg.absent and i == 1 and count == 3) for i in range(count)]
 
     def member_sizes(self, arg: Arg, index: int) -> dict[str, Any]:
-        """Return the sizes of one member of the list of tensors ``arg``, by the text of its unnamed dims, where the
-        recipe gives each member its own size; otherwise an empty mapping.
+        """Return the sizes of the member number ``index`` of the list argument ``arg``, by the text of its unnamed
+        dims. The mapping is empty unless the recipe gives each member its own size.
         """
         given = dict(self.lists).get(arg.name)
         if not isinstance(given, tuple):
@@ -82,20 +87,20 @@ class SampleRecipe:
 
     @property
     def total(self) -> int:
-        """The sum of the sizes of all dims, those that a variadic dim stands for included."""
+        """The sum of the sizes of all dims. A variadic dim counts with all dims for which it stands."""
         sizes = [v if isinstance(v, tuple) else (v,) for _, v in self.sizes]
         return sum(n for size in sizes for n in size if type(n) is int)
 
     @property
     def values_key(self) -> str:
-        """The part of the label that determines the values drawn: all fields but the layouts, which must not change
-        values.
+        """The part of the label that determines the drawn values. It has all fields but the layouts, because a layout
+        must not change values.
         """
         return str(replace(self, layouts=()))
 
     def __str__(self) -> str:
-        """Return the label of the recipe, such as ``sizes(n=3), scalars(eps=1e-05)``, which ``parse`` reads back. Empty
-        fields are left out.
+        """Return the label of the recipe, such as ``sizes(n=3), scalars(eps=1e-05)``. Empty fields are left out. The
+        method ``parse`` makes the recipe from the label again.
         """
         parts = [_format_call(k, dict(getattr(self, k))) for k in ("sizes", "scalars", "dtypes", "layouts", "lists")]
         parts += [f"values({self.values!r})"] if self.values != "normal" else []
@@ -104,8 +109,8 @@ class SampleRecipe:
 
     @classmethod
     def parse(cls, label: str) -> SampleRecipe:
-        """Return the recipe whose label, its text with sizes, scalars, dtypes, layouts and kind of values, is
-        ``label``. Raises SL502 for another text.
+        """Return the recipe with the text ``label``, as findings print it. Raise ``SL502`` if the text is not the label
+        of a recipe.
         """
         try:
             nodes = ast.parse(f"[{label}]", mode="eval").body.elts  # type: ignore[attr-defined]
@@ -129,8 +134,8 @@ def unnamed_dims(arg: Arg) -> list[str]:
 
 
 def _format_call(name: str, values: Mapping[str, Any]) -> str:
-    """Return the text ``name(k=v, ...)`` of one field of a label, empty without values. An infinity is printed as
-    ``1e999``, a literal that overflows to infinity.
+    """Return the text ``name(k=v, ...)`` of one field of a label. It is empty if there are no values. An infinity is
+    printed as ``1e999``, a literal that overflows to infinity.
     """
     shown = {
         k: "1e999" if v == float("inf") else "-1e999" if v == float("-inf") else repr(v) for k, v in values.items()
@@ -139,8 +144,8 @@ def _format_call(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _parse_recipe_field(name: str, node: ast.Call) -> dict[str, Any]:
-    """Return the field of a recipe that ``node``, one call in a parsed label, describes, as ``{name: value}``. Raises
-    ValueError for another call.
+    """Return the field of a recipe that ``node``, one call in a parsed label, describes, as ``{name: value}``. Raise
+    ``ValueError`` for another call.
     """
     positional = tuple(ast.literal_eval(a) for a in node.args)
     if name == "values":

@@ -29,25 +29,27 @@ SHARE = 0.25  # of a rounding unit, for each of the partial sums: with ``FACTOR`
 
 
 def rounding_unit(dtype: torch.dtype) -> float:
-    """Return the relative rounding error of one operation of a kernel whose results have ``dtype``: that of float64 for
-    wide dtypes, otherwise that of float32, in which kernels are assumed to add up narrow floats.
+    """Return the relative rounding error of one operation of a kernel whose results have ``dtype``. It is that of
+    float64 for float64 and complex128, otherwise that of float32. Kernels are assumed to add up narrow floats in
+    float32.
     """
     return torch.finfo(torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32).eps
 
 
 def rounding_allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: float) -> list[Tensor] | None:
-    """Return one tensor for each result, with the deviation of each element that rounding errors of relative size
-    ``eps`` explain. ``run`` computes the reference in float64, and ``wide`` are its results without such errors.
+    """Return, for each result, a tensor with the deviation of each element that rounding errors of relative size
+    ``eps`` explain.
 
-    The deviation is infinite where rounding decides whether the result is a number. None if the reference cannot run
-    like that.
+    ``run`` computes the reference in float64, and ``wide`` are its results without such errors. The deviation is
+    infinite where rounding determines whether the element is finite. Return None if the reference cannot run with added
+    errors.
     """
     worst = [torch.zeros(w.shape, dtype=torch.float64, device=w.device) for w in wide]
     for seed in range(RUNS):
         try:
             with _RoundingMode(eps, seed):
                 results = [t.detach() for t in run()]
-        except Exception:
+        except Exception:  # an operator of the reference may refuse the mode by any exception
             return None
         if any(f.shape != w.shape for f, w in zip(results, wide, strict=True)):
             return None
@@ -58,8 +60,8 @@ def rounding_allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tenso
 
 
 def _element_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Return the absolute difference of each element: 0 for two NaNs or equal infinities, infinity if only one is
-    finite.
+    """Return the absolute difference of each element. It is 0 for two NaNs or equal infinities, and infinity if only
+    one of the two numbers is finite.
     """
     dtype = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(dtype), b.to(dtype)  # torch compares no float8 with another dtype
@@ -69,26 +71,28 @@ def _element_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _typical_row_spread(spread: Tensor) -> Tensor:
-    """Return the root mean square of the finite elements of each row, with a last dim of 1, since the few random
-    deviations of one element may all be small by chance.
+    """Return the root mean square of the finite elements of each row, with a last dim of 1. The few random deviations
+    of one element may all be small by chance, so the row is used.
     """
     finite = torch.where(torch.isfinite(spread), spread, 0.0)
     return finite.square().mean(-1, keepdim=True).sqrt() if spread.dim() and spread.numel() else finite
 
 
 class _RoundingMode(TorchDispatchMode):
-    """A mode that multiplies inputs and outputs of operators by ``1 + eps * u``, with ``u`` uniform in [-1, 1]."""
+    """A torch mode that multiplies inputs and outputs of operators by ``1 + eps * u``, with ``u`` uniform in [-1,
+    1].
+    """
 
     def __init__(self, eps: float, seed: int) -> None:
-        """Make a mode that multiplies the operands and results of torch operators by random factors of about
-        ``1 + eps``, drawn from ``seed``.
+        """Make a mode that multiplies the operands and results of torch operators by random factors within
+        ``1 +- eps``. ``seed`` determines the factors.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.eps, self.rng = eps, torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator ``func`` with random rounding errors in its operands, its result and its partial sums.
-        Operators that are exact run unchanged, and composite ones as their parts.
+        An exact operator runs unchanged. A composite one runs as its parts.
         """
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::").rstrip("_")
@@ -117,8 +121,8 @@ class _RoundingMode(TorchDispatchMode):
         return result
 
     def _off(self, t: Any, growth: float = 1.0) -> Any:
-        """Return ``t`` with each element multiplied by a random factor within ``1 +- growth * eps``, if it is a tensor
-        of wide floats; another value unchanged.
+        """Return ``t`` with each element multiplied by a random factor within ``1 +- growth * eps``. A value that is
+        not a tensor of wide floats is returned unchanged.
         """
         return t * self._noise(t, growth) if _can_round(t) else t
 
@@ -131,8 +135,8 @@ class _RoundingMode(TorchDispatchMode):
 
 
 def _can_round(t: Any) -> bool:
-    """Return whether a value is a nonempty tensor of floating-point or complex elements of at least four bytes, which
-    has memory (not one on the meta device).
+    """Return whether ``t`` is a nonempty floating-point or complex tensor with elements of at least four bytes. A
+    tensor without memory, as on the meta device, does not count.
     """
     wide = isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.itemsize >= 4
     return wide and t.numel() > 0 and not without_memory(t)
@@ -170,10 +174,10 @@ SCATTER_OPERATORS = (
 
 
 def _rounding_growth(name: str, args: Any) -> float:
-    """Return the factor by which the rounding error of the operator ``name`` exceeds that of one operation: the square
-    root of its number of additions, 1 for operators other than scans and scatters.
+    """Return the factor by which the rounding error of the operator ``name`` exceeds that of one operation.
 
-    This covers sums that the dims of a declaration do not show, those of scans and scatters.
+    For scans and scatters it is the square root of the number of additions, which the dims of a declaration do not
+    show. For other operators it is 1.
     """
     first = args[0] if args and isinstance(args[0], Tensor) else None
     if first is None:

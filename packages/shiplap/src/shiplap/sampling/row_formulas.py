@@ -25,8 +25,8 @@ def _log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
 
 
 def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
-    """Return the logarithm of the sum of exponentials of ``x`` over the dims ``dim``, shifted by the maximum where that
-    is finite.
+    """Return the logarithm of the sum of exponentials of ``x`` over the dims ``dim``. The maximum is subtracted first
+    where it is finite.
     """
     dims = list(dim)
     top = x.amax(dims, keepdim=True)
@@ -39,8 +39,8 @@ def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
 def _var_mean(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the variance and the mean of ``x`` over ``dim`` (all dims if None), computed from plain sums; the variance
-    has the correction 1 unless one is given.
+    """Return the variance and the mean of ``x`` over ``dim`` (all dims if None), computed from plain sums. The
+    correction of the variance is 1 if ``correction`` is None.
     """
     dims = list(dim) if dim else list(range(x.dim()))
     count = 1
@@ -66,8 +66,8 @@ def _std(x: Tensor, dim: Sequence[int] | None = None, **keywords: Any) -> Tensor
 def _layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the layer norm of ``x`` over its last dims (``shape``), then the mean and the reciprocal standard
-    deviation of each row.
+    """Return the layer norm of ``x`` over its last dims, then the mean and the reciprocal standard deviation of each
+    row. ``shape`` holds the sizes of these dims.
     """
     dims = list(range(x.dim() - len(shape), x.dim()))
     var, mean = _var_mean(x, dims, correction=0, keepdim=True)
@@ -80,8 +80,8 @@ def _layer_norm(
 def _vector_norm(
     x: Tensor, order: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    """Return the 2-norm of ``x`` over ``dim`` (all dims if None), or NotImplemented for another order, complex numbers
-    or a given dtype.
+    """Return the 2-norm of ``x`` over ``dim`` (all dims if None). Return ``NotImplemented`` for another order, for
+    complex numbers or if ``dtype`` is given.
     """
     if order != 2 or x.is_complex() or dtype is not None:
         return NotImplemented
@@ -103,8 +103,8 @@ ROW_FORMULAS: dict[str, Callable[..., Any]] = {
 
 
 def row_formula(name: str, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """Return a function that computes the aten operator ``name`` on ``args`` from elementary operators; None for an
-    operator without such a formula, and for a first argument without elements or narrower than float64.
+    """Return a function that computes the aten operator ``name`` from elementary operators. Return None if there is no
+    such formula for ``name``, or if the first of ``args`` has no elements or is narrower than float64.
     """
     x = args[0] if args else None
     if not isinstance(x, Tensor) or not x.numel() or not x.dim() or not x.is_floating_point() or x.itemsize < 8:

@@ -28,74 +28,74 @@ from shiplap.sampling.unordered import sort_unordered_rows
 
 
 def results_of(op: Op, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the results, as a flat tuple of tensors, of ``function``, which has the parameters of ``op``, called on
-    ``args`` themselves and not on copies.
+    """Return the results of ``function``, called on ``args`` themselves and not on copies, as a flat tuple of tensors.
+    ``function`` has the parameters of ``op``.
     """
     positional, named = op.spec.split(args)
     return flatten_op_results(fresh_results(op.spec, args, function(*positional, **named)))
 
 
 def call_op(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the results, as a flat tuple of tensors, of the registered op called on ``args`` themselves, which are not
-    copied. In results that the declaration calls unordered, the rows are sorted.
+    """Return the results of the registered op, called on ``args`` themselves and not on copies, as a flat tuple of
+    tensors. The rows of results that the declaration calls unordered are sorted.
     """
     return sort_unordered_rows(op.spec, results_of(op, op.overload, args))
 
 
 def op_effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the effects of a call: its results ``outs``, then the tensors in the arguments that the op mutates, also
-    those in lists.
+    """Return the effects of a call. These are its results ``outs``, then the tensors in the arguments that the op
+    mutates, including those in lists.
     """
     return (*outs, *tensors_in_arguments([v for a, v in zip(op.spec.args, args, strict=True) if a.mutated]))
 
 
 def run_on(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the effects of the op on ``args`` themselves, that is its results and then the arguments that it
+    """Return the effects of the op on ``args`` themselves. These are its results, then the arguments that it
     mutates.
     """
     return op_effects(op, args, call_op(op, args))
 
 
 def run_op(op: Op, case: SampleCase) -> tuple[Tensor, ...]:
-    """Return the effects of the op, that is its results and then the mutated arguments, on fresh copies of the case's
-    arguments.
+    """Return the effects of the op on fresh copies of the case's arguments. These are its results, then the arguments
+    that it mutates.
     """
     return run_on(op, case.fresh())
 
 
 def require_gradients(op: Op, args: tuple[Any, ...], names: Container[str]) -> tuple[Any, ...]:
-    """Return ``args``, of which those in ``names`` are set, in place, to require gradients."""
+    """Return ``args`` after setting those in ``names``, in place, to require gradients."""
     return tuple(v.requires_grad_() if n in names else v for n, v in arguments_by_name(op, args).items())
 
 
 class ReferenceMark:
-    """A mark that a reference is running, which a process can share with the one that watches it."""
+    """A mark that the reference of an op is running. A process can share the mark with the process that watches it."""
 
     def __init__(self) -> None:
         """Make a mark that is not set and is visible in this process alone."""
         self._byte: bytearray | mmap.mmap = bytearray(1)
 
     def share(self) -> None:
-        """Move the mark, a byte that is set while a reference runs, into memory that all processes share that are
-        forked from now on.
+        """Move the mark that a reference is running into shared memory. All processes that are forked from now on share
+        it.
         """
         self._byte = mmap.mmap(-1, 1)
 
     @property
     def is_set(self) -> bool:
-        """Whether the reference of an op is running, in this process or in one that shares the mark (a byte)."""
+        """Whether the reference of an op is running, in this process or in one that shares the mark."""
         return bool(self._byte[0])
 
     def clear(self) -> None:
-        """Reset the mark that a reference is running. A process that is killed while a reference runs in it leaves the
-        mark set.
+        """Reset the mark that a reference is running. The mark stays set if a process is killed while a reference runs
+        in it.
         """
         self._byte[0] = 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Return a context for the run of an op's reference, in which the mark, a byte of memory that other processes
-        may share, is set.
+        """Return a context for the run of an op's reference. The mark is set inside the context, also for processes
+        that share it.
         """
         self._byte[0] = 1
         try:
@@ -120,8 +120,8 @@ def reference_effects(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def reference_accepts(op: Op, args: tuple[Any, ...]) -> bool:
-    """Return whether the op's reference runs on ``args`` without an exception. The declaration may admit more arguments
-    than the reference computes.
+    """Return whether the op's reference runs on ``args`` without an exception. A declaration may admit arguments for
+    which the reference is not defined.
     """
     try:
         reference_effects(op, args)
@@ -131,8 +131,8 @@ def reference_accepts(op: Op, args: tuple[Any, ...]) -> bool:
 
 
 def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the results, on ``args`` themselves, of the op's surrogate, the plain PyTorch function whose derivative is
-    the op's gradient.
+    """Return the results of the op's surrogate on ``args`` themselves. The surrogate is the plain PyTorch function
+    whose derivative is the op's gradient.
     """
     positional, named = op.spec.split(args)
     with reference_mark.running():
@@ -141,8 +141,8 @@ def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def draws_otherwise(op: Op, case: SampleCase) -> bool:
-    """Return whether the results of a random op differ from those of its reference for the same seed, so that values
-    cannot be compared. False for an op that is not random.
+    """Return whether a random op and its reference give different results for the same seed. If so, values cannot be
+    compared. Return False for an op that is not random.
     """
     if not op.spec.random:
         return False
@@ -151,8 +151,8 @@ def draws_otherwise(op: Op, case: SampleCase) -> bool:
 
 
 def widen_tensor(t: Tensor) -> Tensor:
-    """Return a floating tensor as float64 or a complex one as complex128, others unchanged. Float8 stays, since its
-    bits are codes.
+    """Return a floating-point tensor as float64 and a complex one as complex128. Other tensors and float8 are
+    unchanged, since the bits of float8 are codes.
     """
     if is_float8(t) or not (t.is_floating_point() or t.is_complex()):
         return t
@@ -160,8 +160,8 @@ def widen_tensor(t: Tensor) -> Tensor:
 
 
 def reference_effects64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the effects of the op's reference (its results, then the mutated arguments) computed in float64, or in the
-    dtypes of ``args`` if it refuses wider ones.
+    """Return the effects of the op's reference, computed in float64. These are its results, then the arguments that it
+    mutates. If the reference refuses float64, the dtypes of ``args`` are used.
     """
     try:
         return reference_effects(op, tree_map(widen_tensor, args))
@@ -170,26 +170,28 @@ def reference_effects64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def is_float8(t: Tensor) -> bool:
-    """Return whether ``t`` has a float8 dtype, which torch converts and copies, but neither adds, multiplies nor
-    compares.
+    """Return whether ``t`` has a float8 dtype. Torch converts and copies such tensors, but does not add, multiply or
+    compare them.
     """
     return t.is_floating_point() and t.itemsize == 1
 
 
 def all_finite(results: Iterable[Tensor]) -> bool:
-    """Return whether no floating-point or complex number among the results is infinite or NaN."""
+    """Return whether all floating-point and complex numbers among the results are finite."""
     numbers = (t.float() if is_float8(t) else t for t in results if t.is_floating_point() or t.is_complex())
     return all(bool(torch.isfinite(t).all()) for t in numbers)
 
 
 def can_carry_gradient(t: Tensor) -> bool:
-    """Return whether ``t`` has a dtype that can carry a gradient: complex, or floating-point of more than one byte."""
+    """Return whether the dtype of ``t`` can carry a gradient. It must be complex, or floating-point of more than one
+    byte.
+    """
     return t.is_complex() or (t.is_floating_point() and not is_float8(t))
 
 
 def random_gradient(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return random normal numbers of the shape of ``t``, on the CPU in float32, or complex numbers for a complex
-    ``t``, to be used as a gradient.
+    """Return random normal numbers of the shape of ``t`` in float32 on the CPU, to be used as a gradient. They are
+    complex if ``t`` is.
     """
     drawn = torch.randn(t.shape, generator=rng)
     return torch.complex(drawn, torch.randn(t.shape, generator=rng)) if t.is_complex() else drawn
@@ -198,16 +200,16 @@ def random_gradient(t: Tensor, rng: torch.Generator) -> Tensor:
 def gradients_or_zeros(
     outs: Sequence[Tensor], inputs: Sequence[Tensor], directions: Sequence[Tensor], **keywords: Any
 ) -> list[Tensor]:
-    """Return the gradient of ``outs``, weighted with ``directions``, for each of ``inputs``; zeros for an input on
-    which no output depends.
+    """Return the gradient of ``outs``, weighted with ``directions``, for each of ``inputs``. An input on which no
+    output depends gets zeros.
     """
     gradients = torch.autograd.grad(outs, inputs, directions, allow_unused=True, **keywords)
     return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, inputs, strict=True)]
 
 
 def floating_args(op: Op, case: SampleCase) -> list[str]:
-    """Return the names of the tensor arguments, lists left out, that are present in the case and can carry a gradient,
-    without those that the op mutates or detaches.
+    """Return the names of the tensor arguments that are present in the case and can carry a gradient. Lists are left
+    out, and so are arguments that the op mutates or detaches.
     """
     pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
     kept = {*op.spec.mutated, *op.spec.detached}
@@ -215,23 +217,21 @@ def floating_args(op: Op, case: SampleCase) -> list[str]:
 
 
 def is_adopted(op: Op) -> bool:
-    """Return whether an op was adopted from another library, that is, was registered by it and only described to
-    Shiplap.
-    """
+    """Return whether an op was adopted, that is, registered by another library and only described to Shiplap."""
     return isinstance(op, AdoptedOp)
 
 
 def needs_builder(op: Op) -> bool:
     """Return whether the op has an argument that can only be an integer tensor, but no builder of samples
-    (``@op.samples``), so that its values are drawn without regard to their meaning.
+    (``@op.samples``). Its values are then drawn without regard to their meaning.
     """
     kinds = [t.tensor.dtypes for t in op.spec.tensors if t.tensor]
     return op.sampler is None and any(d and all("int" in n for n in d) for d in kinds)
 
 
 def sum_to_real(t: Tensor) -> Tensor:
-    """Return the sum of all elements as a tensor of one real number, through which gradients reach every element of a
-    result.
+    """Return the sum of all elements as a tensor of one real number. Through the sum, gradients reach every element of
+    ``t``.
     """
     total = (t.float() if is_float8(t) else t).sum()
     return total.real if total.is_complex() else total
@@ -257,8 +257,8 @@ def why_no_backward(op: Op, case: SampleCase) -> str:
 
 
 def error_line(e: BaseException) -> str:
-    """Return ``Type: message`` on one line, as at the end of a traceback; for an error of the catalogue, its id, place,
-    got and expected.
+    """Return ``Type: message`` on one line, as at the end of a traceback. For an error of the catalogue, the line has
+    its id and the place, ``got`` and ``expected``.
     """
     if isinstance(e, ShiplapError):
         return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
@@ -272,7 +272,7 @@ def short_error_line(e: BaseException) -> str:
 
 
 def why_reference_missing(e: BaseException) -> str:
-    """Return a text that says that the reference is not written yet if ``e`` is the error SL113 for that, or an empty
+    """Return a text that says that the reference is not written yet if ``e`` is the error ``SL113``. Return an empty
     text for another error.
     """
     written = not (isinstance(e, ShiplapError) and e.id == "SL113")
@@ -281,8 +281,8 @@ def why_reference_missing(e: BaseException) -> str:
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Return a context in which Python warnings and logs up to errors are suppressed, since an audit provokes failures
-    and reports them as findings.
+    """Return a context in which Python warnings, and logs up to the level of errors, are suppressed. An audit provokes
+    failures and reports them as findings.
     """
     import logging
     import warnings

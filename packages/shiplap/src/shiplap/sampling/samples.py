@@ -64,19 +64,19 @@ FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"
 
 
 def sample(op: Op, label: str, seed: int, device: str = "cpu") -> SampleCase:
-    """Return the sample that a finding names by its ``label``, drawn with the same values, sizes, layout and dtypes on
-    every machine.
+    """Return the sample that a finding names by its ``label``. For the same ``seed`` its values, sizes, layouts and
+    dtypes are the same on every machine.
     """
     return Samples(op, seed, device).build(SampleRecipe.parse(label))
 
 
 def with_other_values(op: Op, case: SampleCase) -> SampleCase:
-    """Return ``case`` with newly drawn values, from the next seed, and with the same sizes, dtypes and layouts."""
+    """Return ``case`` with values newly drawn from the next seed. Sizes, dtypes and layouts stay the same."""
     return Samples(op, case.seed + 1, case.device).build(case.recipe)
 
 
 class Samples:
-    """The samples of one op for one seed. Methods yield cases, usual ones first."""
+    """The samples of one op for one seed. Most methods yield cases, usual ones first."""
 
     def __init__(self, op: Op, seed: int, device: str = "cpu") -> None:
         """Make the source of samples for an op. The seed and the recipe of a sample together determine its values."""
@@ -90,15 +90,15 @@ class Samples:
     @cached_property
     def _keeps_values(self) -> bool:
         """Whether the op's own builder (``@op.samples``) makes the values of samples and ignores the kind of values,
-        such as ``nan``, that a recipe asks for.
+        such as ``nan``, in a recipe.
         """
         return self.op.sampler is not None and not builder_takes_values(self.op)
 
     @cached_property
     def base(self) -> SampleRecipe:
-        """The recipe of the base sample: small distinct sizes, default scalars, float32.
+        """The recipe of the base sample, with small distinct sizes, default scalars and float32.
 
-        Raises SL502 if the declaration admits none of the tried combinations.
+        Raise ``SL502`` if the declaration admits none of the tried combinations.
         """
         base = search_sizes(self.spec)
         if base is None:
@@ -112,8 +112,8 @@ class Samples:
         return recipe
 
     def _recipe(self, sizes: dict[str, Any], scalars: dict[str, Any]) -> SampleRecipe:
-        """Return the recipe, that is the description of a sample, with these sizes and scalars by name, and for each
-        dtype class of the declaration float32 or else the first preferred dtype that it admits.
+        """Return the recipe (the description of a sample) with these sizes and scalars by name. Each dtype class of the
+        declaration gets float32, or else the first preferred dtype that it admits.
         """
         classes = self.spec.dtype_classes
         dtypes = {c: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for c, t in classes.items()}
@@ -122,8 +122,8 @@ class Samples:
         )
 
     def _env(self, recipe: SampleRecipe) -> dict[str, Any]:
-        """Return the value of each dim and scalar of a recipe by name. Raises SL502 if the declaration does not admit
-        them or the results would not fit in memory.
+        """Return the value of each dim and scalar of a recipe by name. Raise ``SL502`` if the declaration does not
+        admit them or if the results would not fit in memory.
         """
         sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
         scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
@@ -133,7 +133,7 @@ class Samples:
         return env
 
     def build(self, recipe: SampleRecipe) -> SampleCase:
-        """Return the sample of a recipe, with values drawn from the seed. Raises the errors of the declaration's own
+        """Return the sample of a recipe, with values drawn from the seed. Raise the errors of the declaration's own
         checks if the recipe does not fit.
         """
         env = self._env(recipe)
@@ -150,15 +150,15 @@ class Samples:
         return SampleCase(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
 
     def blank(self, recipe: SampleRecipe) -> Binding:
-        """Return the bound call of a recipe with tensors on the meta device, which have no values, for checks of sizes,
-        dtypes and layouts.
+        """Return the bound call of a recipe with tensors on the meta device, which have no values. It serves checks of
+        sizes, dtypes and layouts.
         """
         drawn = self._drawn(recipe, self._env(recipe), None)
         return self.op.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
 
     def make(self, recipe: SampleRecipe) -> SampleCase | None:
-        """Return the sample of a recipe, or None if the declaration or the builder refuses the recipe. Small samples
-        and refusals are cached.
+        """Return the sample of a recipe, or None if the declaration or the builder refuses it. Small samples and
+        refusals are cached.
         """
         key = str(recipe)
         if key in self._known:
@@ -175,8 +175,8 @@ class Samples:
         return case
 
     def _cases(self, recipes: Iterable[SampleRecipe]) -> Iterator[SampleCase]:
-        """Yield the sample of each of ``recipes`` (descriptions of samples) that the op's declaration admits, once for
-        equal recipes.
+        """Yield the samples of those ``recipes`` (descriptions of samples) that the op's declaration admits. Equal
+        recipes yield one sample.
         """
         seen: set[str] = set()
         for recipe in recipes:
@@ -185,15 +185,15 @@ class Samples:
                 yield case
 
     def _drawn(self, recipe: SampleRecipe, env: dict[str, Any], rng: torch.Generator | None) -> tuple[Any, ...]:
-        """Return the arguments of a recipe in schema order for an op without an own builder of samples, with random
-        values from ``rng``. Where ``rng`` is None, the tensors are on the meta device and have no values.
+        """Return the arguments of a recipe in schema order for an op without a builder of samples, with random values
+        from ``rng``. If ``rng`` is None, the tensors are on the meta device and have no values.
         """
         positive = [v for v in env.values() if type(v) is int and v > 0]
         below = min([env[d] for d in free_dims(self.spec) if type(env[d]) is int and env[d] > 0] or positive or [1])
 
         def tensor(arg: Arg, member: int = 0) -> Tensor:
-            """Return the tensor of the argument ``arg``, or its member number ``member`` if it is a list, contiguous
-            and with drawn values.
+            """Return a contiguous tensor with drawn values for the argument ``arg``. For a list argument, it is the
+            member number ``member``.
             """
             assert arg.tensor is not None
             kind = arg.tensor
@@ -206,8 +206,8 @@ class Samples:
             return draw_values(shape, getattr(torch, name), recipe.values, below, rng)
 
         def value(arg: Arg) -> Any:
-            """Return the value of the argument ``arg``: an object, a scalar, a tensor, or a list of tensors with None
-            for absent members.
+            """Return the value of the argument ``arg``, which is an object, a scalar, a tensor, or a list of tensors.
+            An absent member of a list is None.
             """
             if arg.cls is not None:
                 return sample_object(arg.cls, self.spec.name, arg.name, rng or torch.Generator(), env)
@@ -221,8 +221,8 @@ class Samples:
         return tuple(value(a) for a in self.spec.args)
 
     def _place(self, recipe: SampleRecipe, arg: Arg, value: Any) -> Any:
-        """Return the value of an argument on the device and in the layout that the recipe names for it, or None if the
-        recipe leaves the argument out.
+        """Return the value of an argument on the device and in the layout that the recipe names for it. Return None if
+        the recipe leaves the argument out.
         """
         if arg.name in recipe.absent:
             return None
@@ -230,8 +230,8 @@ class Samples:
         layout = layouts.get(arg.name, layouts.get("every", ""))
 
         def place(t: Tensor) -> Tensor:
-            """Return ``t`` on the device of these samples, and in the memory layout that the recipe names for the
-            argument if the declaration admits it.
+            """Return ``t`` on the device of these samples. If the declaration admits the layout that the recipe names
+            for the argument, ``t`` has this layout.
             """
             t = t.detach().to(self.device)
             if layout.startswith("expanded") and self.op.sampler is not None:
@@ -244,7 +244,7 @@ class Samples:
     # Series of samples for the checks.
 
     def plain(self) -> Iterator[SampleCase]:
-        """Yield the base sample alone: small distinct sizes, default scalars, float32."""
+        """Yield only the base sample, with small distinct sizes, default scalars and float32."""
         yield from self._cases([self.base])
 
     def values(self) -> Iterator[SampleCase]:
@@ -256,7 +256,9 @@ class Samples:
         )
 
     def dtypes(self) -> Iterator[SampleCase]:
-        """Yield the base sample in every floating dtype that the declaration admits, and in both complex ones."""
+        """Yield the base sample in every floating-point dtype that the declaration admits, then in complex64 and
+        complex128 if it admits these.
+        """
         classes = self.spec.dtype_classes
         for dtype in FLOATS:
             names = {c: dtype for c, t in classes.items() if dtype in t.dtypes or not t.dtypes}
@@ -266,15 +268,15 @@ class Samples:
                 yield from self._cases([self.base.but(dtypes=names)])
 
     def scalars(self) -> Iterator[SampleCase]:
-        """Yield samples with one scalar at a value other than its default, with the base sizes or with other ones where
-        the value requires them.
+        """Yield samples with one scalar at a value other than its default. The sizes are those of the base sample,
+        unless the value requires others.
         """
         yield from self._scalars(
             {a.name: list(scalar_candidates(a)[: None if a.choices else 4]) for a in self.spec.scalars}
         )
 
     def odd_scalars(self) -> Iterator[SampleCase]:
-        """Yield samples with one scalar negative, zero, large, or around literals of the code, then with all
+        """Yield samples with one scalar negative, zero, large, or near literals of the code. Then yield all
         combinations of up to three flags.
         """
         yield from self._scalars({a.name: odd_scalar_values(a, self.code_constants) for a in self.spec.scalars})
@@ -283,8 +285,8 @@ class Samples:
         yield from self._cases(self.base.but(scalars=dict(zip(flags, values, strict=True))) for values in chosen)
 
     def _scalars(self, tried: dict[str, list[Any]]) -> Iterator[SampleCase]:
-        """Yield samples with one scalar at each of the values that ``tried`` has for its name, with other sizes where
-        the value requires them.
+        """Yield samples with one scalar at each of the values that ``tried`` has for its name. If the value requires
+        it, the sample has other sizes.
         """
         for arg in self.spec.scalars:
             if arg.name in dict(self.base.sizes):
@@ -312,7 +314,7 @@ class Samples:
 
     def thresholds(self) -> Iterator[SampleCase]:
         """Yield samples of every dtype whose values lie at numbers of the code and at scalars, where the code may
-        branch. Yields nothing for an op with a builder of samples.
+        branch. Yield nothing for an op with a builder of samples.
         """
         if (
             kind := threshold_value_kind(self.code_constants, dict(self.base.scalars).values())
@@ -322,8 +324,8 @@ class Samples:
             yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
     def lists(self) -> Iterator[SampleCase]:
-        """Yield samples with no, one, three and more members in each argument that is a list of tensors, then with
-        members that differ in size.
+        """Yield samples with no member, with one, with three and with more in each argument that is a list of tensors.
+        Then yield samples whose members differ in size.
         """
         for arg in self.spec.tensors:
             for length in self.code_constants.members if arg.many and not arg.length else ():
@@ -332,8 +334,8 @@ class Samples:
             yield from (c for c in self._cases([self.base.but(lists=lists)]) if reference_accepts(self.op, c.args))
 
     def special(self) -> Iterator[SampleCase]:
-        """Yield samples of every kind of values, special ones such as NaN included, in every dtype, at the base sizes
-        and then at larger ones.
+        """Yield samples of every kind of values in every dtype, first at the base sizes and then at larger ones.
+        Special kinds such as NaN are included.
         """
         kinds = (SOME_ZEROS,) if self._keeps_values else (*PLAIN_KINDS[1:], *SPECIAL_KINDS)
         dtypes = [c.recipe for c in self.dtypes()] or [self.base]
@@ -343,8 +345,8 @@ class Samples:
         yield from self._cases(r.but(values=kind) for kind in ("normal", *kinds) for r in wide)
 
     def long(self) -> Iterator[SampleCase]:
-        """Yield samples in every dtype with one long dim, over which sums of many positive terms lose digits in a
-        narrow accumulator.
+        """Yield samples in every dtype with one long dim. A sum over it of many positive terms loses digits in a narrow
+        accumulator.
         """
         kinds = ("normal",) if self._keeps_values else ("positive", "normal")
         for name, kind in free_dims(self.spec).items():
@@ -354,9 +356,10 @@ class Samples:
                     yield from self._cases(sized.but(values=kind) for kind in kinds)
 
     def tiles(self) -> Iterator[SampleCase]:
-        """Yield samples with sizes around the tiles and thresholds of kernels and around powers of two up to 4,096:
-        each dim alone, then several together, then long dims and large tensors. A dim stops growing once the caller
-        takes longer than ``SLOW`` seconds for its samples.
+        """Yield samples with sizes around the tiles and thresholds of kernels and around powers of two up to 4,096.
+
+        First some dims vary together, then each dim alone, then several together. Long dims and large tensors follow. A
+        dim stops growing once the caller takes longer than ``2 * SLOW`` seconds for its samples.
         """
         kinds = free_dims(self.spec)
         fixed = [name for name, kind in kinds.items() if kind != "variadic"]
@@ -385,15 +388,16 @@ class Samples:
 
     def _ordered(self, case: SampleCase, order: str) -> Iterator[SampleCase]:
         """Yield the sample ``case`` with one outstanding element in each row, then with values of the kind ``order``
-        (such as ``descending``). Yields nothing for a large sample or if the op's builder ignores kinds of values.
+        (such as ``descending``). Yield nothing if the sample is large or if the op's builder ignores kinds of values.
         """
         if case.numel <= MAX_SAMPLE_ELEMENTS >> 1 and not self._keeps_values:
             yield from self._cases(case.recipe.but(values=kind) for kind in ("peaks", order))
 
     def _afforded(self, cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
-        """Yield those cases that are small enough and expected to take at most ``4 * SLOW`` seconds. The expectation is
-        learned from the time between a yield and the caller's next request, that is the time that the caller spends on
-        a case.
+        """Yield the cases that are small enough and are expected to take the caller at most ``4 * SLOW`` seconds.
+
+        The expectation follows from the time that the caller took for earlier cases, measured from a yield to the next
+        request.
         """
         for case in cases:
             if case.numel > MAX_SAMPLE_ELEMENTS or case.numel * self._pace > 4 * SLOW:
@@ -403,14 +407,14 @@ class Samples:
             self._note(case, began)
 
     def _note(self, case: SampleCase | None, began: float) -> None:
-        """Record the processor time since ``began`` as that of ``case`` if it is large, for estimates of the time that
-        larger samples take.
+        """Record the processor time since ``began`` as that of ``case`` if the case is large. Estimates for larger
+        samples use this time.
         """
         if case is not None and case.numel > LONG_SUM:
             self._pace = max(self._pace, (time.process_time() - began) / case.numel)
 
     def millions(self) -> Iterator[SampleCase]:
-        """Yield samples of more than 2^20 elements, beyond counters, grids and buffers of a fixed size."""
+        """Yield samples of more than 2^20 elements. They exceed counters, grids and buffers of a fixed size."""
         names = [name for name, kind in free_dims(self.spec).items() if kind != "variadic"]
         for name in dict.fromkeys([*names[:1], *names[-1:]]):
             base, size = self.build(self.base), dict(self.base.sizes).get(name)
@@ -427,8 +431,8 @@ class Samples:
                 yield from (c for c in cases if c.numel <= MAX_SAMPLE_ELEMENTS >> 3)
 
     def grains(self) -> Iterator[SampleCase]:
-        """Yield samples with one dim so long that a tensor has enough elements for parallel loops, which torch splits
-        from 32,768 elements on.
+        """Yield samples with one dim so long that torch splits loops over a tensor between threads, which it does from
+        32,768 elements on.
         """
         for name, kind in free_dims(self.spec).items():
             base = self.make(self.base)
@@ -444,8 +448,9 @@ class Samples:
             )
 
     def optionals(self) -> Iterator[SampleCase]:
-        """Yield samples with each optional tensor left out in turn, then with all of them left out. Then yield samples
-        with size 1 for each of the dims that the declaration lets broadcast, then for all of them.
+        """Yield samples with each optional tensor left out in turn, then with all of them left out.
+
+        Then yield samples with size 1 for each dim that the declaration lets broadcast, and for all of these dims.
         """
         absent = [a.name for a in self.spec.tensors if a.optional]
         yield from self._cases(self.base.but(absent=group) for group in name_groups(absent))
@@ -462,16 +467,16 @@ class Samples:
         yield from self._resized({n: 0 for n, kind in kinds.items() if kind != "variadic"})
 
     def ranks(self) -> Iterator[SampleCase]:
-        """Yield samples with two dims, with none and with three in the place of each variadic dim (one that stands for
-        any number of dims).
+        """Yield samples with two dims, with none and with three in place of each variadic dim (one that stands for any
+        number of dims).
         """
         for name in (n for n, kind in free_dims(self.spec).items() if kind == "variadic"):
             for size in ((2, 3), (), (3, 1, 2)):
                 yield from self._resized({name: size})
 
     def grown(self, count: int) -> Iterator[SampleCase]:
-        """Yield at most ``count`` samples that are larger than the base sample in as many dims as the declaration
-        admits, each larger than the one before.
+        """Yield at most ``count`` samples, each larger than the one before. They are larger than the base sample in as
+        many dims as the declaration admits.
         """
         base, kinds = dict(self.base.sizes), free_dims(self.spec)
         for step in range(1, 4 * count + 1):
@@ -490,8 +495,8 @@ class Samples:
                     break
 
     def _resized(self, sizes: dict[str, Any]) -> Iterator[SampleCase]:
-        """Yield the base sample with ``sizes`` by dim name, the other sizes changed too where the declaration requires
-        that. Yields nothing if no such sample is admitted or if it would take too long.
+        """Yield the base sample with ``sizes`` by dim name. Other sizes change if the declaration requires it. Yield
+        nothing if no such sample is admitted or if it would take too long.
         """
         direct = self.base.but(sizes=sizes)
         if (elements := self._elements(direct)) > MAX_SAMPLE_ELEMENTS or elements * self._pace > 4 * SLOW:
@@ -502,8 +507,8 @@ class Samples:
             yield from self._cases([resized])
 
     def _elements(self, recipe: SampleRecipe) -> int:
-        """Return the number of elements of all arguments of a recipe, computed on the meta device. 0 if the declaration
-        refuses the sizes.
+        """Return the number of elements of all arguments of a recipe, computed on the meta device. Return 0 if the
+        declaration refuses the sizes.
         """
         try:
             return sum(t.numel() for t in tensors_among(Samples(self.op, self.seed, "meta").blank(recipe).args))
@@ -511,9 +516,9 @@ class Samples:
             return 0
 
     def _fitted(self, sizes: dict[str, Any]) -> SampleRecipe | None:
-        """Return a recipe (the description of a sample) with the size of one dim, ``sizes``, by its name, in which all
-        other sizes and scalars are chosen so that the declaration admits it, or None if that is not possible. Results
-        are cached.
+        """Return a recipe in which one dim has the size that ``sizes`` gives by its name. Return None if there is none.
+
+        All other sizes and scalars are chosen so that the declaration admits the recipe. Results are cached.
         """
         if (key := str(sizes)) not in self._sized:
             (name,) = sizes
@@ -526,7 +531,7 @@ class Samples:
 
     def layouts(self, base: SampleRecipe | None = None) -> Iterator[SampleCase]:
         """Yield samples of ``base`` (the base sample if None) with each layout for each tensor argument alone, then for
-        all at once, except those that stay contiguous.
+        all at once. Samples whose tensors all stay contiguous are left out.
         """
         recipe = base or self.base
         for layout in LAYOUTS:
@@ -537,8 +542,8 @@ class Samples:
 
 
 def _larger(size: Any, by: int) -> Any:
-    """Return a size, or each size of a tuple of a variadic dim, plus ``by``. Sizes of 0 and 1 stay, since these are
-    special cases.
+    """Return a size, or each size in the tuple of a variadic dim, plus ``by``. Sizes of 0 and 1 are unchanged, since
+    they are special cases.
     """
     if isinstance(size, tuple):
         return tuple(_larger(n, by) for n in size)

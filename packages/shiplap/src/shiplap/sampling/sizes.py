@@ -26,10 +26,9 @@ REFUSAL_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def free_dims(spec: OpSpec) -> dict[str, str]:
-    """Return the dims whose size a sample may choose, by name with their kind, in declared order. Dims that the
-    declaration computes from others are left out.
+    """Return the kinds of the dims whose size a sample may choose, by name in declared order.
 
-    The kinds are ``"name"``, ``"any"`` and ``"variadic"``.
+    The kinds are ``"name"``, ``"any"`` and ``"variadic"``. Dims that the declaration computes from others are left out.
     """
     repeated = spec.broadcasts
     computed = {name for name, _ in spec.dims} - {*repeated.values()}
@@ -38,8 +37,7 @@ def free_dims(spec: OpSpec) -> dict[str, str]:
 
 
 def broadcast_ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
-    """Return ``{dim: 1}`` for each dim that a call broadcasts, that is whose size is 1 where the dim that it repeats is
-    larger.
+    """Return ``{dim: 1}`` for each dim that a call broadcasts. Its size is 1, and the dim that it repeats is larger.
 
     Recipes hold sizes for these dims only. Other repeated dims have the size of the dim that they repeat.
     """
@@ -47,8 +45,8 @@ def broadcast_ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
 
 
 def name_groups(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[str, ...]]:
-    """Yield tuples of names: each name alone, then all names. With ``every``, yield each subset of at most three
-    names.
+    """Yield tuples of names, first each name alone and at last all names. With ``every``, yield also the pairs of three
+    names between them.
     """
     names = tuple(names)
     among = range(2, len(names)) if every and len(names) < 4 else ()
@@ -57,8 +55,8 @@ def name_groups(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[
 
 
 def dim_environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the sizes of all dims, computed ones included, and the scalars by name, or None if the declaration does
-    not admit this combination.
+    """Return the sizes of all dims, computed ones included, and the scalars, by name. Return None if the declaration
+    does not admit this combination.
     """
     env = {**scalars, **sizes}
     env = {own: env[of] for own, of in spec.broadcasts.items() if of in env} | env
@@ -68,6 +66,7 @@ def dim_environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str
         inputs = [d for a in spec.tensors if a.tensor for d in a.tensor.dims]
         results = [env[name] for name, _ in spec.dims] + [d.expr(env) for d in inputs if d.expr is not None]
         results += [bound(env) for _, bound in spec.bounds]
+        # A dynamic size is only known after the call. Here 0 stands for it.
         known = {**env, **dict.fromkeys(spec.dynamic, 0)}
         results += [size for out in spec.outputs for size in declared_output_shape(out, known)]
         repeated = all(env[own] in (1, env[of]) for own, of in spec.broadcasts.items())
@@ -78,16 +77,16 @@ def dim_environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str
 
 
 def results_are_affordable(spec: OpSpec, env: Mapping[str, Any]) -> bool:
-    """Return whether each result of a call with the dims and scalars ``env`` has a number of elements that fits any
-    machine. A scalar may be a number of rows, such as 2^40.
+    """Return whether each result of a call with the dims and scalars ``env`` is small enough for any machine. A scalar
+    such as 2^40 may be a number of rows.
     """
     known = {**env, **dict.fromkeys(spec.dynamic, 0)}
     return all(math.prod(declared_output_shape(out, known)) <= MAX_RESULT_ELEMENTS for out in spec.outputs)
 
 
 def scalar_candidates(arg: Arg) -> Sequence[Any]:
-    """Return the values of a scalar argument to try in samples: its default or None first, then its declared choices or
-    usual values of its type.
+    """Return the values of a scalar argument to try in samples. Its default, or None for an optional argument, comes
+    first. Its declared choices or usual values of its type follow.
     """
     if arg.choices:
         first = [arg.default] if arg.has_default else [None] if arg.optional else []
@@ -124,8 +123,9 @@ def search_sizes(
     fixed_scalars: Mapping[str, Any] | None = None,
     limit: int = SEARCH_LIMIT,
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return the first ``(sizes, scalars)`` by name that the declaration admits and that have the fixed values, among
-    ``limit`` combinations, or None.
+    """Return the first ``(sizes, scalars)`` by name that the declaration admits and that have the fixed values.
+
+    Return None if the first ``limit`` combinations hold none.
     """
     names, pools = _value_pools(spec, fixed_sizes or {}, fixed_scalars or {})
     dims, scalars = free_dims(spec), [a.name for a in spec.scalars]
@@ -161,8 +161,8 @@ def _requirement_refuses(requirements: list[Expr], chosen: Mapping[str, Any]) ->
 def _value_pools(
     spec: OpSpec, fixed_sizes: Mapping[str, Any], fixed_scalars: Mapping[str, Any]
 ) -> tuple[list[str], list[Sequence[Any]]]:
-    """Return the names of the free dims and scalars, and in a parallel list the values to try for each: a single one
-    where it is fixed.
+    """Return the names of the free dims and scalars, and in a parallel list the values to try for each. A fixed dim or
+    scalar has a single value.
     """
     pools: dict[str, Sequence[Any]] = {}
     asked = _sizes_in_requirements(spec)
@@ -180,10 +180,9 @@ def _value_pools(
 
 
 def _sizes_in_requirements(spec: OpSpec) -> list[int]:
-    """Return sizes that requirements such as ``n % 256 == 0`` ask for: the numbers in the expressions of the
-    declaration, and small multiples of them.
+    """Return sizes that satisfy requirements such as ``n % 256 == 0``, which no usual size does.
 
-    Without these, no usual size satisfies ``n % 256 == 0``.
+    They are the numbers in the expressions of the declaration, and small multiples of them.
     """
     texts = [str(e) for e in spec.requires] + [str(e) for _, e in (*spec.dims, *spec.bounds)]
     texts += [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "expr"]
@@ -193,8 +192,8 @@ def _sizes_in_requirements(spec: OpSpec) -> list[int]:
 
 
 def _product_outwards(pools: list[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Yield tuples of one value from each pool, those that differ little from the first values of the pools before
-    others. Tuples may repeat.
+    """Yield tuples of one value from each pool. Tuples that differ little from the first values of the pools come
+    first. Tuples may repeat.
     """
     if not all(pools):
         return

@@ -62,8 +62,8 @@ EMPTY_SECTION_BYTES = {".data": 16, ".bss": 16}  # what an empty library has, wi
 
 @dataclass(frozen=True)
 class WritableSymbol:
-    """A writable symbol. ``kind`` is ``"global"`` for data of the process, ``"thread-local"`` for that of each
-    thread.
+    """A variable in writable memory. ``kind`` is ``"global"`` if the process has one copy, and ``"thread-local"`` if
+    each thread has its own.
     """
 
     name: str
@@ -77,14 +77,14 @@ class WritableSymbol:
 
 @dataclass(frozen=True)
 class LibraryState:
-    """Writable memory in three groups: certainly state, part of a language runtime, and undecidable.
+    """The variables in the writable memory of a library, in groups.
 
     Attributes:
-        symbols: the library's own.
-        runtime: set aside, each with its owner.
-        nameless: bytes by section that no symbol accounts for, since the library was stripped.
-        linked_in: a C++ runtime is part of the library, so nameless and local state may be its own.
-        declared: globals that the library admits, each with its reason; never thread-locals.
+        symbols: the library's own variables, which are certainly state.
+        runtime: variables of a language runtime, each with its owner.
+        nameless: (section, bytes) of the variables that have no symbol, because the library was stripped.
+        linked_in: whether a C++ runtime is part of the library. Nameless and local state may then be the runtime's.
+        declared: globals that the library admits, each with its reason. Thread-locals are never among them.
     """
 
     symbols: tuple[WritableSymbol, ...] = ()
@@ -100,15 +100,15 @@ KEEPS_SYMBOL = (
 
 
 def read_library_state(library: Path) -> LibraryState:
-    """Return the variables in the writable memory of the shared ``library``, globals and thread-locals. Raises
-    ValueError when the file is no ELF file.
+    """Return the global and thread-local variables in the writable memory of the shared ``library``. Raise
+    ``ValueError`` if the file is not an ELF file.
     """
     return _read_cached(library, library.stat().st_mtime_ns)
 
 
 def compilers_of_library(library: Path) -> tuple[str, ...]:
-    """Return the identifications that compilers wrote into the ``.comment`` section of ``library``, sorted; empty when
-    that section was stripped or the file is no ELF file.
+    """Return the identifications that compilers wrote into the ``.comment`` section of ``library``, sorted. The tuple
+    is empty if that section was stripped or the file is not an ELF file.
     """
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
@@ -124,8 +124,8 @@ def compilers_of_library(library: Path) -> tuple[str, ...]:
 
 @cache
 def _read_cached(library: Path, changed: int) -> LibraryState:
-    """Return the variables in the writable memory of ``library``, read from its ELF symbols. ``changed``, its time of
-    change, is only a part of the cache's key.
+    """Return the variables in the writable memory of ``library``, read from its ELF symbols. ``changed`` is its time of
+    change, which is only a part of the cache's key. Raise ``ValueError`` if there is no readable symbol table.
     """
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
@@ -142,8 +142,8 @@ def _read_cached(library: Path, changed: int) -> LibraryState:
 
 
 def _kind_of_section(name: str) -> str:
-    """Return ``"thread-local"`` or ``"global"`` for the name of a writable ELF section, or an empty text for another
-    one. ``.data.rel.ro`` is not writable, since only the loader writes to it.
+    """Return ``"thread-local"`` or ``"global"`` for the name of a writable ELF section, and an empty text for another
+    section. ``.data.rel.ro`` is not writable, since only the loader writes to it.
     """
     if name.startswith((".tbss", ".tdata")):
         return "thread-local"
@@ -151,8 +151,8 @@ def _kind_of_section(name: str) -> str:
 
 
 def _read_symbols(elf: Any, table: Any) -> LibraryState:
-    """Return the writable variables of a symbol table, sorted into those of the library and those that compilers or
-    runtimes added.
+    """Return the writable variables of a symbol table. Those that compilers or runtimes added are listed apart from
+    those of the library.
     """
     admitted: dict[WritableSymbol, bool] = {}  # → whether it is local to a source file
     runtime: dict[str, None] = {}
@@ -177,7 +177,7 @@ def _read_symbols(elf: Any, table: Any) -> LibraryState:
 
 
 def _read_constant(elf: Any, table: Any, name: str) -> str:
-    """Return the value of the constant string with the symbol ``name`` in an ELF file, empty where the library has
+    """Return the value of the constant string with the symbol ``name`` in an ELF file, or an empty text if there is
     none.
     """
     for entry in table.get_symbol_by_name(name) or ():
@@ -190,8 +190,9 @@ def _read_constant(elf: Any, table: Any, name: str) -> str:
 
 
 def _separate_admitted(state: LibraryState, text: str) -> LibraryState:
-    """Return ``state`` with those globals moved from ``symbols`` to ``declared`` for which ``text``, a constant string
-    in the library itself, has a line ``symbol: reason`` that says why the variable is harmless.
+    """Return ``state`` with the globals that the library admits moved from ``symbols`` to ``declared``.
+
+    ``text`` is a constant string in the library. Each of its lines ``symbol: reason`` says why a variable is harmless.
     """
     reasons = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
     admitted = [s for s in state.symbols if s.kind == "global" and s.name in reasons]
@@ -200,18 +201,18 @@ def _separate_admitted(state: LibraryState, text: str) -> LibraryState:
 
 
 def _owner_of_symbol(name: str) -> str:
-    """Return the name of the compiler or runtime that adds a symbol of this name to libraries, or an empty text if the
-    variable is the library's own.
+    """Return the name of the compiler or runtime that adds a symbol of this name to libraries. Return an empty text if
+    the variable is the library's own.
     """
     known = next((why for pattern, why in RUNTIME_SYMBOLS.items() if fnmatch.fnmatchcase(name, pattern)), "")
     return known or (LINKED_RUNTIME_NAME if name.startswith(STATIC_RUNTIME_PREFIXES) else "")
 
 
 def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
-    """Return the runtime of a GPU's vendor that a symbol belongs to, empty for a symbol of the library.
+    """Return the runtime of a GPU's vendor to which a symbol belongs, or an empty text for a symbol of the library.
 
-    ``offload`` is the runtime that the library's device code is registered with, empty where it has none. A variable of
-    the device has a shadow with the author's name, which is state of the library.
+    ``offload`` is the runtime with which the library's device code is registered. It is empty if there is none. A
+    variable of the device has a shadow on the host with the author's name. The shadow is state of the library.
     """
     if archive := VENDOR_STATIC.fullmatch(name):
         return f"{archive[1]}, linked in"
@@ -219,8 +220,8 @@ def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
 
 
 def _unnamed_bytes(elf: Any, state: LibraryState) -> tuple[tuple[str, int], ...]:
-    """Return (name, size in bytes) of each writable section of a stripped library that is larger than the C runtime's
-    own data and the exported variables, and so holds variables without a name.
+    """Return (name, size in bytes) of each writable section of a stripped library that holds variables without a name.
+    Such a section is larger than the C runtime's own data and the exported variables together.
     """
     exported = sum(s.size for s in state.symbols)
     sizes = [(s.name, s["sh_size"]) for s in elf.iter_sections() if _kind_of_section(s.name)]

@@ -14,10 +14,10 @@ MAX_MATCHED_ROWS = 2048  # rows that are matched one by one
 
 
 def _unordered_rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Tensor | None]:
-    """Return the indices of the results whose rows have no order, and the rows of these results side by side as one
-    matrix of float64.
+    """Return the indices of the results whose rows have no order, and the rows of these results.
 
-    The rows are None if the results differ in their number of rows, which a comparison of shapes reports.
+    The rows lie side by side in one float64 matrix. It is None if the results differ in their number of rows, which a
+    comparison of shapes reports.
     """
     places = [i for i, name in enumerate(spec.results) if name in spec.unordered]
     if len(outs) < len(spec.results) or not places:
@@ -31,15 +31,15 @@ def _unordered_rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Te
 
 
 def _exact_doubles(t: Tensor) -> Tensor:
-    """Return a matrix in float64; each int64 column becomes its upper and its lower 32 bits, since float64 does not
+    """Return a matrix in float64. An int64 column becomes two, its upper and its lower 32 bits, since float64 does not
     hold 64 bits.
     """
     return torch.cat((t >> 32, t & 0xFFFFFFFF), 1).double() if t.dtype == torch.int64 else t.double()
 
 
 def sort_unordered_rows(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return ``outs`` with the rows of those results sorted that the declaration calls unordered. One permutation, by
-    the rows of all of them side by side, is applied to each.
+    """Return ``outs`` with the rows sorted in those results that the declaration calls unordered. All these results are
+    permuted alike. The order is that of their rows, taken side by side.
     """
     if not spec.unordered:
         return outs
@@ -54,15 +54,16 @@ def sort_unordered_rows(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor,
 
 
 def match_unordered_rows(spec: OpSpec, outs: Sequence[Tensor], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return ``outs`` with the rows of unordered results permuted, so that each is at the place of the nearest row of
-    ``like``, the results to compare with.
+    """Return ``outs`` with the rows of unordered results permuted, so that each lies at the place of the nearest row of
+    ``like``.
 
-    Rounding may have changed the order of sorted rows.
+    ``like`` are the results to compare with. Rounding may have changed the order of sorted rows.
     """
     places, rows = _unordered_rows(spec, outs)
     _, wanted = _unordered_rows(spec, like)
     if rows is None or wanted is None or rows.shape != wanted.shape or not 0 < rows.shape[0] <= MAX_MATCHED_ROWS:
         return tuple(outs)
+    # A distance to NaN or infinity would have no nearest row.
     distance = torch.cdist(wanted.nan_to_num(0, 1e300, -1e300).cpu(), rows.nan_to_num(0, 1e300, -1e300).cpu(), p=1)
     order = list[int]()
     for row in distance:

@@ -48,13 +48,13 @@ DATA_KINDS = ("powers", "below zero", "extreme", "ends")  # kinds of integers th
 
 
 def draw_values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
-    """Return a contiguous CPU tensor of random values of the ``kind`` (a name such as ``normal`` or ``nan``). Integers
-    lie in ``[0, below)``, as indices of rows do.
+    """Return a contiguous CPU tensor of random values of the ``kind``, a name such as ``normal`` or ``nan``.
 
     ``ties`` are few distinct values, zeros among them. ``descending`` is the reverse of the order that sorted code
-    expects. ``large`` are magnitudes around 1e3. The kinds of ``SPECIAL_KINDS`` are described by their names.
-    Integers leave their range for the kinds of ``DATA_KINDS`` only. ``around 0.5 6`` are these numbers of either sign,
-    and their neighbours in the dtype.
+    expects. ``large`` are magnitudes around 1e3. ``around 0.5 6`` are these numbers of either sign, and their
+    neighbours in the dtype. The kinds of ``SPECIAL_KINDS`` are described by their names.
+
+    Integers lie in ``[0, below)``, as indices of rows do. They leave this range only for the kinds of ``DATA_KINDS``.
     """
     if kind == "normal" and dtype.is_floating_point and math.prod(shape) > 2 * POOL_NUMBERS:
         return _repeat_pool(shape, dtype, rng)
@@ -62,6 +62,7 @@ def draw_values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: in
         return torch.randint(0, 2, shape, generator=rng).bool()
     if not (dtype.is_floating_point or dtype.is_complex):
         return _draw_integers(shape, dtype, kind, below, rng).to(dtype)
+    # Drawn in float64, so that a seed gives the same normal numbers in every dtype.
     values = torch.randn(shape, generator=rng, dtype=torch.float64)
     if dtype.is_complex:
         parts = (values, torch.randn(shape, generator=rng, dtype=torch.float64))
@@ -72,8 +73,8 @@ def draw_values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: in
 
 
 def with_some_zeros(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return ``t`` with a random tenth of its floats set to zero, at least one. Integers, float8 and empty tensors are
-    returned unchanged.
+    """Return ``t`` with a random tenth of its floats, and at least one, set to zero. Integers, float8 and empty tensors
+    are returned unchanged.
     """
     if not t.is_floating_point() or t.itemsize < 2 or not t.numel():
         return t
@@ -83,8 +84,8 @@ def with_some_zeros(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _vary_nan_bits(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return ``t`` in which some NaNs have other bit patterns, full payloads of both signs, since a conversion may
-    treat them differently.
+    """Return ``t`` with other bit patterns for some NaNs, namely full payloads of both signs. A conversion may treat
+    them differently.
 
     A conversion that rounds by adding to the bits carries a full payload into the sign.
     """
@@ -95,14 +96,14 @@ def _vary_nan_bits(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator) -> Tensor:
-    """Return ``values``, normal numbers in float64, transformed into a tensor of the ``kind`` within the range of
+    """Return ``values``, normal numbers in float64, transformed into values of the ``kind`` within the range of
     ``dtype``.
     """
     finfo = torch.finfo(dtype)
 
     def some(share: float) -> Tensor:
-        """Return a random boolean mask, of the shape of the tensor that is made, with about the ``share`` (0 to 1) of
-        the places set, at least one.
+        """Return a random boolean mask of the shape of ``values``. About the ``share`` (0 to 1) of the places is set,
+        and at least one.
         """
         at = torch.rand(values.shape, generator=rng) < share
         if at.numel() and not at.any():
@@ -110,7 +111,7 @@ def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Ge
         return at
 
     def uniform(low: float, high: float) -> Tensor:
-        """Return random numbers in float64 between ``low`` and ``high``, of the shape of the tensor that is made."""
+        """Return random float64 numbers between ``low`` and ``high``, of the shape of ``values``."""
         return torch.rand(values.shape, generator=rng, dtype=torch.float64) * (high - low) + low
 
     if kind.startswith(AROUND_PREFIX):
@@ -150,8 +151,8 @@ def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Ge
 
 
 def _values_at_thresholds(kind: str, values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
-    """Return a tensor that draws from the numbers listed in the name of the kind and from their neighbours at a
-    distance of ``eps``, with the signs of ``values``.
+    """Return a tensor of numbers drawn from those in the name ``kind`` and from their neighbours at a relative distance
+    of ``eps``. They have the signs of ``values``.
     """
     pool = torch.tensor([float(v) for v in kind.removeprefix(AROUND_PREFIX).split()], dtype=torch.float64)
     chosen = pool[torch.randint(len(pool), values.shape, generator=rng)].copysign(values)
@@ -159,8 +160,8 @@ def _values_at_thresholds(kind: str, values: Tensor, eps: float, rng: torch.Gene
 
 
 def _float_powers(values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
-    """Return random powers of two from 2^-12 to 2^12 and their neighbours in the dtype of epsilon ``eps``, where an
-    exponent changes, with the signs of ``values``.
+    """Return random powers of two from 2^-12 to 2^12 and their neighbours in the dtype of epsilon ``eps``. An exponent
+    changes there. The numbers have the signs of ``values``.
     """
     steps = torch.tensor([-0.5, 0.0, 1.0], dtype=torch.float64)[torch.randint(0, 3, values.shape, generator=rng)]
     powers = torch.exp2(torch.randint(-12, 13, values.shape, generator=rng).double())
@@ -168,7 +169,7 @@ def _float_powers(values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
 
 
 def _rows_with_peak(values: Tensor, rng: torch.Generator) -> Tensor:
-    """Return ``values`` with one outstanding element in each row, which shows if a maximum or minimum is lost.
+    """Return ``values`` with one outstanding element in each row. It shows whether a kernel loses a maximum or minimum.
 
     The columns advance from row to row, so that as many rows as columns cover all of them. Few rows get places at the
     boundaries of tiles.
@@ -189,7 +190,7 @@ def _rows_with_peak(values: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _repeat_pool(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
-    """Return a large tensor of repeated normal numbers, since drawing 10^8 numbers takes seconds.
+    """Return a large tensor of repeated normal numbers. To draw 10^8 different ones would take seconds.
 
     The length of the pool is prime, so that no two rows or tiles of a tensor are alike.
     """
@@ -199,8 +200,8 @@ def _repeat_pool(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generato
 
 
 def _draw_integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
-    """Return random int64 values of the ``kind`` (a name such as ``last`` or ``skewed``): indices in ``[0, below)``,
-    or, for kinds of data, values in the range of ``dtype``.
+    """Return random int64 values of the ``kind`` (a name such as ``last`` or ``skewed``). They are indices in ``[0,
+    below)``. For the kinds of ``DATA_KINDS`` they lie in the range of ``dtype`` instead.
     """
     top = max(1, min(below, 2) if kind == "ties" else below)
     info = torch.iinfo(dtype)
@@ -233,8 +234,8 @@ def _draw_integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below:
 
 
 def _integer_powers(shape: tuple[int, ...], info: torch.iinfo, rng: torch.Generator) -> Tensor:
-    """Return random powers of two and their neighbours within the range of ``info``, three quarters of them positive.
-    No magnitude repeats before all have occurred.
+    """Return random powers of two and their neighbours within the range of ``info``. Three quarters of them are
+    positive. No magnitude repeats before all have occurred.
     """
     ups = torch.tensor([(1 << k) + step for k in range(info.bits - 1) for step in (-1, 0, 1)])
     chosen = ups[torch.randperm(len(ups), generator=rng)].repeat(-(-math.prod(shape) // len(ups)) or 1)

@@ -28,11 +28,13 @@ ELEMENTS, CALLS = 1 << 24, 2000
 
 @contextmanager
 def on_one_thread() -> Iterator[None]:
-    """Return a context in which torch's operators use one thread, for references of at most a few million elements.
+    """Return a context in which torch's operators use one thread. It is meant for references of at most a few million
+    elements.
 
-    Threads that wait for one which a busy machine does not run use processor time: up to 90 times that of a comparison
-    of 10^5 elements (two cores, load 12, 2026-11-27). Samples that seem slow are left out.
+    On a busy machine, several threads use much more processor time. Samples that seem slow are left out.
     """
+    # Threads that wait for a thread which a busy machine does not run use up to 90 times the processor time of a
+    # comparison of 10^5 elements (two cores, load 12, 2026-11-27).
     kept = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -42,9 +44,11 @@ def on_one_thread() -> Iterator[None]:
 
 
 def estimate_operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
-    """Return an estimate of the operations of a call whose dims and scalars are ``env``: the number of result elements
-    times the sizes of the dims that several arguments have and no result has, which are summed over. A dim of a single
-    argument adds nothing, since it is indexed or summed only once.
+    """Return an estimate of the number of operations of a call whose dims and scalars are ``env``.
+
+    It is the number of result elements times the sizes of the dims that are summed over. These are the dims that
+    several arguments have and no result has. A dim of a single argument adds nothing, since it is indexed or summed
+    only once.
     """
     known = {**env, **dict.fromkeys(spec.dynamic, 0)}
     inputs = [{d.of or d.text for d in a.tensor.dims if d.kind == "name"} for a in spec.tensors if a.tensor]
@@ -55,7 +59,7 @@ def estimate_operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
 
 
 class _WorkLimit(TorchDispatchMode):
-    """A mode that ends a run which makes a large tensor or very many calls."""
+    """A torch mode that ends a run which makes a large tensor or very many calls."""
 
     def __init__(self) -> None:
         """Make a mode that has counted no calls yet."""
@@ -63,8 +67,8 @@ class _WorkLimit(TorchDispatchMode):
         self.calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator ``func``. Raises OverflowError after ``CALLS`` operators or for a result of more than
-        ``ELEMENTS`` elements.
+        """Run the operator ``func`` and return its result. Raise ``OverflowError`` after ``CALLS`` operators, or if the
+        result has more than ``ELEMENTS`` elements.
         """
         self.calls += 1
         result = func(*args, **(kwargs or {}))
@@ -76,18 +80,19 @@ class _WorkLimit(TorchDispatchMode):
 
 
 def why_too_large(op: Op, case: SampleCase) -> str:
-    """Return a text that says why ``case`` should not run because one of its scalars is beyond 32 bits and makes the
-    work too large, or an empty text. Such a scalar may be a size, which takes that much memory.
+    """Return why ``case`` should not run, or an empty text.
+
+    The reason is a scalar beyond 32 bits that makes the work too large. Such a scalar may be a size, for which that
+    much memory would be allocated.
     """
     huge = any(type(v) is int and v in HUGE_INTEGERS for _, v in case.recipe.scalars)
     return _why_too_much_work(op, case) if huge else ""
 
 
 def _why_too_much_work(op: Op, case: SampleCase) -> str:
-    """Return a text that says why the reference should not run on ``case``, or an empty text, determined by a run on
-    the meta device.
+    """Return why the reference should not run on ``case``, or an empty text. A run on the meta device determines this.
 
-    The reasons are its size, and an error without values, which leaves the size unknown.
+    The reason is the size of the work, or an error of the run, which leaves the size unknown.
     """
     args = tree_map(lambda t: t.detach().to("meta"), case.args)
     positional, named = op.spec.split(args)
@@ -101,7 +106,9 @@ def _why_too_much_work(op: Op, case: SampleCase) -> str:
 
 
 def parse_budget(budget: float | str) -> float:
-    """Return a budget in seconds. A budget is ``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds."""
+    """Return a budget in seconds, given as ``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds. Raise ``SL612`` for
+    another text.
+    """
     if isinstance(budget, (int, float)):
         return budget
     text = budget.strip()

@@ -32,12 +32,12 @@ BLOCK_SIZE = struct.Struct("=q")  # at the start of a file of arguments: the byt
 
 
 class ArgumentArena:
-    """Arguments that are being laid out in a file without a name, for another process."""
+    """Arguments that are laid out in a file without a name, to be read by another process."""
 
     def __init__(self, seed: int | None = None, block: DeviceBlock | None = None) -> None:
         """Start an empty layout. Two arenas with the same ``seed`` place the same arguments alike.
 
-        Arguments on a GPU are written into ``block`` if it has the room, or into a new one.
+        Arguments on a GPU are written into ``block`` if it has enough room. Otherwise a new block is made.
         """
         self._gaps = random.Random(secrets.randbits(62) if seed is None else seed)
         self._parts: list[tuple[int, Tensor]] = []
@@ -46,9 +46,10 @@ class ArgumentArena:
         self._size = ARENA_GAP * (1 + self._gaps.randrange(64))
 
     def pack(self, value: Any) -> Packed:
-        """Reserve places for the tensors in ``value`` in the memory that is shared with another process, and return the
-        description from which that process unpacks the value. ``value`` is a tensor, a plain value, or a list, tuple or
-        dict of these. Raises TypeError for another type.
+        """Reserve places for the tensors in ``value`` in the shared memory. Return the description from which the other
+        process unpacks the value.
+
+        ``value`` is a tensor, a plain value, or a list, tuple or dict of these. Raise ``TypeError`` for another type.
         """
         if isinstance(value, Tensor):
             return TensorLocation.of(value, self._place(value))
@@ -65,8 +66,9 @@ class ArgumentArena:
         raise TypeError(f"an argument of type {type(value).__name__}")
 
     def _place(self, t: Tensor) -> int:
-        """Reserve a place for a tensor in the file, or in the block if it lies on a GPU, and return its offset in
-        bytes. Random gaps separate the places.
+        """Reserve a place for a tensor and return its offset in bytes.
+
+        The place is in the file, or in the GPU block if the tensor lies on a GPU. Random gaps separate the places.
         """
         length = strided_extent(t.shape, t.stride())
         flat = torch.as_strided(t.detach(), (length,), (1,), t.storage_offset())
@@ -82,10 +84,10 @@ class ArgumentArena:
         return at
 
     def make(self) -> int:
-        """Return the descriptor of a new file, filled with zeros, that has room for all packed tensors and whose length
-        cannot be changed. The caller closes it.
+        """Return the descriptor of a new file, filled with zeros, that has room for all packed tensors. The caller
+        closes it.
 
-        Arguments on a GPU get a block of zeros.
+        The length of the file cannot be changed. Arguments on a GPU get a block of zeros.
         """
         if self._device_parts and (self.block is None or not self._device_size <= self.block.size <= self._most_room()):
             self.block = device_driver().make_block(self._device_size)
@@ -96,14 +98,14 @@ class ArgumentArena:
         return handle
 
     def _most_room(self) -> int:
-        """Return the largest size in bytes that an existing GPU block may have to be used again for these arguments,
-        instead of making a smaller one.
+        """Return the largest size in bytes that an existing GPU block may have to be used again for these arguments. A
+        smaller block is made if the existing one is larger.
         """
         return max(MOST_SPARE * self._device_size, SPARE_BYTES)
 
     def write(self, handle: int = -1) -> int:
-        """Write the values of all packed tensors into the file ``handle``, or into a new file if that is negative, and
-        into the GPU block. Returns the descriptor of the file.
+        """Write the values of all packed tensors into the file ``handle`` and into the GPU block. A new file is made if
+        ``handle`` is negative. Return the descriptor of the file.
         """
         handle = self.make() if handle < 0 else handle
         with mmap.mmap(handle, 0) as memory:
@@ -111,8 +113,8 @@ class ArgumentArena:
         return handle
 
     def write_into(self, memory: mmap.mmap) -> None:
-        """Write the values of all packed tensors into the mapped file ``memory`` and into the GPU block, and wait until
-        the GPU has done so.
+        """Write the values of all packed tensors into the mapped file ``memory`` and into the GPU block. Wait until the
+        GPU has done so.
         """
         for at, flat in self._parts:
             if flat.numel():
@@ -126,16 +128,16 @@ class ArgumentArena:
             self.block.driver.synchronize()
 
     def files(self, handle: int) -> list[int]:
-        """Return the descriptors to send with a message: ``handle``, the file of the arguments, and that of a GPU block
-        which the other process has not opened yet.
+        """Return the descriptors to send with a message. They are ``handle``, the file of the arguments, and the file
+        of a GPU block which the other process has not opened yet.
         """
         return [handle, *([self.block.file] if self.block is not None and self.block.file >= 0 else [])]
 
 
 @dataclass(frozen=True)
 class MappedArguments:
-    """Arguments in a file that a process has mapped: the device and inode of the file, the places of the tensors, and
-    the memory in which this process has mapped the file.
+    """Arguments in a file that a process has mapped. It holds the device and inode of the file, the places of the
+    tensors, and the mapped memory.
     """
 
     file: tuple[int, int]
@@ -144,8 +146,8 @@ class MappedArguments:
 
     @classmethod
     def of(cls, handle: int, packed: Packed, memory: mmap.mmap | None = None) -> MappedArguments:
-        """Return the record of arguments that lie in the file of ``handle`` as ``packed`` describes. The file is mapped
-        unless ``memory`` is its mapping already.
+        """Return the record of the arguments in the file of ``handle``, laid out as ``packed`` describes. ``memory`` is
+        the mapping of the file. If it is None, the file is mapped.
         """
         stat = os.fstat(handle)
         places = tuple(packed_locations(packed))
@@ -153,7 +155,7 @@ class MappedArguments:
 
 
 def packed_locations(value: Packed) -> list[TensorLocation]:
-    """Return the locations of all tensors in a packed value, in order, those inside lists and dicts included."""
+    """Return the locations of all tensors in a packed value, in order. Tensors inside lists and dicts are included."""
     if isinstance(value, TensorLocation):
         return [value]
     if isinstance(value, PackedList):
@@ -162,10 +164,10 @@ def packed_locations(value: Packed) -> list[TensorLocation]:
 
 
 def unpack_arguments(value: Packed, memory: Any, block: DeviceBlock | None = None) -> Any:
-    """Return the value that ``value`` describes, with tensors that lie in the mapped file ``memory`` or in the GPU
-    ``block``, in the process that receives the arguments.
+    """Return the value that ``value`` describes, in the process that receives the arguments. It is the inverse of
+    :meth:`ArgumentArena.pack`.
 
-    The inverse of :meth:`ArgumentArena.pack`.
+    Its tensors lie in the mapped file ``memory`` or in the GPU ``block``.
     """
     if isinstance(value, PackedList):
         listed = [unpack_arguments(v, memory, block) for v in value.items]
@@ -179,8 +181,8 @@ def unpack_arguments(value: Packed, memory: Any, block: DeviceBlock | None = Non
 
 
 def packed_tensor(value: TensorLocation, memory: Any, block: DeviceBlock | None = None) -> Tensor:
-    """Return the tensor at the location ``value`` in the mapped file of arguments ``memory``, or in the GPU block that
-    belongs to that file.
+    """Return the tensor at the location ``value``. It lies in ``memory``, the mapped file of arguments, or in
+    ``block``, the GPU block that belongs to that file.
     """
     dtype, length = getattr(torch, value.dtype), strided_extent(value.shape, value.stride)
     if not length:

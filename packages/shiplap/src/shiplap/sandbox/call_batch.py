@@ -38,9 +38,9 @@ _batch_numbers = count(1)
 
 @dataclass(frozen=True)
 class BatchRun:
-    """The times of one run of a batch: the measured one, and the seconds by the clock of the process.
+    """The times of one run of a batch, measured by this process and by the sandboxed one.
 
-    On a GPU, ``written`` are those of the measured seconds in which values were written.
+    ``written`` are the measured seconds in which values were written to a GPU.
     """
 
     took: RequestTime
@@ -49,11 +49,11 @@ class BatchRun:
 
 
 class CallBatch:
-    """A context with calls that a process has prepared, on arguments in memory that both sides share.
+    """A context with calls that a sandboxed process has prepared, on arguments in memory that both sides share.
 
-    ``index`` is that of a candidate, and ``poison`` fills the memory that it allocates. The arguments of a ``blank``
-    batch, by default one of index -1, hold zeros until ``fill`` writes values. On a GPU, calls may be ``queued``
-    before the clock starts. Raises CandidateError, and UnsupportedArguments for arguments that it declines.
+    ``index`` is that of a candidate. ``poison`` is a byte that fills the memory which it allocates. The arguments of a
+    ``blank`` batch, by default one of index -1, hold zeros until ``fill`` writes values. On a GPU, calls may be
+    ``queued`` before the clock starts.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class CallBatch:
         blank: bool | None = None,
         queued: bool = False,
     ) -> None:
-        """Share the arguments of all calls, one sequence in ``sets`` for each, with the sandboxed process, and let it
-        prepare the calls. With ``blank``, by default for a negative ``index``, the arguments stay zero until ``fill``.
+        """Share the arguments of all calls with the sandboxed process, and make it prepare the calls. ``sets`` has the
+        arguments of each call. With ``blank``, by default for a negative ``index``, they stay zero until ``fill``.
         """
         self.witness, self.sets, self.queued = witness, sets, queued
         self._number = next(_batch_numbers)
@@ -105,9 +105,10 @@ class CallBatch:
         self.close()
 
     def close(self) -> None:
-        """Close the file of the arguments. If their GPU block is the one that is mapped now, the sandboxed process
-        releases this batch and the block is unmapped here; otherwise the process releases its memory of the batch with
-        the next one.
+        """Close the file of the arguments.
+
+        If their GPU block is the one that is mapped now, the sandboxed process releases this batch and the block is
+        unmapped here. Otherwise that process releases its memory of the batch with the next one.
         """
         self.witness.batches.discard(self._number)
         if self._clock is not None and self.witness.block is self._clock.block:
@@ -117,8 +118,10 @@ class CallBatch:
         os.close(self._handle)
 
     def fill(self, sets: Sequence[Sequence[Any]]) -> None:
-        """Write the values of ``sets``, one list of arguments a call with the same sizes as before, into the memory of
-        the prepared calls that is shared with the sandboxed process, without a message to it.
+        """Write the values of ``sets`` into the memory of the prepared calls, which is shared with the sandboxed
+        process. No message is sent.
+
+        ``sets`` has one list of arguments for each call, with the same sizes as before.
         """
         arena = ArgumentArena(self._layout, self._clock.values if self._clock is not None else None)
         for args in sets:
@@ -127,10 +130,10 @@ class CallBatch:
         self.sets = sets
 
     def run_calls(self, expected: Sequence[ExpectedEffects] | None = None) -> BatchRun:
-        """Run each prepared call once, and compare the effects of each with its entry in ``expected``, if given.
-        Returns the times.
+        """Run each prepared call once and return the times. If ``expected`` is given, the effects of each call are
+        compared with its entry in it.
 
-        Raises CandidateError, and CallsNotQueued for calls that cannot be queued.
+        Raise ``CandidateError`` if a call fails, and ``CallsNotQueued`` for calls that cannot be queued.
         """
         self.witness.forget_results()
         if self._clock is not None:
@@ -142,9 +145,10 @@ class CallBatch:
     def _compare_calls(
         self, reply: protocol.BatchCalled, expected: Sequence[ExpectedEffects] | None, probes: Sequence[Probe]
     ) -> None:
-        """Compare the effects of each call (its results and changed arguments) with ``expected``, and the results on a
-        GPU with ``probes``, elements that were read as soon as the calls were done. Raises CandidateError with the
-        number of the first call that differs.
+        """Compare the effects of each call (its results and changed arguments) with ``expected``.
+
+        Results on a GPU are also compared with ``probes``, elements that were read as soon as the calls were done.
+        Raise ``CandidateError`` with the number of the first call that differs.
         """
         if len(reply.calls) != len(self.sets):
             raise CandidateError("answer", "not one answer a call")
@@ -164,7 +168,8 @@ class CallBatch:
 
     def _run_on_device(self, clock: DeviceClock, expected: Sequence[ExpectedEffects] | None) -> BatchRun:
         """Run each call on a GPU, time all calls by events of this process, and compare the effects with ``expected``.
-        Raises CandidateError and CallsNotQueued.
+
+        Raise ``CandidateError`` for a wrong call, and ``CallsNotQueued`` for calls that cannot be queued.
         """
         probes: list[Probe] = []
         taken: list[bytes] = []
@@ -184,9 +189,11 @@ class CallBatch:
     def _time_queued(
         self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
     ) -> tuple[RunTime, protocol.BatchCalled]:
-        """Let the process queue all calls behind a closed gate (a word in shared memory at which its GPU stream waits),
-        then open it and time the calls while the process is stopped. Raises CallsNotQueued if it waits for the device
-        meanwhile.
+        """Make the process queue all calls behind a closed gate, then open the gate and time the calls while the
+        process is stopped.
+
+        The gate is a word in shared memory at which the process's GPU stream waits. Raise ``CallsNotQueued`` if the
+        process waits for the device meanwhile.
         """
         try:
             message = protocol.RunBatch(self._number, gated=True)
@@ -203,9 +210,10 @@ class CallBatch:
     def _time_calls(
         self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
     ) -> tuple[RunTime, protocol.BatchCalled]:
-        """Time GPU calls that cannot be queued in advance: the sandboxed process runs them one by one after the clock
-        has started. Appends the probed elements to ``probes``. Returns the times and the reply. Raises CandidateError,
-        and kills the process, if they do not end in time.
+        """Time GPU calls that cannot be queued in advance. Return the times and the reply.
+
+        The sandboxed process runs the calls one by one after the clock has started. The probed elements are appended to
+        ``probes``. If the calls do not end in time, kill the process and raise ``CandidateError``.
         """
         began, started = clock.start()
         reply, _ = self.witness.request(protocol.RunBatch(self._number))
@@ -224,12 +232,13 @@ class CallBatch:
         self, clock: DeviceClock, reply: protocol.BatchCalled, taken: list[bytes]
     ) -> list[tuple[bytes, int, int, int, DeviceBlock]]:
         """Return (memory handle, offset, bytes, bytes of an element, block) of each result of the calls that lies on
-        the device. Allocations that are mapped for this are appended to ``taken``.
+        the device.
 
-        The arguments of a call stand for its results if there are none, since it may change them.
+        Allocations that are mapped for this are appended to ``taken``. If a call has no results, its arguments stand
+        for them, since it may change them.
 
-        Raises DeviceError for a location that no tensor has: a kernel of this process that reads there would fail, and
-        with it every later one.
+        Raise ``DeviceError`` for a location that no tensor has. A kernel of this process that reads there would fail,
+        and with it every later one.
         """
         found: dict[tuple[bytes, int, int], tuple[bytes, int, int, int, DeviceBlock]] = {}
         # Another number of answers is reported by ``_compare_calls``.
@@ -248,16 +257,16 @@ class CallBatch:
         return list(found.values())
 
     def sample(self, repeats: int) -> BatchRun:
-        """Run the first prepared call ``repeats`` times on the same values, without comparing results, and return the
-        times. Raises CandidateError.
+        """Run the first prepared call ``repeats`` times on the same values and return the times. Results are not
+        compared. Raise ``CandidateError`` if a call fails.
         """
         reply, took = self.witness.request(protocol.RunBatch(self._number, repeats))
         return BatchRun(took, reply.spent * 1e-9)
 
 
 def _check_probes(spans: ResultSpans, probes: Sequence[Probe]) -> None:
-    """Raise CandidateError if an element of a result on the device differs from its probe, the value that was read as
-    soon as the calls were done.
+    """Raise ``CandidateError`` if an element of a result on the device differs from its probe. A probe is the value
+    that was read as soon as the calls were done.
     """
     for span in spans:
         where = span.memory, span.at, span.length
@@ -273,7 +282,7 @@ def _argument_spans(given: MappedArguments, block: DeviceBlock) -> ResultSpans:
 
 
 def _span_of(place: TensorLocation) -> tuple[int, int, int]:
-    """Return the offset of a tensor, its extent in bytes, and the bytes of one element. Raises DeviceError for an
+    """Return the offset of a tensor, its extent in bytes, and the bytes of one element. Raise ``DeviceError`` for an
     unknown dtype or a misaligned offset.
     """
     dtype = getattr(torch, place.dtype, None)

@@ -52,9 +52,9 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 @dataclass(frozen=True)
 class ResultSpan:
-    """The bytes of a result as they were read, and where they lie: in which memory, and at which place of it.
+    """The bytes of a result as they were read, with the memory and the place in which they lie.
 
-    The memory is ``"host"``, or the handle of an allocation on a GPU, which is empty for the block of the arguments.
+    The memory is ``"host"`` or the handle of an allocation on a GPU. The block of the arguments has an empty handle.
     """
 
     memory: bytes | str
@@ -68,37 +68,37 @@ MappedPieces: TypeAlias = list[tuple[int, int, int]]  # mapped parts of the file
 
 
 class CandidateError(Exception):
-    """Raised for a fault of a candidate: the check that found it, the evidence, and the number of
-    the call in a batch.
+    """An error that names a fault of a candidate. It holds the check that found the fault, the evidence, and the number
+    of the call in a batch.
     """
 
     def __init__(self, check: str, evidence: str, call: int = -1) -> None:
-        """Set the failed check, the evidence as printable text, and the number of the call in its batch."""
+        """Make the error with the failed check, the evidence, and the number of the call in its batch."""
         super().__init__(printable_text(evidence))
         self.check, self.evidence, self.call = check, printable_text(evidence), call
 
 
 class MachineLack(CandidateError):
-    """Raised for a request that failed since the machine lacks memory, files or processes, by no fault of the
-    candidate.
+    """An error for a request that failed because the machine lacks memory, files or processes. The candidate is not at
+    fault.
     """
 
     def __init__(self, evidence: str) -> None:
-        """Set ``evidence``, a text that says which resource the machine lacks."""
+        """Make the error. ``evidence`` says which resource the machine lacks."""
         super().__init__("machine", evidence)
 
 
 class DeviceUnavailable(Exception):
-    """Raised if a locked process cannot use the device, which is no fault of the candidate."""
+    """An error that says that a locked process cannot use the device. The candidate is not at fault."""
 
 
 @dataclass(frozen=True)
 class ExpectedEffects:
-    """The effects of the reference on one draw of arguments: its results, then the arguments that it changes.
+    """The effects of the reference on one draw of arguments. They are its results, then the arguments that it changes.
 
     Attributes:
         own: the effects in the reference's own precision.
-        against: returns the difference between other effects and these.
+        against: a function that returns the difference between other effects and these.
         changed: the indices of the tensor arguments that the reference changes.
         aliased: whether a result may share memory with an argument.
         nested: the structure of the results in their containers. Empty if that is not compared.
@@ -120,7 +120,7 @@ class CallOutcome:
     Attributes:
         wall, quiet: seconds by the clock of the process that judges (see ``RequestTime``).
         spent: seconds by the clock of the sandboxed process.
-        written: on a GPU, those of the seconds in which the process that judges wrote values.
+        written: on a GPU, the part of these seconds in which the process that judges wrote values.
         late: on a GPU, the seconds for which other streams worked after the call's own stream was done.
         error: the largest error in units of the tolerance.
     """
@@ -134,7 +134,7 @@ class CallOutcome:
 
 
 def check_process_state(traces: protocol.CallTraces) -> None:
-    """Raise CandidateError if a call's ``traces`` show unfinished GPU work, changed settings or running threads."""
+    """Raise ``CandidateError`` if a call's ``traces`` show unfinished GPU work, changed settings or running threads."""
     if traces.raced:
         raise CandidateError("streams", "a result was not complete when the call's own stream was done")
     if traces.left:
@@ -144,8 +144,8 @@ def check_process_state(traces: protocol.CallTraces) -> None:
 
 
 def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -> None:
-    """Raise CandidateError if the containers around the results (tuples, dicts) are nested otherwise than expected, or
-    if two elements of one result share memory and the reference's do not.
+    """Raise ``CandidateError`` if the tuples and dicts around the results are nested otherwise than expected. Raise it
+    also if two elements of one result share memory and the reference's do not.
     """
     lies = reply.structure  # calls of a batch do not report it
     if expected.nested and lies is not None and lies != expected.nested:
@@ -157,7 +157,7 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
 
 @dataclass(frozen=True)
 class _KeptResults:
-    """The results of one call that stay in use, the bytes of its arguments and results, and of those on the host."""
+    """The results of one call that stay in use, and the bytes of its arguments and results, in all and on the host."""
 
     spans: ResultSpans
     size: int
@@ -165,7 +165,7 @@ class _KeptResults:
 
 
 class TargetProcess:
-    """A sandboxed process in which a target is loaded.
+    """A sandboxed process in which a target is loaded. A target is the code under test or its reference.
 
     Attributes:
         declines: whether the target may decline arguments, as a kernel in ``sl.tune`` may.
@@ -182,7 +182,7 @@ class TargetProcess:
         self._earlier: deque[_KeptResults] = deque()
 
     def check_device(self, device: str) -> None:
-        """Raise DeviceUnavailable if the process cannot use the device or share its memory. Call it before ``load``."""
+        """Raise ``DeviceUnavailable`` if the process cannot use the device. Call this method before ``load``."""
         number, arena = torch.tensor([secrets.randbits(40)], device=device), ArgumentArena()
         try:
             reply = self._request_with_arena(protocol.CheckDevice(arena.pack([number])), arena, "device")
@@ -193,11 +193,11 @@ class TargetProcess:
             raise DeviceUnavailable(f"memory of {device} that two processes share shows other values in one of them")
 
     def load(self, target: protocol.LoadTarget, arena: ArgumentArena) -> None:
-        """Import the target in the process, with constructor arguments that lie in ``arena``. Raises CandidateError."""
+        """Import the target, whose arguments lie in ``arena``. Raise ``CandidateError`` if that fails."""
         self._request_with_arena(target, arena, "import")
 
     def _request_with_arena(self, message: Request[ReplyT], arena: ArgumentArena, check: str) -> ReplyT:
-        """Return the reply to a message whose arguments lie in ``arena``. Raises CandidateError as ``request`` does."""
+        """Return the reply to a message whose arguments lie in ``arena``. Raise the errors of ``request``."""
         handle = arena.write()
         try:
             return self.request(message, check, *arena.files(handle))[0]
@@ -212,7 +212,7 @@ class TargetProcess:
         self.use_block(None)
 
     def use_block(self, block: DeviceBlock | None) -> None:
-        """Keep ``block``, with the last call's arguments, where results may lie, and unmap the one kept before."""
+        """Keep ``block``, in which the last call's arguments lie, and unmap the one kept before."""
         if block is not self.block and self.block is not None:
             # Queued kernels may still use the memory that is unmapped here.
             self.block.driver.synchronize()
@@ -229,9 +229,10 @@ class TargetProcess:
         *files: int,
         waiting: Callable[[float], None] | None = None,
     ) -> tuple[ReplyT, RequestTime]:
-        """Return the process's reply to ``message``, sent with the open ``files``, and its time. ``waiting`` is called
-        with the seconds so far until then. Raises CandidateError if the process ended or, with ``check`` as the failed
-        check, for an error in it; MachineLack if the machine ran out of a resource; Timeout.
+        """Return the process's reply to ``message``, sent with the open ``files``, and the time of the request.
+        ``waiting`` is called with the seconds so far. Raise ``CandidateError`` if the process ends or reports an error,
+        for which ``check`` is the failed check. Raise ``MachineLack`` if the machine ran out of a resource, and
+        ``Timeout``.
         """
         try:
             return self.prisoner.request_reply(message, *files, waiting=waiting)
@@ -250,11 +251,11 @@ class TargetProcess:
     def list_operators(
         self, args: Sequence[Any], expected: ExpectedEffects, *, trusted: bool = False
     ) -> list[protocol.OperatorUse] | str:
-        """Run one call of the target and return each torch operator that it runs, or a text that says why they cannot
-        be listed.
+        """Run one call of the target and return each torch operator that it runs. Return a text that says why if they
+        cannot be listed.
 
-        Raises CandidateError for a call whose results differ from ``expected`` while operators are listed, and for a
-        call that leaves something behind which could compute later. The latter is not checked for a ``trusted`` target.
+        Raise ``CandidateError`` if the results differ from ``expected`` meanwhile, or if the call leaves something
+        behind that could compute later. The latter is not checked for a ``trusted`` target.
         """
         arena = ArgumentArena()
         try:
@@ -272,8 +273,8 @@ class TargetProcess:
         return reply.operators
 
     def check_interpreter(self) -> None:
-        """Raise CandidateError if the code under test has replaced functions of Python or torch, has read the frames or
-        objects of other code, or has left settings changed or threads running.
+        """Raise ``CandidateError`` if the code under test has replaced functions of Python or torch, or has read the
+        frames or objects of other code. Raise it also for changed settings and for running threads.
         """
         seen = self.request(protocol.Inspect())[0]
         for names, check, text in (
@@ -289,9 +290,9 @@ class TargetProcess:
     def call(
         self, args: Sequence[Any], expected: ExpectedEffects | None = None, *, in_place: bool = False
     ) -> CallOutcome:
-        """Call the target on ``args``, compare the effects with ``expected`` if given, and return the times and the
-        error in units of the tolerance. Raises CandidateError.
+        """Call the target on ``args`` and return the times and the error in units of the tolerance.
 
+        If ``expected`` is given, the effects are compared with it, and ``CandidateError`` is raised if they differ.
         With ``in_place``, the values are written into the tensors of the last call, as another library that shares
         their memory would do.
         """
@@ -330,9 +331,9 @@ class TargetProcess:
     def gradients(
         self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
     ) -> list[Tensor]:
-        """Return the target's gradients of the floating arguments for the output gradients ``seeds``, then those of the
-        ``parameters`` if it has them all. ``like`` gives the dtypes and shapes that they must have. Raises
-        CandidateError.
+        """Return the target's gradients of the floating-point arguments for the output gradients ``seeds``, then those
+        of ``parameters`` if it has them all. ``like`` gives the dtypes and shapes that they must have. Raise
+        ``CandidateError`` for others.
         """
         arena = ArgumentArena()
         message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
@@ -340,13 +341,13 @@ class TargetProcess:
         return self._read_results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load the values of ``state`` into the target's parameters. Return False if it lacks one of the names."""
+        """Load ``state`` into the target's parameters. Return False if the target lacks one of the names."""
         arena = ArgumentArena()
         return self._request_with_arena(protocol.LoadParameters(arena.pack(dict(state))), arena, "parameters").yes
 
     def read_module_state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the values of the parameters and buffers of the target module named in ``names``, whose tensors give
-        the expected dtypes and shapes. Raises CandidateError for others.
+        """Return the values of the parameters and buffers of the target module with the names in ``names``. The tensors
+        in ``names`` give the expected dtypes and shapes. Raise ``CandidateError`` for others.
         """
         if not names:
             return []
@@ -354,26 +355,26 @@ class TargetProcess:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The number of calls whose results the process keeps, and their bytes in the memory of the host."""
+        """The number of calls whose results the process keeps, and the bytes of these in the memory of the host."""
         return len(self._earlier), sum(call.host for call in self._earlier)
 
     def forget_results(self) -> None:
-        """Unmap the results of all earlier calls, and let the process release them with the next call."""
+        """Unmap the results of all earlier calls. The process releases them with the next call."""
         while self._earlier:
             self._drop_earliest()
 
     def _drop_earliest(self) -> None:
-        """Unmap the results of the earliest call that is kept for later comparison, and drop its record."""
+        """Unmap the results of the earliest call that is kept for later comparison. Drop its record."""
         self.release(self._earlier.popleft().spans)
 
     def release(self, spans: ResultSpans) -> None:
-        """Count one use less of the GPU memory of each of these results, which is unmapped after its last use."""
+        """Count one use less of the GPU memory of each of these results. Memory without a use is unmapped."""
         for span in spans:
             if isinstance(span.memory, bytes) and span.memory:
                 self.opened.drop(span.memory)
 
     def last_spans(self) -> ResultSpans:
-        """Return the bytes of the device results read last, and drop the kept copies. Empty for results on the host."""
+        """Return the bytes of the device results read last, and drop the copies. Host results give an empty list."""
         last = self._earlier[-1]
         if not all(isinstance(span.content, Tensor) for span in last.spans):
             return []
@@ -381,9 +382,8 @@ class TargetProcess:
         return last.spans
 
     def _in_use(self) -> int:
-        """Return how many of the last calls' results the process must keep in memory, so that later calls can be
-        checked for changing them, and drop the records of all earlier calls. More calls are kept where their results
-        are small.
+        """Return how many of the last calls' results the process must keep, so that later calls can be checked for
+        changing them. Drop the records of all earlier calls. More calls are kept if their results are small.
         """
         sizes, kept = 0, 0
         # The latest results stay.
@@ -415,9 +415,9 @@ class TargetProcess:
         at: MappedArguments,
         pieces: MappedPieces | None = None,
     ) -> float:
-        """Return the error of a call in units of the tolerance, after its results and arguments in the process's memory
-        were compared. Raises CandidateError. ``pieces``, the mappings of the arguments' file, is given for a call of a
-        batch, after which results of earlier calls are not compared again.
+        """Compare a call's results and arguments in the process's memory with ``expected``. Return the error in units
+        of the tolerance. ``pieces``, the mappings of the arguments' file, is given for a call of a batch. Results of
+        earlier calls are then not compared again. Raise ``CandidateError`` for a difference.
         """
         given, spans = tensors_among(args), list[ResultSpan]()
         outs = len(expected.own) - len(expected.changed)
@@ -448,8 +448,8 @@ class TargetProcess:
     def _places(
         self, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
     ) -> list[TensorLocation]:
-        """Return the location of each tensor argument: in the GPU block, or where the process's memory map shows it.
-        The process could report a copy of the arguments instead of those that it changed.
+        """Return the location of each tensor argument, in the GPU block or where the process's memory map shows it. The
+        process itself could report a copy of the arguments instead of those that it changed.
         """
         if pieces is None:
             pieces = self.pieces(at) if not all(map(lies_on_device, given)) else []
@@ -465,7 +465,7 @@ class TargetProcess:
         return places
 
     def _read_results(self, places: Sequence[Place], like: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of the results at ``places``, of the dtypes and shapes of ``like``. Raises CandidateError."""
+        """Return copies of the results at ``places``. Raise ``CandidateError`` if they differ from ``like`` in form."""
         spans: ResultSpans = []
         try:
             return self._results(places, like, spans)
@@ -473,8 +473,8 @@ class TargetProcess:
             self.release(spans)
 
     def _results(self, places: Sequence[Place], like: Sequence[Tensor], spans: ResultSpans) -> list[Tensor]:
-        """Return copies of the results at ``places``, and append the memory of each to ``spans``, which the caller
-        passes to ``release``. Raises CandidateError for other types, dtypes or shapes than those of ``like``.
+        """Return copies of the results at ``places``, and append the memory of each to ``spans``. The caller passes
+        ``spans`` to ``release``. Raise ``CandidateError`` for other types, dtypes or shapes than those of ``like``.
         """
         if len(places) != len(like):
             raise CandidateError("results", f"{len(places)} results, expected {len(like)}")
@@ -494,8 +494,8 @@ class TargetProcess:
         return got
 
     def _tensor(self, number: int, place: TensorLocation, like: Tensor, room: int) -> tuple[Tensor, ResultSpan | None]:
-        """Return a copy of result ``number``, of the dtype and shape of ``like``, and its span of memory (None if
-        empty). ``room`` limits gaps: the bytes by which results may exceed their elements. Raises CandidateError.
+        """Return a copy of result ``number`` and its span of memory, or None if it is empty. Its dtype and shape must
+        be those of ``like``. Gaps may take ``room`` bytes at most. Raise ``CandidateError`` otherwise.
         """
         shape, stride, wanted = place.shape, place.stride, TensorLocation.of(like, 0)
         if shape != wanted.shape or place.dtype != wanted.dtype:
@@ -519,7 +519,7 @@ class TargetProcess:
         return flat.as_strided(shape, stride), ResultSpan("host", place.at, len(content), content)
 
     def _read_on_device(self, place: TensorLocation, length: int) -> ResultSpan:
-        """Return a copy of bytes on the GPU, whose allocation stays mapped until ``release``. Raises CandidateError."""
+        """Return a copy of bytes on the GPU, whose allocation stays mapped until ``release``."""
         try:
             block = self.opened.take(place.block) if place.block else self.block
             if block is None:
@@ -534,14 +534,14 @@ class TargetProcess:
             raise CandidateError("memory", f"its results cannot be read: {e}") from None
 
     def _read(self, address: int, length: int) -> bytearray:
-        """Return ``length`` bytes of the process's memory at ``address``. Raises CandidateError."""
+        """Return ``length`` bytes of the process's memory. Raise ``CandidateError`` if they cannot be read."""
         try:
             return self.prisoner.read(address, length)
         except OSError as e:
             raise _memory_fault(e, "its results cannot be read") from None
 
     def _holds(self, address: int, content: bytearray) -> bool:
-        """Return whether the process's memory at ``address`` equals ``content``. Raises CandidateError."""
+        """Return whether the process's memory at ``address`` equals ``content``."""
         starts = range(0, len(content), COMPARED_BYTES)
         parts = memoryview(content)
         return all(
@@ -552,7 +552,7 @@ class TargetProcess:
     def _check_aliases(
         self, spans: ResultSpans, places: Sequence[TensorLocation], given: Sequence[Tensor], expected: ExpectedEffects
     ) -> None:
-        """Raise CandidateError if a result shares memory with an argument or a kept result of an earlier call."""
+        """Raise ``CandidateError`` if a result shares memory with an argument or an earlier result."""
         taken: list[tuple[bytes | str, int, int, str]] = []
         for p, t in zip(places, given, strict=True) if not expected.aliased else ():
             memory = p.block if lies_on_device(t) else "host"
@@ -567,7 +567,7 @@ class TargetProcess:
                     raise CandidateError("aliases", f"a result shares memory with {what}")
 
     def _check_earlier_results(self) -> None:
-        """Raise CandidateError if the result of an earlier call that is kept has changed since it was read."""
+        """Raise ``CandidateError`` if the kept result of an earlier call has changed since it was read."""
         for span in (span for call in self._earlier for span in call.spans):
             if isinstance(span.content, Tensor):
                 now = self.opened.find(span.memory) if isinstance(span.memory, bytes) and span.memory else None
@@ -579,13 +579,13 @@ class TargetProcess:
 
 
 def _memory_fault(e: OSError, what: str) -> CandidateError:
-    """Return the error for memory of a stopped process that cannot be read, MachineLack if nothing else explains it."""
-    lack, told = e.errno in {*LACKS, errno.ESRCH, errno.ENOENT}, f"{what}: {e.strerror or e}"
+    """Return the error for memory that cannot be read, which is ``MachineLack`` if nothing else explains it."""
+    lack, told = e.errno in {*LACKS, errno.ESRCH, errno.ENOENT, errno.EPERM}, f"{what}: {e.strerror or e}"
     return MachineLack(told) if lack else CandidateError("memory", told)
 
 
 def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
-    """Return the difference of the results ``got`` from those of the reference. Raises CandidateError."""
+    """Return the difference of ``got`` from the reference's effects. Raise ``CandidateError`` if they are invalid."""
     try:
         return expected.against(got)
     except INVALID as e:
@@ -593,5 +593,5 @@ def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
 
 
 def _argument_bytes(args: Sequence[Any], *, host: bool = False) -> int:
-    """Return the bytes of all tensors among the arguments, or with ``host`` of those not on a GPU."""
+    """Return the bytes of all tensors among the arguments. With ``host``, tensors on a GPU do not count."""
     return sum(t.numel() * t.itemsize for t in tensors_among(args) if not (host and lies_on_device(t)))

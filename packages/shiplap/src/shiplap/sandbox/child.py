@@ -82,16 +82,14 @@ HANDLERS: dict[type[Request[Any]], Handler[Any]] = {}
 
 
 class ArgumentsDeclined(Exception):
-    """Raised by a callable for arguments that it does not support."""
+    """An error that a callable raises for arguments that it does not support."""
 
 
 def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[ReplyT]]:
     """Return a decorator that registers a function as the handler of requests of the class ``kind``."""
 
     def register(handler: Handler[ReplyT]) -> Handler[ReplyT]:
-        """Register ``handler`` in ``HANDLERS`` for the class of requests that the decorator was made for, and return it
-        unchanged.
-        """
+        """Register ``handler`` in ``HANDLERS`` for requests of the class ``kind``, and return it unchanged."""
         HANDLERS[kind] = handler
         return handler
 
@@ -99,15 +97,15 @@ def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[
 
 
 def take_baseline() -> None:
-    """Take a snapshot of the functions of all imported modules, once in the launcher, so that all processes forked from
-    it share the snapshot.
+    """Take a snapshot of the functions of all imported modules, in the launcher at its start and after each import that
+    it is asked for, so that all processes forked from it share the snapshot.
     """
     global _baseline
-    _baseline = FunctionSnapshot()
+    _baseline = FunctionSnapshot(_baseline)
 
 
 def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
-    """Restrict this process as ``order`` says, report which restrictions are missing, then answer requests on the
+    """Restrict this process as ``order`` says and report which restrictions are missing. Then answer requests on the
     connection until it ends.
     """
     os.chdir(order.scratch)
@@ -135,10 +133,12 @@ def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
 
 
 class Child:
-    """The target, the results of its last calls, and the observers of the interpreter."""
+    """The state of a sandboxed process. It holds the target, the results of its last calls, and the observers of the
+    interpreter.
+    """
 
     def __init__(self, *, watched: bool = True) -> None:
-        """Start without a target. With ``watched``, snapshots are taken with which changes of the interpreter are
+        """Start without a target. With ``watched``, snapshots are taken, by which changes of the interpreter are
         detected later.
         """
         self.watched = watched  # a process of the user's own is not
@@ -155,15 +155,17 @@ class Child:
         self._block: DeviceBlock | None = None  # the block of the arguments in use
 
     def answer(self, message: Request[ReplyT], file: int) -> ReplyT:
-        """Return the reply to one request. ``file`` is the descriptor of the arguments' file, or -1."""
+        """Return the reply to one request. ``file`` is the descriptor of the arguments' file, or -1 if there is
+        none.
+        """
         if self._block is not None:
             self._block.driver.release_retired()
         reply: ReplyT = HANDLERS[type(message)](self, message, file)
         return reply
 
     def _unpack(self, value: protocol.Packed, memory: Any) -> Any:
-        """Return the arguments that ``value`` describes, with tensors in the file's mapped ``memory`` and in the GPU
-        block that came with the request.
+        """Return the arguments that ``value`` describes. Their tensors lie in the file's mapped ``memory`` and in the
+        GPU block that came with the request.
         """
         if self.block_file >= 0:
             (size,) = BLOCK_SIZE.unpack_from(memory, 0)
@@ -171,9 +173,11 @@ class Child:
         return unpack_arguments(value, memory, self._block)
 
     def _describe_place(self, value: Any) -> Place:
-        """Return the location of a result for the reply: of a tensor on the host its address, of one on the GPU its
-        offset in the arguments' block or the handle of its allocation. Returns a plain number as it is, and a
-        ``Foreign`` with a type's name for a value that cannot be returned.
+        """Return the location of a result for the reply.
+
+        For a tensor on the host it is the address. For one on the GPU it is the offset in the arguments' block, or the
+        handle of its allocation with an offset. A plain number is returned as it is. A value that cannot be returned
+        becomes a ``Foreign`` with the name of its type.
         """
         if type(value) not in (Tensor, torch.nn.Parameter) or not lies_on_device(value) or not value.numel():
             return _describe_place(value)
@@ -189,8 +193,10 @@ class Child:
         return protocol.TensorLocation.of(value, offset, handle)
 
     def accept_modules(self) -> None:
-        """Take new snapshots of functions and settings, so that changes made by the modules imported so far are not
-        reported as the target's. These are modules that the user's own process imports as well.
+        """Take new snapshots of functions and settings. Changes by the modules that were imported so far are then not
+        reported as the target's.
+
+        These are modules that the user's own process imports as well.
         """
         if self.watched:
             self._intact = FunctionSnapshot(self._intact)
@@ -198,8 +204,8 @@ class Child:
 
     @handles(protocol.Inspect)
     def _inspect(self, message: protocol.Inspect, file: int) -> protocol.Inspection:
-        """Return which functions and settings the target has changed, what it has read of other code, and how many
-        threads run, since it was loaded.
+        """Return what the target has done since it was loaded. The reply has the functions and settings that it has
+        changed, its reads of other code's frames or objects, and the number of its threads.
         """
         seen = self._watch.read_observations()
         texts = self._intact.changed()[:20], seen["looked"], seen["left"]
@@ -208,7 +214,7 @@ class Child:
 
     @handles(protocol.CheckDevice)
     def _check_device(self, message: protocol.CheckDevice, file: int) -> protocol.ResultPlaces:
-        """Add 1 to the argument on the device and return the location of the result, which shows whether device and
+        """Add 1 to the argument on the device and return the location of the result. This shows whether the device and
         shared memory work.
         """
         self._last = [self._unpack(message.args, _map(file))[0] + 1]
@@ -217,7 +223,9 @@ class Child:
 
     @handles(protocol.LoadTarget)
     def _load(self, message: protocol.LoadTarget, file: int) -> protocol.Done:
-        """Load the target that the request names, after a snapshot of the functions of torch if ``thorough`` is set."""
+        """Load the target that the request names. If ``thorough`` is set, a snapshot of the functions of torch is taken
+        first.
+        """
         memory = _map(file)
         if message.thorough:
             self._intact = FunctionSnapshot(self._intact, thorough=True)
@@ -229,8 +237,8 @@ class Child:
 
     @handles(protocol.LoadParameters)
     def _load_parameters(self, message: protocol.LoadParameters, file: int) -> protocol.Answer:
-        """Load the values of the request into the parameters of the target. The answer is no, with nothing loaded, if
-        it lacks one of the names.
+        """Load the values of the request into the parameters of the target. If the target lacks one of the names,
+        nothing is loaded and the answer is no.
         """
         return protocol.Answer(load_parameters(self.target, self._unpack(message.state, _map(file))))
 
@@ -273,17 +281,18 @@ class Child:
         return protocol.TargetCalled(places, traces=traces, **call.clock)
 
     def _keep(self, args: list[Any], result: Any, memory: Any, lies: str | None = None) -> protocol.CallPlaces:
-        """Keep the arguments and results of a call alive, and return the locations of the results. ``memory`` is the
-        mapped file in which the arguments lie. ``lies`` is how the results were nested in tuples, lists and dicts, as
-        text.
+        """Keep the arguments and results of a call alive, and return the locations of the results.
+
+        ``memory`` is the mapped file in which the arguments lie. ``lies`` is the structure of tuples, lists and dicts
+        in which the results were nested, as text.
         """
         self._kept.append((memory, args, result))
         return protocol.CallPlaces([*map(self._describe_place, result)], lies and printable_text(lies))
 
     @handles(protocol.PrepareBatch)
     def _prepare(self, message: protocol.PrepareBatch, file: int) -> protocol.Done:
-        """Prepare one call for each set of arguments in shared memory, to be run later by ``_run_batch``. The values
-        may be replaced before that.
+        """Prepare one call for each set of arguments in shared memory. ``_run_batch`` runs them later. The values may
+        be replaced before that.
         """
         self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
         memory = _map(file)
@@ -298,7 +307,7 @@ class Child:
 
     @handles(protocol.ReleaseBatches)
     def _release(self, message: protocol.ReleaseBatches, file: int) -> protocol.Done:
-        """Release all batches but those that the request keeps, and unmap the GPU blocks of their arguments."""
+        """Release all batches but those that the request keeps. Unmap the GPU blocks of their arguments."""
         self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
         driver, self._block = self._block.driver if self._block is not None else None, None
         if driver is not None:
@@ -306,8 +315,8 @@ class Child:
         return protocol.Done()
 
     def _prepare_call(self, index: int, poison: int | None, args: list[Any]) -> Callable[[], Any]:
-        """Return a function without arguments that calls the target on ``args``; with a negative ``index``, one that
-        returns the results of a single call made now.
+        """Return a function without arguments that calls the target on ``args``. If ``index`` is negative, the target
+        is called once now, and the function returns the results of that call.
         """
         if index >= 0:
             return partial(self.target, *args)
@@ -316,8 +325,8 @@ class Child:
 
     @handles(protocol.RunBatch)
     def _run_batch(self, message: protocol.RunBatch, file: int) -> protocol.BatchCalled:
-        """Run each prepared call of a batch once, or the first one ``message.repeats`` times, and return the locations
-        of the results and the time.
+        """Run each prepared call of a batch once, or the first one ``message.repeats`` times. Return the locations of
+        the results and the time.
         """
         self._block, sets, runs, results = self._batches[message.batch]
         if message.repeats:
@@ -343,8 +352,8 @@ class Child:
         return protocol.BatchCalled(calls, 0 if on_device else spent)
 
     def _repeat_first_call(self, run: Callable[[], Any], repeats: int) -> protocol.BatchCalled:
-        """Run one call ``repeats`` times and return the time of all. The first run is not counted if it was short,
-        since its caches were cold.
+        """Run one call ``repeats`` times and return the time of all. A short first run is not counted, since its caches
+        were cold.
         """
         with torch.no_grad():
             started = perf_counter_ns()
@@ -357,8 +366,8 @@ class Child:
 
     @handles(protocol.ListOperators)
     def _list_operators(self, message: protocol.ListOperators, file: int) -> protocol.OperatorList:
-        """Run one call of the target and return the torch operators that it runs, the locations of its results, and
-        signs of work that could go on afterwards, that is changed settings and running threads.
+        """Run one call of the target and return the torch operators that it runs and the locations of its results. The
+        reply also has signs of work that could continue afterwards, such as changed settings and running threads.
         """
         args = list(self._unpack(message.args, _map(file)))
         self._last = ()  # finalizers of an earlier call must not run inside the list of operators
@@ -372,8 +381,10 @@ class Child:
 
     @handles(protocol.Differentiate)
     def _differentiate(self, message: protocol.Differentiate, file: int) -> protocol.ResultPlaces:
-        """Call the target on copies of the arguments and return the locations of the gradients of its floating
-        arguments and of the requested parameters. Raises ValueError if no result carries a gradient.
+        """Call the target on copies of the arguments. Return the locations of the gradients of its floating-point
+        arguments and of the requested parameters.
+
+        Raise ``ValueError`` if no result carries a gradient.
         """
         memory = _map(file)
         args, seeds = list(self._unpack(message.args, memory)), list(self._unpack(message.seeds, memory))
@@ -396,10 +407,10 @@ class Child:
 
 
 def _map(file: int) -> Any:
-    """Return the mapped memory of a file of arguments, which the other process shares. Unlike ``mmap.mmap``, the
-    mapping keeps no descriptor open.
+    """Return the mapped memory of a file of arguments, which the other process shares.
 
-    Raises OSError.
+    Unlike ``mmap.mmap``, the mapping keeps no descriptor open. Raise ``OSError`` if the file cannot be mapped or has
+    not arrived.
     """
     if file < 0:  # none has arrived
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -419,13 +430,13 @@ def _is_floating_tensor(value: Any) -> bool:
 
 
 def _on_devices(args: list[Any]) -> list[Any]:
-    """Return the tensors of a call that do not lie in the memory of the host."""
+    """Return the tensors among the arguments of a call that do not lie in the memory of the host."""
     return [a for a in tree_leaves(args) if lies_on_device(a)]
 
 
 def _describe_place(value: Any) -> Place:
-    """Return the location of a strided tensor at its address, a plain number or bool, or the name of a type that cannot
-    be returned.
+    """Return the location of a strided tensor at its address, or a plain number or bool itself. For another value,
+    return a ``Foreign`` with the name of its type.
     """
     if isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter):
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
@@ -444,9 +455,11 @@ def _describe_place(value: Any) -> Place:
 def _ops(
     target: Callable[..., Any], args: list[Any], intact: FunctionSnapshot
 ) -> tuple[list[protocol.OperatorUse], list[Any], list[str], int]:
-    """Call the target once under torch's profiler. Returns the operators that compute something, the results, the names
-    of settings that the call has changed, and the number of foreign threads, counted by the snapshot ``intact``.
-    Garbage is collected first, so that finalizers of the call's objects are listed.
+    """Call the target once under torch's profiler. Return (operators, results, settings, threads).
+
+    The operators are those that compute something. The settings are the names of those that the call has changed. The
+    threads are the number of foreign ones, counted by the snapshot ``intact``. Garbage is collected before the end, so
+    that finalizers of the call's objects are listed, too.
     """
     from torch.autograd.profiler import profile
 

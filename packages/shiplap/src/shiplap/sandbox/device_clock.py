@@ -25,14 +25,15 @@ WRITTEN_EVERY_S = 1e-3  # seconds after which the end is written again for calls
 
 
 class CallsNotQueued(Exception):
-    """Raised for calls that cannot be queued behind a gate: too many, or ones that wait for the device."""
+    """An error for calls that cannot be queued behind a gate. They are too many, or wait for the device."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Elements of a result: the allocation and the place of the result, the numbers of the elements, and their values.
+    """Elements of a result, with the allocation and the place of the result, the numbers of the elements, and their
+    values.
 
-    A number is that of a unit of ``size`` bytes in the ``length`` bytes of the result.
+    A number counts units of ``size`` bytes in the ``length`` bytes of the result.
     """
 
     memory: bytes
@@ -43,15 +44,15 @@ class Probe:
     values: Tensor
 
     def agrees_with(self, content: Tensor) -> bool:
-        """Return whether ``content``, the bytes of the whole result read later, holds the same values in the elements
-        that this probe has read at once.
+        """Return whether ``content`` has the values of this probe. ``content`` is the bytes of the whole result, read
+        later. The probe was read at once.
         """
         return torch.equal(unit_view(content, self.size)[self.numbers], self.values)
 
 
 def unit_view(content: Tensor, size: int) -> Tensor:
-    """Return a tensor of bytes viewed as integers of ``size`` bytes, or as rows of int64 for a size above 8, so that
-    elements can be indexed.
+    """Return a tensor of bytes viewed as integers of ``size`` bytes, so that elements can be indexed. For a size above
+    8, the view has rows of int64.
     """
     units = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return content.view(units[size]) if size in units else content.view(torch.int64).view(-1, size // 8)
@@ -59,17 +60,18 @@ def unit_view(content: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RunTime:
-    """The seconds of a run, and those of them in which this process wrote values and emptied the caches."""
+    """The seconds of a run, and the part of them in which this process wrote values and emptied the caches."""
 
     total: float
     written: float
 
 
 class DeviceClock:
-    """The gate and the end of one block of arguments, and the values that the block gets when the clock starts.
+    """The clock of calls on a GPU. It has the gate and the end of one block of arguments, and the values that the block
+    gets when the clock starts.
 
     Attributes:
-        values: memory of this process, laid out as the block, in which values are prepared.
+        values: memory of this process in which values are prepared. It is laid out as the block is.
     """
 
     def __init__(self, block: DeviceBlock) -> None:
@@ -83,31 +85,37 @@ class DeviceClock:
         self._words = block.bytes_at(FLAG_BYTES, block.size - FLAG_BYTES).view(torch.int32)
 
     def take_values(self) -> None:
-        """Move the argument values from the GPU block that is shared with the sandboxed process to private memory, and
-        fill the block with zeros, so that the process sees no values before the clock starts.
+        """Move the argument values from the GPU block that is shared with the sandboxed process to private memory.
+
+        The block is filled with zeros, so that the process sees no values before the clock starts.
         """
         self.values.words.copy_(self._words)
         self._words.zero_()
 
     def _write_values(self) -> None:
-        """Queue a kernel that writes the private copy of the arguments' values into the GPU block shared with the
-        sandboxed process, then one that empties the GPU's caches. A plain copy might run beside kernels of another
-        process.
+        """Queue a kernel that writes the private copy of the arguments' values into the GPU block, then one that
+        empties the GPU's caches.
+
+        The block is shared with the sandboxed process. A plain copy might run beside kernels of another process.
         """
         torch.bitwise_xor(self.values.words, 0, out=self._words)
         self.driver.empty_caches()
 
     def close_gate(self) -> None:
-        """Clear the two words in shared memory at which GPU streams wait: the gate, at which the sandboxed process's
-        stream waits before its calls, and the end, which it writes behind them.
+        """Clear the two words in shared memory at which GPU streams wait, the gate and the end.
+
+        The sandboxed process's stream waits at the gate before its calls, and writes the end behind them.
         """
         self.block.bytes_at(0, FLAG_BYTES).zero_()
         self.driver.synchronize()
         self.opened = False
 
     def open_if_late(self, seconds: float) -> None:
-        """Open the gate (the word in shared memory at which the other process's GPU stream waits) once calls are not
-        queued after more than ``QUEUE_S`` seconds, so that a process which waits for the device goes on.
+        """Open the gate if calls are not queued after more than ``QUEUE_S`` seconds. A process that waits for the
+        device can then continue.
+
+        The gate is the word in shared memory at which the other process's GPU stream waits. ``seconds`` is the time so
+        far.
         """
         if seconds > QUEUE_S and not self.opened:
             self.opened = True
@@ -115,10 +123,11 @@ class DeviceClock:
                 self.driver.write_word(self.block, GATE_AT)
 
     def time_queued(self, probe: Callable[[], None]) -> RunTime:
-        """Write the arguments' values, open the gate (the word in shared memory at which the other process's GPU stream
-        waits) and return the times until its queued calls and ``probe`` are done, and until the values are written.
+        """Write the arguments' values, open the gate, and return the times until the queued calls and ``probe`` are
+        done and until the values are written.
 
-        Raises CallsNotQueued.
+        The gate is the word in shared memory at which the other process's GPU stream waits. Raise ``CallsNotQueued`` if
+        the calls do not end in time.
         """
         self.driver.empty_caches()  # takes so long that this process is ahead of the device
         start = self.driver.record_event()
@@ -132,9 +141,11 @@ class DeviceClock:
         return RunTime(float(start.elapsed_time(end)) * 1e-3, float(start.elapsed_time(written)) * 1e-3)
 
     def start(self) -> tuple[float, float]:
-        """Write the arguments' values into the GPU block shared with the sandboxed process. Returns two times: just
-        before the write, when the clock starts, and just after it, when calls may begin. The write is timed too, since
-        work that the process has left on the device could read the values as they arrive.
+        """Write the arguments' values into the GPU block that is shared with the sandboxed process. Return the times
+        just before and just after the write.
+
+        The clock starts before the write, and calls may begin after it. The write is timed as well, since work that the
+        process has left on the device could read the values as they arrive.
         """
         self.driver.synchronize()
         began = time.perf_counter()
@@ -143,16 +154,20 @@ class DeviceClock:
         return began, time.perf_counter()
 
     def wait_for_end(self, probe: Callable[[], None], seconds: float) -> None:
-        """Wait at most ``seconds`` until the process has written the end word behind its calls, and ``probe``, which
-        reads some elements of the results, has run after it. Raises CallsNotQueued.
+        """Wait at most ``seconds`` until the process has written the end word behind its calls and ``probe`` has run
+        after it.
+
+        ``probe`` reads some elements of the results. Raise ``CallsNotQueued`` if the calls do not end in time.
         """
         self.driver.wait_for_word(self.block, END_AT)
         probe()
         self._wait_until(self.driver.record_event(), seconds)
 
     def _wait_until(self, event: torch.cuda.Event, seconds: float) -> None:
-        """Wait until ``event`` is done. After ``seconds``, write the end word in place of the process, so that streams
-        of this process go on, and raise CallsNotQueued.
+        """Wait until ``event`` is done.
+
+        After ``seconds``, write the end word in place of the process and raise ``CallsNotQueued``. The streams of this
+        process can then continue.
         """
         ends = time.monotonic() + seconds
         while not event.query():
@@ -164,9 +179,11 @@ class DeviceClock:
                 raise CallsNotQueued(f"they have not ended after {seconds:.3g} s")
 
     def pick_probes(self, results: Sequence[tuple[bytes, int, int, int, DeviceBlock]]) -> list[Callable[[], Probe]]:
-        """Return functions that each read a few elements, at secret places, of one of ``results``, for some of these.
-        They are run directly behind the calls, to detect work that is finished later. A result is (handle of its
-        allocation, offset in it, bytes, bytes of an element, the mapped allocation).
+        """Return functions that each read a few elements of one of ``results`` at secret places. Some of the results
+        are chosen for this.
+
+        The functions are run directly behind the calls, to detect work that is finished later. A result is (handle of
+        its allocation, offset in it, bytes, bytes of an element, the mapped allocation).
         """
         if not results:
             return []
@@ -174,8 +191,8 @@ class DeviceClock:
         return [self._probe_of(*result) for result in wanted]
 
     def _probe_of(self, memory: bytes, at: int, length: int, size: int, block: DeviceBlock) -> Callable[[], Probe]:
-        """Return a function that reads random elements of the result at offset ``at`` in ``block``, of ``length`` bytes
-        with ``size`` bytes an element.
+        """Return a function that reads random elements of the result at offset ``at`` in ``block``. The result has
+        ``length`` bytes, and each element has ``size`` bytes.
         """
         units, count = unit_view(block.bytes_at(at, length), size), length // size
         numbers = torch.randint(0, count, (min(count, PROBED_ELEMENTS),), generator=self._rng, device=KIND)

@@ -33,17 +33,17 @@ def lies_on_device(value: Any) -> bool:
 
 
 class DeviceError(RuntimeError):
-    """Raised for an error of the driver."""
+    """An error of the CUDA driver."""
 
 
 class _Location(ctypes.Structure):
-    """A ``CUmemLocation``: the kind 1 is a device."""
+    """The C struct ``CUmemLocation``. The kind 1 stands for a device."""
 
     _fields_ = [("kind", c_int), ("number", c_int)]
 
 
 class _Properties(ctypes.Structure):
-    """A ``CUmemAllocationProp``: pinned memory of a device, shared by a file."""
+    """The C struct ``CUmemAllocationProp``, for pinned memory of a device that is shared by a file."""
 
     _fields_ = [
         ("kind", c_int),
@@ -55,44 +55,44 @@ class _Properties(ctypes.Structure):
 
 
 class _Access(ctypes.Structure):
-    """A ``CUmemAccessDesc``: the flags 3 are reading and writing."""
+    """The C struct ``CUmemAccessDesc``. The flags 3 stand for reading and writing."""
 
     _fields_ = [("location", _Location), ("flags", c_int)]
 
 
 class _Handle(ctypes.Structure):
-    """A ``CUipcMemHandle``."""
+    """The C struct ``CUipcMemHandle``."""
 
     _fields_ = [("data", c_char * HANDLE_BYTES)]
 
 
 class _Span:
-    """Bytes of a block, as torch takes over memory of others. The block lives as long as a tensor on it."""
+    """Bytes of a block in the form in which torch adopts foreign memory. The block lives as long as a tensor on it."""
 
     def __init__(self, address: int, length: int, block: DeviceBlock) -> None:
-        """Describe ``length`` bytes at ``address`` for torch, and keep the block alive that they belong to."""
+        """Describe ``length`` bytes at ``address`` for torch, and keep alive the block to which they belong."""
         self.block = block
         self.__cuda_array_interface__ = {"shape": (length,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
 class DeviceBlock:
-    """A block that this process has made or opened."""
+    """A block of GPU memory that this process has made or opened."""
 
     def __init__(self, driver: DeviceDriver, address: int, size: int, handle: int = -1, file: int = -1) -> None:
-        """Keep the parts of a block. One without a ``handle`` is memory of another process that was opened by name."""
+        """Store the parts of a block. Without a ``handle``, it is memory of another process that was opened by name."""
         self.driver, self.address, self.size, self.handle, self.file = driver, address, size, handle, file
 
     def bytes_at(self, at: int, length: int) -> Tensor:
-        """Return ``length`` bytes of the block from offset ``at`` as a uint8 tensor that shares its memory. Raises
-        DeviceError outside of the block.
+        """Return ``length`` bytes of the block from offset ``at`` as a uint8 tensor that shares its memory. Raise
+        ``DeviceError`` if they are not within the block.
         """
         if at < 0 or at + length > self.size:
             raise DeviceError("memory outside of a block")
         return torch.as_tensor(_Span(self.address + at, length, self)) if length else _no_bytes()
 
     def close(self) -> None:
-        """Unmap the block; a second call does nothing. The physical memory lives until the other process has unmapped
-        it too.
+        """Unmap the block. A second call does nothing. The physical memory lives until the other process has unmapped
+        it, too.
         """
         address, self.address = self.address, 0
         if not address:
@@ -106,14 +106,16 @@ class DeviceBlock:
         self.close_file()
 
     def close_file(self) -> None:
-        """Close the descriptor that is sent to another process to open the block, if it is still open."""
+        """Close the descriptor that is sent to another process to open the block. Do nothing if it is closed
+        already.
+        """
         file, self.file = self.file, -1
         if file >= 0:
             os.close(file)
 
     def __del__(self) -> None:
-        """Add the block, unless it is closed, to the driver's list of blocks to unmap later, since the GPU may still
-        use it.
+        """Add the block to the driver's list of blocks to unmap later, unless it is closed. The GPU may still use
+        it.
         """
         self.driver.retired.append((self.address, self.size, self.handle, self.file)) if self.address else None
 
@@ -126,7 +128,7 @@ class PrivateBlock(DeviceBlock):
     """
 
     def __init__(self, block: DeviceBlock) -> None:
-        """Take as much memory as ``block`` has, filled with zeros."""
+        """Allocate as much memory as ``block`` has, filled with zeros."""
         super().__init__(block.driver, 0, block.size)
         self._room = torch.zeros(block.size, dtype=torch.uint8, device=KIND)
         self.words = self._room[FLAG_BYTES:].view(torch.int32)
@@ -142,7 +144,7 @@ def _no_bytes() -> Tensor:
 
 
 class DeviceDriver:
-    """The functions of the driver that share memory and wait in streams, on the current device.
+    """The functions of the CUDA driver that share memory and wait in streams, on the current device.
 
     Attributes:
         retired: blocks without a user, which are unmapped when no work is queued.
@@ -158,15 +160,17 @@ class DeviceDriver:
         self._room: Tensor | None = None
 
     def call(self, name: str, *args: Any) -> None:
-        """Call the function ``name`` of the CUDA driver library. Raises DeviceError with the error code if it fails."""
+        """Call the function ``name`` of the CUDA driver library. Raise ``DeviceError`` with the error code if it
+        fails.
+        """
         if code := getattr(self._library, name)(*args):
             raise DeviceError(f"{name}: error {code} of the driver")
 
     def make_block(self, size: int) -> DeviceBlock:
-        """Return a new block of at least ``size`` bytes of GPU memory, with an open file with which another process can
+        """Return a new block of at least ``size`` bytes of GPU memory. It has an open file by which another process can
         map it.
 
-        Raises torch.OutOfMemoryError.
+        Raise ``torch.OutOfMemoryError`` if there is too little memory.
         """
         size = -(-size // GRAIN) * GRAIN
         wanted, handle, file = _Properties(1, 1, _Location(1, self._number)), c_uint64(), c_int()
@@ -184,8 +188,8 @@ class DeviceDriver:
         return self._map(handle, size, file.value)
 
     def receive_block(self, file: int, size: int) -> DeviceBlock:
-        """Return the GPU block of ``size`` bytes that another process has sent as the open file ``file``, mapped in
-        this process.
+        """Return the GPU block of ``size`` bytes that another process has sent as the open file ``file``. It is mapped
+        in this process.
         """
         handle = c_uint64()
         self.call("cuMemImportFromShareableHandle", byref(handle), c_void_p(file), c_int(1))
@@ -193,7 +197,7 @@ class DeviceDriver:
 
     def _map(self, handle: c_uint64, size: int, file: int) -> DeviceBlock:
         """Return the physical GPU memory of ``handle`` as a block that is mapped for reading and writing. ``file`` is
-        its shareable file or -1.
+        its shareable file, or -1.
         """
         address, access = c_uint64(), _Access(_Location(1, self._number), 3)
         self.call("cuMemAddressReserve", byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0))
@@ -208,8 +212,9 @@ class DeviceDriver:
         return base.value, size.value
 
     def export_allocation(self, address: int) -> tuple[bytes, int]:
-        """Return a handle with which another process can open the GPU memory that torch has allocated around
-        ``address``, and the offset of the address in it. Handles are cached.
+        """Return (handle, offset) of the GPU memory that torch has allocated around ``address``.
+
+        Another process can open the memory by the handle. The offset is that of ``address`` in it. Handles are cached.
         """
         base, number = self.allocation_of(address)[0], c_uint64()
         self.call("cuPointerGetAttribute", byref(number), c_int(BUFFER_ID), c_uint64(base))
@@ -220,8 +225,8 @@ class DeviceDriver:
         return self._exported[number.value], address - base
 
     def open_allocation(self, handle: bytes) -> DeviceBlock:
-        """Return the GPU allocation of another process that ``handle`` names, mapped in this process. Raises
-        DeviceError for a handle that names no allocation.
+        """Return the GPU allocation of another process that ``handle`` names, mapped in this process. Raise
+        ``DeviceError`` if the handle names no allocation.
         """
         address = c_uint64()
         named = _Handle.from_buffer_copy(handle.ljust(HANDLE_BYTES, b"\0"))
@@ -229,7 +234,7 @@ class DeviceDriver:
         return DeviceBlock(self, address.value, self.allocation_of(address.value)[1])
 
     def wait_for_word(self, block: DeviceBlock, at: int) -> None:
-        """Let the current CUDA stream wait until the 32-bit word at offset ``at`` of the block is at least 1."""
+        """Make the current CUDA stream wait until the 32-bit word at offset ``at`` of the block is at least 1."""
         stream = c_void_p(torch.cuda.current_stream().cuda_stream)
         self.call("cuStreamWaitValue32_v2", stream, c_uint64(block.address + at), c_uint(1), c_uint(0))
 
@@ -243,7 +248,7 @@ class DeviceDriver:
         torch.cuda.synchronize()
 
     def empty_caches(self) -> None:
-        """Queue a write of more memory than the GPU's caches hold, with a random value, so that later kernels find cold
+        """Queue a write of a random value to more memory than the GPU's caches hold. Later kernels then find cold
         caches.
         """
         if self._room is None:
@@ -258,12 +263,12 @@ class DeviceDriver:
 
     @contextmanager
     def other_stream(self) -> Iterator[None]:
-        """Return a context in which a new CUDA stream is current, which waits for no other stream."""
+        """Return a context in which a new CUDA stream is current. It waits for no other stream."""
         with torch.cuda.stream(torch.cuda.Stream()):
             yield
 
     def free_bytes(self) -> int:
-        """Return the free bytes of the GPU, after torch's cache of freed memory in this process was emptied."""
+        """Return the free bytes of the GPU. Torch's cache of freed memory in this process is emptied first."""
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
 
@@ -277,20 +282,20 @@ class DeviceDriver:
 
 @cache
 def device_driver() -> DeviceDriver:
-    """Return the CUDA driver of this process, which is made at the first call."""
+    """Return the CUDA driver of this process. It is made at the first call."""
     return DeviceDriver()
 
 
 class OpenedAllocations:
-    """The allocations of another process that this process has mapped, each with the number of its users."""
+    """The GPU allocations of another process that this process has mapped. Each has the number of its users."""
 
     def __init__(self) -> None:
         """Start with no allocation mapped."""
         self._opened: dict[bytes, tuple[DeviceBlock, int]] = {}
 
     def take(self, handle: bytes) -> DeviceBlock:
-        """Return the GPU allocation of another process with this handle, mapped at its first use, and count one more
-        user. Raises DeviceError.
+        """Return the GPU allocation of another process with this handle, and count one more user. It is mapped at its
+        first use. Raise ``DeviceError`` if it cannot be mapped.
         """
         block, users = self._opened.get(handle, (None, 0))
         block = block or device_driver().open_allocation(handle)
@@ -298,11 +303,11 @@ class OpenedAllocations:
         return block
 
     def find(self, handle: bytes) -> DeviceBlock:
-        """Return the mapped GPU allocation with this handle. Raises KeyError if it has no user."""
+        """Return the mapped GPU allocation with this handle. Raise ``KeyError`` if it has no user."""
         return self._opened[handle][0]
 
     def drop(self, handle: bytes) -> None:
-        """Count one user less of the GPU allocation with this handle, and unmap it after the last one."""
+        """Count one user less of the GPU allocation with this handle. It is unmapped after its last user."""
         block, users = self._opened.pop(handle)
         if users > 1:
             self._opened[handle] = block, users - 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import mmap
 import os
 import signal
@@ -19,15 +20,10 @@ import threading
 import time
 from pathlib import Path
 
+from shiplap.sandbox.launcher_environment import LAUNCHER_VARIABLES, SECRET_VARIABLE
 from shiplap.sandbox.proc_filesystem import stat_fields
 from shiplap.sandbox.protocol import ImportModule
-from shiplap.sandbox.supervisor import (
-    LAUNCHER_VARIABLES,
-    SECRET_VARIABLE,
-    MemorySpan,
-    ProcessEnded,
-    SandboxLauncher,
-)
+from shiplap.sandbox.supervisor import MemorySpan, ProcessEnded, SandboxLauncher
 
 START_S = 20.0  # seconds in which the fork replies; a lock that another thread held may keep it from that
 FIRST_FREE_FILE = 3
@@ -38,7 +34,7 @@ MEMORY_FILES = ("/dev/shm/", "/dev/zero")  # below /dev, and no memory of a devi
 
 
 class _ForkedProcess:
-    """The part of ``subprocess.Popen`` that a launcher uses, for a fork."""
+    """The part of ``subprocess.Popen`` that a launcher uses, for a fork of this program."""
 
     def __init__(self, pid: int) -> None:
         """Describe the forked process with the id ``pid``, which has not ended."""
@@ -50,13 +46,13 @@ class _ForkedProcess:
         return self._wait(os.WNOHANG)
 
     def wait(self) -> int | None:
-        """Wait until the process has ended, and return its exit status, None if another part of the program has waited
-        for it.
+        """Wait until the process has ended, and return its exit status. Return None if another part of the program has
+        waited for it.
         """
         return self._wait(0)
 
     def _wait(self, how: int) -> int | None:
-        """Call ``waitpid`` with the option ``how`` unless the exit status is known, and return the status, None while
+        """Call ``waitpid`` with the option ``how`` unless the exit status is known. Return the status, or None while
         the process runs.
         """
         if self.returncode is None:
@@ -73,11 +69,11 @@ class _ForkedProcess:
 
 
 class ForkedLauncher(SandboxLauncher):
-    """A launcher that starts as a fork of this program."""
+    """A launcher (the process that forks sandboxed processes) that is itself a fork of this program."""
 
     def _start(self) -> socket.socket:
-        """Fork this program as the launcher and return the connection to it. Raises ProcessEnded if the fork does not
-        reply.
+        """Fork this program as the launcher and return the connection to it. Raise ``ProcessEnded`` if the fork does
+        not reply.
         """
         if self._over:
             raise ProcessEnded("the time is over")
@@ -112,12 +108,15 @@ class ForkedLauncher(SandboxLauncher):
 
 
 def _serve_alone(handle: int, folder: str) -> None:
-    """Serve requests on the connection ``handle`` in a fork of the program, after its secrets, shared memory and open
-    files were removed.
+    """Serve requests on the connection ``handle`` in a fork of this program. Its secrets, shared memory and open files
+    are removed first.
     """
     from shiplap.sandbox.launcher import close_files, serve_forks
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A finalizer of the program's garbage may wait for a thread that does not exist here. ``serve_forks`` freezes what
+    # exists and lets the collector run again.
+    gc.disable()
     _forget_secrets()
     os.environ.update(LAUNCHER_VARIABLES)
     _make_memory_private()
@@ -129,10 +128,10 @@ def _serve_alone(handle: int, folder: str) -> None:
 
 
 def _forget_secrets() -> None:
-    """Remove the environment variables that may hold a secret, and overwrite their values in the process's initial
-    environment.
+    """Remove the environment variables that may hold a secret, and overwrite their values in the initial environment of
+    the process.
 
-    ``/proc/self/environ`` shows that memory, whatever was removed since.
+    ``/proc/self/environ`` shows that memory, even for variables that were removed.
     """
     for name in [name for name in os.environ if SECRET_VARIABLE.search(name)]:
         del os.environ[name]
@@ -145,10 +144,11 @@ def _forget_secrets() -> None:
 
 
 def _make_memory_private() -> None:
-    """Replace all memory mappings that the fork shares with the program, such as a file that is mapped for writing, by
-    private copies. Raises OSError where one stays shared.
+    """Replace all memory mappings that the fork shares with the original program by private copies. Raise ``OSError``
+    if one stays shared.
 
-    No rule for files keeps a process from writing what is mapped already. Memory of devices is unmapped.
+    Such a mapping is a file that is mapped for writing, for example. No rule for files keeps a process from writing to
+    it. Memory of devices is unmapped.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -171,7 +171,9 @@ def _make_memory_private() -> None:
 
 
 def _open_same(name: str, inode: int) -> int:
-    """Return a read-only descriptor of the file ``name``, or -1 if it has another inode or cannot be opened."""
+    """Return a read-only descriptor of the file ``name``. Return -1 if the file has another inode or cannot be
+    opened.
+    """
     with contextlib.suppress(OSError):
         file = os.open(name, os.O_RDONLY)
         if os.fstat(file).st_ino == inode:
@@ -181,8 +183,8 @@ def _open_same(name: str, inode: int) -> int:
 
 
 def _copy_memory(libc: ctypes.CDLL, first: int, length: int) -> None:
-    """Replace ``length`` bytes of shared memory at the address ``first``, which have no file, by a private copy. Raises
-    OSError where they stay shared.
+    """Replace ``length`` bytes of shared memory at the address ``first``, which belong to no file, by a private copy.
+    Raise ``OSError`` if they stay shared.
     """
     copy = mmap.mmap(-1, length, mmap.MAP_PRIVATE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(copy))
@@ -197,8 +199,8 @@ def _copy_memory(libc: ctypes.CDLL, first: int, length: int) -> None:
 
 
 def _check_mapped(address: int | None) -> None:
-    """Raise OSError if ``address``, the result of mmap or mremap, says that the call failed: the fork must not go on
-    with shared memory.
+    """Raise ``OSError`` if ``address``, the result of mmap or mremap, says that the call failed. The fork must not
+    continue with shared memory.
     """
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), f"memory stays shared: {os.strerror(ctypes.get_errno())}")

@@ -30,8 +30,8 @@ class FunctionParts(NamedTuple):
         return cls(function, function.__code__, function.__defaults__, dict(keywords) if keywords else None, held)
 
     def changed_part(self) -> str:
-        """Return the name of the first part of the function that was replaced since, such as ``the code``, or an empty
-        text.
+        """Return the name of the first part of the function that was replaced since the record was made, such as ``the
+        code``. Return an empty text if there is none.
 
         A function in the closure may be replaced by another function of Python or torch.
         """

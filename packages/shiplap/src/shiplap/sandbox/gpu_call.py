@@ -27,14 +27,14 @@ PROBED_ELEMENTS = 1024  # elements of a result that are read as soon as the call
 
 @dataclass(frozen=True)
 class QueuedCall:
-    """The outcome of one call.
+    """The outcome of one call on a GPU.
 
     Attributes:
         result: the returned values, in order.
-        structure: how they lie in each other.
+        structure: the tuples, lists and dicts in which they are nested, as text.
         seen: the results as the next kernel on the same stream reads them.
-        clock: nanoseconds. ``spent`` is the time of the host until the call's own stream was done, ``device`` the time
-        by events, and ``late`` the time for which other streams still worked.
+        clock: times in nanoseconds. ``spent`` is the time of the host until the call's own stream was done. ``device``
+            is the time by events. ``late`` is the time for which other streams still worked.
         raced: whether a result or a changed argument was incomplete when the call's own stream was done.
     """
 
@@ -46,8 +46,10 @@ class QueuedCall:
 
 
 def call_in_queue(target: Callable[..., Any], args: list[Any]) -> QueuedCall:
-    """Flush the caches, call ``target`` on ``args``, read its results on the stream of the call, and return results and
-    times. Raises RuntimeError if the call leaves another stream current.
+    """Flush the caches, call ``target`` on ``args``, and read its results on the stream of the call. Return the results
+    and the times.
+
+    Raise ``RuntimeError`` if the call leaves another stream current.
     """
     start, end, last = (torch.cuda.Event(enable_timing=True) for _ in range(3))
     flush = torch.empty(FLUSHED, dtype=torch.uint8, device=DEVICE)
@@ -95,8 +97,9 @@ def _on_device(value: Any) -> bool:
 
 
 def _probe_elements(result: Tensor) -> tuple[int, int, Tensor]:
-    """Return the first index, the step and a copy of the values of evenly spaced elements of a result. The first index
-    is random, so that the code under test cannot foresee which elements are read.
+    """Return the first index, the step and a copy of the values of evenly spaced elements of a result.
+
+    The first index is random, so that the code under test cannot foresee which elements are read.
     """
     step = max(1, result.numel() // PROBED_ELEMENTS)
     at = randrange(step)
@@ -104,7 +107,7 @@ def _probe_elements(result: Tensor) -> tuple[int, int, Tensor]:
 
 
 def _every_nth_element(result: Tensor, at: int, step: int) -> Tensor:
-    """Return a view or copy of every ``step``-th element of the flattened result, from index ``at`` on."""
+    """Return every ``step``-th element of the flattened result from index ``at`` on, as a view or a copy."""
     return result.detach().reshape(-1)[at::step]
 
 

@@ -70,8 +70,8 @@ BACKEND_FLAGS = (  # flags of torch.backends that select the algorithms of other
 
 
 def _backend_flag(path: str) -> Any:
-    """Return the value of the flag ``path`` of ``torch.backends``: None if this torch has none, ``"mixed"`` if torch
-    refuses to report it.
+    """Return the value of the flag ``path`` of ``torch.backends``. Return None if this torch has no such flag, and
+    ``"mixed"`` if torch refuses to report it.
     """
     value: Any = torch.backends
     for name in path.split("."):
@@ -83,7 +83,7 @@ def _backend_flag(path: str) -> Any:
 
 
 def _matmul_precision() -> str:
-    """Return the precision of float32 products, or ``"mixed"`` if torch refuses to report it."""
+    """Return the precision of float32 matrix products, or ``"mixed"`` if torch refuses to report it."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # two ways to set it were mixed
@@ -91,8 +91,8 @@ def _matmul_precision() -> str:
 
 
 def _monitoring_tools() -> tuple[Any, ...]:
-    """Return the tool registered for each of the six ids of ``sys.monitoring``, an empty tuple on a Python
-    without it.
+    """Return the tool that is registered for each of the six ids of ``sys.monitoring``. Return an empty tuple on a
+    Python without it.
     """
     monitoring = getattr(sys, "monitoring", None)
     return tuple(monitoring.get_tool(number) for number in range(6)) if monitoring is not None else ()
@@ -107,7 +107,7 @@ def _working_folder() -> str:
 
 
 def _read_umask() -> int:
-    """Return the umask, which can be read only by setting it."""
+    """Return the umask of this process. It can be read only by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -120,8 +120,8 @@ def _is_trusted_finder(finder: Any) -> bool:
 
 
 def read_interpreter_state() -> dict[str, Any]:
-    """Return by name the settings of this process that a call must leave unchanged, such as torch's default dtype,
-    signal handlers and resource limits.
+    """Return, by name, the settings of this process that a call must leave unchanged. Examples are torch's default
+    dtype, signal handlers and resource limits.
     """
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     return {
@@ -173,7 +173,9 @@ def changed_interpreter_state(before: dict[str, Any]) -> list[str]:
 
 
 class InterpreterWatch:
-    """Records reads of frames and objects from its creation on, with an audit hook that cannot be removed."""
+    """A record of reads of frames and objects of other code. It begins when it is created, by an audit hook that cannot
+    be removed.
+    """
 
     def __init__(self) -> None:
         """Record the present settings and install a Python audit hook, which cannot be removed again."""
@@ -184,27 +186,29 @@ class InterpreterWatch:
 
     def reset(self) -> None:
         """Drop all observations and take the present settings as the expected ones. This is called after the imports of
-        the user's own modules, which may change settings.
+        the user's own modules, since they may change settings.
         """
         self._looked.clear()
         self._before = read_interpreter_state()
 
     def loaded(self) -> None:
-        """Take the present seed of torch as the expected one. Loading the code under test has set it, to initialise
+        """Take the present seed of torch as the expected one. Loading the code under test has set it to initialise
         parameters.
         """
         self._before["torch.initial_seed"] = torch.initial_seed()
 
     def read_observations(self) -> dict[str, list[str]]:
-        """Return under ``looked`` the names of the frame and object accessors that the code under test has used, and
-        under ``left`` the names of the settings that it has left changed.
+        """Return what the code under test has done, as lists of names.
+
+        ``looked`` has the frame and object accessors that it has used. ``left`` has the settings that it has left
+        changed.
         """
         frozen = ["gc.freeze"] if gc.get_freeze_count() > self._frozen else []
         return {"looked": list(self._looked), "left": changed_interpreter_state(self._before) + frozen}
 
     def _record_event(self, event: str, args: tuple[Any, ...]) -> None:
-        """Handle an event of Python's audit hook: record its name in ``_looked`` if the code under test has read frames
-        or objects of other code.
+        """Handle an event of Python's audit hook. Its name is recorded in ``_looked`` if the code under test has read
+        frames or objects of other code.
         """
         if event in EVENTS:
             what = event
@@ -224,8 +228,8 @@ class InterpreterWatch:
 
     @contextmanager
     def record_calls(self) -> Iterator[None]:
-        """Return a context in which a profile function also records calls of watched C functions, which raise no audit
-        event.
+        """Return a context in which a profile function also records calls of watched C functions. Such calls raise no
+        audit event.
         """
         before = sys.getprofile()
         sys.setprofile(self._record_call)
@@ -235,8 +239,8 @@ class InterpreterWatch:
             sys.setprofile(before)
 
     def _record_call(self, frame: FrameType, event: str, function: Any) -> None:
-        """Profile function for ``sys.setprofile``: record the name of a watched function, such as one that reads
-        frames, if the code under test calls it.
+        """Handle an event of the profile function. The name of a watched function, such as one that reads frames, is
+        recorded if the code under test calls it.
         """
         if event not in ("call", "c_call"):
             return
@@ -249,9 +253,11 @@ class InterpreterWatch:
             self._looked[name] = None
 
     def _is_foreign(self, frame: FrameType | None) -> bool:
-        """Return whether code under test made the call in ``frame``: the first frame from there outwards that is not a
-        library function which reads frames for its callers runs code that is neither Python's, an installed package's
-        nor Shiplap's.
+        """Return whether code under test made the call in ``frame``.
+
+        The frames are searched from there outwards. Library functions that read frames for their callers are skipped.
+        The code of the next frame counts as code under test if it is neither Python's, an installed package's nor
+        Shiplap's.
         """
         while frame is not None:
             code = frame.f_code

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import resource
+import stat
 import struct
 import sys
 from collections.abc import Iterable
@@ -30,19 +32,33 @@ ld.so.cache ld.so.conf ld.so.conf.d nsswitch.conf passwd group localtime timezon
 os-release debian_version hosts host.conf mime.types ssl/openssl.cnf pki/tls/openssl.cnf crypto-policies OpenCL vulkan
 glvnd nvidia python3 python3.11 python3.12 python3.13 python3.14
 """
-MACHINE = "cpuinfo meminfo stat version filesystems loadavg uptime devices driver modules sys"
+MACHINE = """
+cpuinfo meminfo stat version filesystems loadavg uptime devices modules sys/kernel/osrelease sys/kernel/ostype
+sys/kernel/version sys/kernel/cap_last_cap sys/kernel/ngroups_max sys/kernel/pid_max sys/kernel/threads-max
+sys/kernel/numa_balancing sys/vm/overcommit_memory sys/vm/max_map_count sys/vm/nr_hugepages sys/fs/file-max
+sys/fs/nr_open
+"""
 # Of the process itself. The other names show the sockets and the file systems of the whole machine.
 OWN = """
 auxv cgroup cmdline comm environ exe fdinfo io limits maps numa_maps oom_score schedstat smaps smaps_rollup stat statm
 status
 """
-HARDWARE = "devices class bus module dev kernel/mm fs/cgroup"
+# Of processors and their memory. Root may read more, and some files of /sys change something when they are read.
+HARDWARE = """
+kernel/mm/transparent_hugepage kernel/mm/hugepages devices/system/cpu/[a-z]* devices/system/cpu/cpu*/topology
+devices/system/cpu/cpu*/cache devices/system/cpu/cpu*/regs devices/system/cpu/cpu*/cpu_capacity
+devices/system/cpu/cpu*/cpufreq devices/system/node/[a-z]* devices/system/node/node*/cpu*
+devices/system/node/node*/distance devices/system/node/node*/meminfo devices/system/node/node*/hugepages
+"""
+NUMBERED = re.compile(r"(cpu|node)\d+")
+DEVICE_HARDWARE = "devices class bus module dev"  # what the driver of an accelerator looks up
+LISTED_HARDWARE = ("/sys/devices/system", "/sys/kernel/mm")  # of which a process may see the names alone
 SYSTEM_PLACES = (
     *PROGRAMS,
     *(f"/etc/{name}" for name in SETTINGS.split()),
     *(f"/proc/{name}" for name in MACHINE.split()),
     *(f"/proc/self/{name}" for name in OWN.split()),
-    *(f"/sys/{name}" for name in HARDWARE.split()),
+    "/sys/fs/cgroup",
 )
 DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 MAX_FILES = 1024  # open files of a process: pipes and sockets hold memory of Linux, which counts for no process
@@ -70,17 +86,54 @@ class SandboxPolicy:
     hidden: tuple[str, ...] = ()
 
 
-def readable_places() -> list[str]:
-    """Return the existing files and folders from which Python, its packages and the system libraries are read."""
-    places = [*SYSTEM_PLACES, sys.prefix, sys.base_prefix, *(p for p in sys.path if p)]
+def readable_places(*, device: bool = False) -> list[str]:
+    """Return the existing files and folders from which Python, its packages and the system libraries are read, and with
+    ``device`` the driver of an accelerator.
+    """
+    places = [*SYSTEM_PLACES, *hardware_places(), sys.prefix, sys.base_prefix, *(p for p in sys.path if p)]
     # An editable install may be a link to a folder elsewhere, which must be readable itself.
+    places += [f"/sys/{name}" for name in DEVICE_HARDWARE.split()] + ["/proc/driver"] if device else []
     places += [os.path.realpath(spec) for spec in places if os.path.islink(spec)]
     return [p for p in dict.fromkeys(places) if os.path.exists(p)]
 
 
+def hardware_places() -> list[str]:
+    """Return the files and folders below ``/sys`` that a process may read: root may read nothing there that is hidden
+    from others.
+    """
+    found = (path for pattern in HARDWARE.split() for path in Path("/sys").glob(pattern))
+    return [str(part) for path in found if not NUMBERED.fullmatch(path.name) for part in _open_parts(path)]
+
+
+def _open_parts(path: Path) -> list[Path]:
+    """Return ``path`` if everybody may read what its owner may read there, or else the parts of it for which that
+    holds.
+    """
+    try:
+        if not path.is_dir():
+            return [path] if path.stat().st_mode & stat.S_IROTH else []
+        inside = {part: _open_parts(part) for part in path.iterdir() if not part.is_symlink()}
+        hidden = [part for part, shown in inside.items() if shown != [part] and part.stat().st_mode & stat.S_IRUSR]
+    except OSError:
+        return []
+    return [part for shown in inside.values() for part in shown] if hidden else [path]
+
+
+def start_removal(folder: str) -> int:
+    """Start a process that removes a folder in which a sandboxed process has written, with all it holds, and return its
+    id. Raises OSError where none can be started.
+
+    ``rm`` descends to any depth and follows no links. Folders that their owner cannot list are made so first.
+    """
+    script = 'rm -rf -- "$0" || { chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }'
+    # Its errors have names that the sandboxed process has chosen. A shell that redirects needs one more descriptor.
+    unsaid = [(os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
+    return os.posix_spawnp("sh", ["sh", "-c", script, folder], os.environ, file_actions=unsaid)
+
+
 def lock_process(cell: SandboxPolicy) -> dict[str, str]:
-    """Restrict this process for good by resource limits, dropped capabilities, Landlock and seccomp. Return for each an
-    empty text, or the reason why it is not in force.
+    """Restrict this process for good by resource limits, dropped capabilities, Landlock and seccomp. Return, for each
+    of these, an empty text or the reason why it is not in force.
     """
     # Files in the scratch folder are for this user alone.
     os.umask(0o077)
@@ -108,7 +161,7 @@ def _set_resource_limits(cell: SandboxPolicy) -> str:
     """Forbid core dumps, and limit the length of written files and the number of open ones. Return an empty text or the
     error.
 
-    When memory runs out, Linux ends this process before others.
+    The process is also marked as the first one that Linux ends when memory runs out.
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -126,8 +179,8 @@ def _set_resource_limits(cell: SandboxPolicy) -> str:
 def _drop_capabilities() -> str:
     """Drop all Linux capabilities of this process. Return an empty text or the error.
 
-    Root has them, and so may another user in a container. Root without them still owns many files, which Landlock
-    protects.
+    Root has capabilities, and another user in a container may have them. Root without them still owns many files, which
+    Landlock protects.
     """
     number = CAPSET.get(os.uname().machine)
     if number is None:
@@ -141,11 +194,10 @@ def _drop_capabilities() -> str:
 
 
 def _restrict_files(cell: SandboxPolicy) -> str:
-    """Restrict this process to files of the policy by Landlock: it reads the readable places and writes the scratch
-    folder.
+    """Restrict this process by Landlock to reading the readable places and writing the scratch folder. Return an empty
+    text or the error.
 
-    Signals and abstract sockets stay within the domain where the kernel supports that. Return an empty text or the
-    error.
+    If the kernel supports it, signals and abstract sockets stay within the process and its descendants, too.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(CREATE, None, 0, VERSION)
@@ -159,10 +211,10 @@ def _restrict_files(cell: SandboxPolicy) -> str:
         return f"Landlock: {os.strerror(ctypes.get_errno())}"
     try:
         reads = EXECUTE | READ | LIST | (IOCTL & every)
-        shown = [p for p in readable_places() if p not in cell.hidden]
+        shown = [p for p in readable_places(device=cell.device) if p not in cell.hidden]
         for place in (*shown, *cell.readable):
             _allow_access(libc, rules, place, reads)
-        for folder in ("/proc/self", *(("/dev",) if cell.device else ())):
+        for folder in ("/proc/self", *LISTED_HARDWARE, *(("/dev",) if cell.device else ())):
             _allow_access(libc, rules, folder, LIST)  # names only: root owns the disks
         for place in (cell.scratch, *DEVICE_FILES, *(_accelerator_places() if cell.device else ())):
             _allow_access(libc, rules, place, every)
@@ -179,14 +231,14 @@ def _restrict_files(cell: SandboxPolicy) -> str:
 def _accelerator_places() -> Iterable[str]:
     """Return the device files of accelerators, and the process's own folder in ``/proc``.
 
-    The driver of CUDA does not start if it cannot write there.
+    The CUDA driver does not start if it cannot write to that folder.
     """
     return [*(str(p) for pattern in ("nvidia*", "dri/*") for p in Path("/dev").glob(pattern)), "/proc/self"]
 
 
 def _allow_access(libc: ctypes.CDLL, rules: int, place: str, access: int) -> None:
-    """Add to the Landlock ruleset ``rules`` that ``access`` is allowed at and below ``place``. A place that does not
-    exist is skipped. Raises OSError.
+    """Add a rule to the Landlock ruleset ``rules`` that allows ``access`` at and below ``place``. A place that does not
+    exist is skipped. Raise ``OSError`` if the rule is refused.
     """
     try:
         handle = os.open(place, os.O_PATH | os.O_CLOEXEC)

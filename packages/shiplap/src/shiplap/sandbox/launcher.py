@@ -20,6 +20,7 @@ import sys
 import time
 
 from shiplap.sandbox import child, protocol
+from shiplap.sandbox.landlock import start_removal
 from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -32,13 +33,15 @@ def close_files(first: int) -> None:
 
 
 def main() -> None:
-    """Run the launcher: serve requests on the connection whose descriptor is the first argument of the command."""
+    """Run the launcher. It serves requests on the connection whose descriptor is the first argument of the command."""
     serve_forks(int(sys.argv[1]), os.getcwd())
 
 
 def serve_forks(handle: int, folder: str = "") -> None:
-    """Serve requests to fork sandboxed processes on the connection ``handle`` until it ends. ``folder`` is the
-    supervisor's temporary folder, removed here if the supervisor is killed; empty if it is not known yet.
+    """Serve requests to fork sandboxed processes on the connection ``handle`` until it ends.
+
+    ``folder`` is the supervisor's temporary folder, or empty if it is not known yet. It is removed here if the
+    supervisor is killed.
     """
     child.take_baseline()
     forked = set[int]()
@@ -66,6 +69,7 @@ def serve_forks(handle: int, folder: str = "") -> None:
             forked.clear()
         elif isinstance(message, protocol.ImportModule) and message.module:  # one import here saves one in each fork
             importlib.import_module(message.module)
+            child.take_baseline()
         elif isinstance(message, protocol.Fork):
             _reap_orphans(forked)
             gc.freeze()  # existing objects are not collected in the forks, so their pages stay shared
@@ -86,22 +90,25 @@ def serve_forks(handle: int, folder: str = "") -> None:
 
 
 def _end_groups(forked: set[int], folder: str) -> None:
-    """Kill the process groups of the sandboxed processes ``forked`` and remove the supervisor's ``folder``, after the
-    supervisor, the program that uses the sandbox, was killed. No descendant of a sandboxed process can leave its group.
+    """Kill the process groups of the sandboxed processes ``forked`` and remove the supervisor's ``folder``.
+
+    The supervisor, which is the process that uses the sandbox, was killed. No descendant of a sandboxed process can
+    leave its group.
     """
     for pid in forked:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
     if folder:
         _all_children_gone()  # they write until they have ended
-        with contextlib.suppress(OSError):
-            os.execvp("rm", ["rm", "-rf", "--", folder])  # to any depth, at which shutil ends in RecursionError
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.waitpid(start_removal(folder), 0)
+        except OSError:  # no process can be started
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _wait_for_status(pid: int) -> int:
-    """Wait until a process has ended, and return its ``waitpid`` status, or that of a killed process if it is no child
-    of this one.
+    """Wait until a process has ended, and return its ``waitpid`` status. If it is not a child of this process, return
+    the status of a killed process.
     """
     try:
         return os.waitpid(pid, 0)[1]
@@ -110,8 +117,8 @@ def _wait_for_status(pid: int) -> int:
 
 
 def _reap_orphans(forked: set[int]) -> None:
-    """Wait for the ended processes that this one has adopted and not ``forked`` itself, so that they count for no later
-    sandboxed process.
+    """Wait for the ended processes that this one has adopted and has not ``forked`` itself. They then count for no
+    later sandboxed process.
     """
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in forked:
@@ -132,9 +139,10 @@ def _all_children_gone() -> bool:
 
 
 def _run_forked_child(order: protocol.Fork, handles: list[int], connection: socket.socket) -> None:
-    """Turn this forked child into a sandboxed process that serves requests as ``order`` says. Never returns.
+    """Turn this forked child into a sandboxed process that serves requests as ``order`` says. This function never
+    returns.
 
-    ``handles`` are the connection of the child and the file that it prints into.
+    ``handles`` are the connection of the child and the file into which it prints.
     """
     try:
         # A session and a group of its own, which the supervisor stops and ends as one.

@@ -17,8 +17,9 @@ import tempfile
 import threading
 import time
 
+from shiplap.sandbox.launcher_environment import launcher_environment
 from shiplap.sandbox.protocol import ImportModule, Rest
-from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, launcher_environment, remove_folder
+from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, remove_folder
 
 IDLE_S = 60.0  # seconds for which a launcher waits
 GRACE_S = 30.0  # further seconds after which the launcher ends by itself
@@ -28,8 +29,8 @@ LauncherSurroundings = tuple[object, ...]
 
 
 def _launcher_surroundings() -> LauncherSurroundings:
-    """Return the settings of this program that a launcher inherits when it starts: interpreter, environment, folder,
-    limits, processors, priority and users.
+    """Return the settings of this program that a launcher inherits when it starts. They are the interpreter, the
+    environment variables, the folder, limits, processors, priority and users.
     """
     here = ""
     with contextlib.suppress(OSError):  # a folder that was removed
@@ -41,7 +42,7 @@ def _launcher_surroundings() -> LauncherSurroundings:
 
 
 class IdleLauncher(SandboxLauncher):
-    """A launcher that may rest between two tunings.
+    """A launcher (the process that forks sandboxed processes) that may rest between two tunings.
 
     Attributes:
         resting: whether it waits for its next use.
@@ -54,14 +55,14 @@ class IdleLauncher(SandboxLauncher):
         self._surroundings: LauncherSurroundings = ()
 
     def _start(self) -> socket.socket:
-        """Start the launcher's process, return the connection, and record the settings of the program with which it
-        starts.
+        """Start the launcher's process and return the connection to it. The settings of the program with which it
+        starts are recorded.
         """
         self._surroundings = _launcher_surroundings()
         return super()._start()
 
     def _ready(self) -> socket.socket:
-        """Return the connection to the process, which is woken if it rests, or replaced by a new process if that
+        """Return the connection to the process. A resting process is woken, and is replaced by a new one if that
         fails.
         """
         if self.resting:
@@ -74,7 +75,7 @@ class IdleLauncher(SandboxLauncher):
         return super()._ready()
 
     def fits(self) -> bool:
-        """Return whether the process runs, and was started with the settings that the program has now."""
+        """Return whether the process runs and was started with the settings that the program has now."""
         return (
             self._process is not None
             and self._process.poll() is None
@@ -82,7 +83,7 @@ class IdleLauncher(SandboxLauncher):
         )
 
     def rest(self, seconds: float) -> bool:
-        """Kill all processes that the launcher has started, and let it wait for ``seconds`` before it ends. Return
+        """Kill all processes that the launcher has started, and make it wait for ``seconds`` before it ends. Return
         False if it must not be used again.
         """
         if self.resting:
@@ -101,8 +102,8 @@ class IdleLauncher(SandboxLauncher):
         return self.resting
 
     def forget(self) -> None:
-        """Close the connection of a launcher in a fork of the program without ending the process, which belongs to the
-        parent.
+        """Close the connection of a launcher in a fork of the program. The process is not ended, since it belongs to
+        the parent.
         """
         if self._connection is not None:
             self._connection.close()
@@ -113,7 +114,9 @@ class IdleLauncher(SandboxLauncher):
 
 
 class LauncherPool:
-    """Keeps at most one launcher, safely for threads and forks, and ends it with the program."""
+    """A pool that keeps at most one launcher and ends it with the program. It can be used by threads and across
+    forks.
+    """
 
     def __init__(self, seconds: float = IDLE_S) -> None:
         """Make an empty pool, in which a launcher waits for at most ``seconds``."""
@@ -125,13 +128,13 @@ class LauncherPool:
 
     @property
     def pid(self) -> int:
-        """The id of the launcher process that waits, or -1."""
+        """The id of the launcher process that waits, or -1 if there is none."""
         waiting = self._waiting
         return waiting.pid if waiting is not None else -1
 
     def take(self) -> IdleLauncher:
-        """Remove the waiting launcher from the pool and return it if it can still be used, or else a new one that
-        starts at its first use.
+        """Remove the waiting launcher from the pool and return it if it can still be used. Otherwise return a new one,
+        which starts at its first use.
         """
         launcher = self._swap(None)
         if launcher is not None and launcher.fits():
@@ -141,8 +144,8 @@ class LauncherPool:
         return IdleLauncher()
 
     def leave(self, launcher: IdleLauncher) -> None:
-        """Put a launcher into the pool for the next use, in place of another one, or end it if it must not be used
-        again.
+        """Put a launcher into the pool for the next use. A launcher that waited there before is ended. If ``launcher``
+        must not be used again, it is ended itself.
         """
         if not launcher.rest(self.seconds + GRACE_S):
             launcher.close()
@@ -150,12 +153,12 @@ class LauncherPool:
             other.close()
 
     def end(self) -> None:
-        """End the waiting launcher, if there is one."""
+        """End the waiting launcher. Do nothing if there is none."""
         if (launcher := self._swap(None)) is not None:
             launcher.close()
 
     def _swap(self, launcher: IdleLauncher | None) -> IdleLauncher | None:
-        """Let ``launcher`` (or none) wait in the pool from now on with a new timer, and return the launcher that waited
+        """Make ``launcher`` (or none) wait in the pool from now on with a new timer. Return the launcher that waited
         before.
         """
         timer = None
@@ -180,14 +183,14 @@ class LauncherPool:
         launcher.close()
 
     def _register_hooks(self) -> None:
-        """Register, once, that the waiting launcher ends with the program and is dropped in forks of it."""
+        """Register, once, that the waiting launcher ends with the program and is dropped in forks of the program."""
         if not self._known:
             self._known = True
             atexit.register(self.end)
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Drop the waiting launcher and the lock in a fork of this program, without ending the launcher."""
+        """Drop the waiting launcher and the lock in a fork of this program. The launcher's process is not ended."""
         waiting, self._waiting, self._timer, self._lock = self._waiting, None, None, threading.Lock()
         if waiting is not None:
             waiting.forget()

@@ -21,8 +21,9 @@ added_folders: set[str] = set()  # folders that this module has put on sys.path
 
 
 def load_module(home: str) -> ModuleType:
-    """Return the imported module named ``home``, or the module of the file ``home`` (ending in ``.py``), run anew,
-    whose folder is put first on ``sys.path``.
+    """Return the module ``home``, which is the name of a module or a file that ends in ``.py``.
+
+    A module is imported. A file is run anew, with its folder first on ``sys.path``.
     """
     if not home.endswith(".py"):
         return importlib.import_module(home)
@@ -41,8 +42,8 @@ def load_module(home: str) -> ModuleType:
 
 
 def load_named(home: str, names: Sequence[str]) -> Any:
-    """Return the value of the first of these dotted names that exists in the module or file ``home``. Raises
-    AttributeError if none does.
+    """Return the value of the first of these dotted names that exists in the module or file ``home``. Raise
+    ``AttributeError`` if none of them exists.
     """
     module = load_module(home)
     for name in names:
@@ -56,8 +57,10 @@ def load_named(home: str, names: Sequence[str]) -> Any:
 
 def build_callable(value: Any, init: Sequence[Any], state: Mapping[str, Any], seed: int) -> Any:
     """Return an instance of the class ``value``, constructed with the arguments ``init`` after torch was seeded with
-    ``seed``, and with the parameters and buffers ``state`` loaded if it is a module. A value that is no class is
-    returned as it is.
+    ``seed``.
+
+    If the instance is a module, the parameters and buffers in ``state`` are loaded into it. A value that is not a class
+    is returned unchanged.
     """
     if not isinstance(value, type):
         return value
@@ -70,8 +73,8 @@ def build_callable(value: Any, init: Sequence[Any], state: Mapping[str, Any], se
 
 
 def load_parameters(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
-    """Load the values of ``state`` into the parameters and buffers of a module. Return False, and change nothing, if it
-    lacks one of the names.
+    """Load the values of ``state`` into the parameters and buffers of a module. If the module lacks one of the names,
+    change nothing and return False.
     """
     if not isinstance(made, torch.nn.Module) or not state.keys() <= made.state_dict().keys():
         return False
@@ -80,13 +83,13 @@ def load_parameters(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
 
 
 def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that takes all arguments of the op by position, in the order of its schema, and calls ``call``
-    with keyword-only ones by name.
+    """Return a function that takes all arguments of the op by position, in the order of its schema. It calls ``call``
+    with the keyword-only ones by name.
     """
 
     def positional(*args: Any) -> Any:
-        """Call the wrapped function with ``args``, all arguments of the op in schema order, and pass the keyword-only
-        ones by name.
+        """Call the wrapped function with ``args``, all arguments of the op in schema order. Keyword-only arguments are
+        passed by name.
         """
         first, named = op.spec.split(args)
         return call(*first, **named)
@@ -95,8 +98,8 @@ def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_requested(target: LoadTarget, init: Sequence[Any], state: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the callable that a request names: a function, an instance of a class, an op or its reference, compiled
-    with ``torch.compile`` if requested.
+    """Return the callable that a request names, compiled with ``torch.compile`` if requested. It is a function, an
+    instance of a class, an op or its reference.
     """
     sys.path[:0] = [p for p in target.path if p not in sys.path]
     value = load_named(target.home, target.names)

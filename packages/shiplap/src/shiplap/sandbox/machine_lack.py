@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import resource
+import tempfile
 import threading
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from shiplap.sandbox.landlock import MAX_FILES
 from shiplap.sandbox.supervisor import SandboxedProcess
 
 FREE_NAMES = 64  # a disk with fewer is full, unless it does not count them
+QUOTA_TRIAL_BYTES = 1 << 16
 LACK_TEXTS = {
     errno.EMFILE: "Too many open files(?! in system)",
     errno.ENFILE: "Too many open files in system",
@@ -26,8 +28,8 @@ LACK_TEXTS = {
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that a new process could use: the least of the machine's available memory and the
-    limits of this process.
+    """Return the bytes of memory that a new process could use. They are the least of the machine's available memory and
+    the limits of this process.
     """
     left = [
         int(line.split()[1]) << 10
@@ -46,15 +48,15 @@ def is_lack(e: Exception) -> bool:
 
 
 def _is_short_of(kind: int, wanted: int) -> bool:
-    """Return whether the hard resource limit ``kind`` of this process, which its children inherit, is lower than
-    ``wanted``.
+    """Return whether the hard resource limit ``kind`` of this process is lower than ``wanted``. The children of the
+    process inherit the limit.
     """
     most = resource.getrlimit(kind)[1]
     return most != resource.RLIM_INFINITY and most < wanted
 
 
 def _starts_no_thread() -> bool:
-    """Return whether an attempt to start a thread in this process fails."""
+    """Return whether this process cannot start another thread. It tries to start one."""
     try:
         threading.Thread(target=int).start()
     except RuntimeError:
@@ -62,21 +64,38 @@ def _starts_no_thread() -> bool:
     return False
 
 
-def find_lack(text: str, process: SandboxedProcess) -> str:
-    """Return the error ``text`` of a sandboxed process with the name of the resource that the machine lacks, if such a
-    lack explains it, or an empty text.
+def _files_left() -> int:
+    """Return how many more files the machine can open, of all processes together."""
+    used, _, most = map(int, Path("/proc/sys/fs/file-nr").read_text().split())
+    return most - used
 
-    A process that exceeds its own limits gives the same texts. So the machine must have less left than the process may
-    use.
+
+def _exceeds_quota(folder: str) -> bool:
+    """Return whether the user may write no more below a folder."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(QUOTA_TRIAL_BYTES))
+            os.fsync(file.fileno())  # some file systems count a block when they write it
+    except OSError as e:
+        return e.errno == errno.EDQUOT
+    return False
+
+
+def find_lack(text: str, process: SandboxedProcess) -> str:
+    """Return the error ``text`` of a sandboxed process with the name of the resource that the machine lacks. Return an
+    empty text if no lack explains the error.
+
+    A process that exceeds its own limits gives the same texts. The machine must therefore have less left than the
+    process may use.
     """
     disk, bounds = os.statvfs(process.launcher.folder), process.bounds
     full = disk.f_files > 0 and disk.f_favail < FREE_NAMES
     lacks = {
         errno.EMFILE: lambda: _is_short_of(resource.RLIMIT_NOFILE, MAX_FILES),
-        errno.ENFILE: lambda: True,
+        errno.ENFILE: lambda: _files_left() < MAX_FILES * (1 + bounds.processes),
         errno.ENOMEM: lambda: available_memory() < bounds.memory,
         errno.ENOSPC: lambda: full or disk.f_bavail * disk.f_frsize < bounds.file_size,
-        errno.EDQUOT: lambda: True,
+        errno.EDQUOT: lambda: _exceeds_quota(process.launcher.folder),
         errno.EFBIG: lambda: _is_short_of(resource.RLIMIT_FSIZE, bounds.file_size),
         errno.EAGAIN: _starts_no_thread,
     }

@@ -48,8 +48,8 @@ HEAP_TYPE_FLAG = 1 << 9  # flag of a class that is written in Python
 
 
 class _TrustedModules:
-    """Whether a module, given by name, belongs to Python, torch, an installed package or Shiplap. Each is looked up
-    once.
+    """A cache that says whether a module, given by name, belongs to Python, torch, an installed package or Shiplap.
+    Each name is looked up once.
     """
 
     def __init__(self) -> None:
@@ -57,8 +57,8 @@ class _TrustedModules:
         self._known: dict[str, bool] = {}
 
     def __call__(self, module: Any) -> bool:
-        """Return whether the module of this name belongs to Python, torch, an installed package or Shiplap. Answers are
-        cached.
+        """Return whether the module of this name belongs to Python, torch, an installed package or Shiplap. The result
+        is cached.
         """
         name = module if isinstance(module, str) else ""
         if name not in self._known:
@@ -70,9 +70,10 @@ class _TrustedModules:
 
 
 def _trusted_owners(modules: Mapping[str, Any], known: Set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, object) for each module in ``modules`` that is trusted (of Python, torch, an installed package or
-    Shiplap) and each class defined in one, whose attributes the code under test could replace. Objects whose ids are in
-    ``known`` are left out.
+    """Yield (name, object) for each trusted module in ``modules`` and for each class defined in one.
+
+    A trusted module belongs to Python, torch, an installed package or Shiplap. The code under test could replace
+    attributes of these objects. Objects whose ids are in ``known`` are left out.
     """
     seen, folders, trusted = set(known), dict[str, bool](), _TrustedModules()
     for name, value in (("torch.Tensor", torch.Tensor), ("torch.ops.aten", torch.ops.aten)):
@@ -98,7 +99,7 @@ def _trusted_owners(modules: Mapping[str, Any], known: Set[int]) -> Iterator[tup
 
 
 class _FunctionOwner(NamedTuple):
-    """A module or a class, and its attributes, class, bases and functions at one time.
+    """A module or a class, with its attributes, class, bases and functions at one time.
 
     Attributes:
         held: the attributes by name.
@@ -116,8 +117,8 @@ class _FunctionOwner(NamedTuple):
 
     @classmethod
     def of(cls, name: str, value: Any) -> _FunctionOwner:
-        """Return a record of the present attributes of a module or class, of the parts of its functions, and of its
-        tables of functions.
+        """Return a record of a module or class. It holds its present attributes, the parts of its functions, and copies
+        of its dicts of functions.
         """
         held = dict(vars(value))
         is_class = isinstance(value, type)
@@ -136,12 +137,13 @@ class _FunctionOwner(NamedTuple):
 
     @property
     def bases_now(self) -> tuple[type, ...]:
-        """The present bases of the recorded class, an empty tuple for a module."""
+        """The present bases of the recorded class. The tuple is empty for a module."""
         return self.value.__bases__ if isinstance(self.value, type) else ()
 
     def changed(self) -> list[str]:
-        """Return descriptions of the attributes of the module or class that were replaced since the record was made by
-        anything but code of Python, torch or an installed package.
+        """Return descriptions of the attributes of the module or class that were replaced since the record was made.
+
+        Replacements by code of Python, torch or an installed package are left out.
         """
         replaced: list[str] = []
         if type(self.value) is not self.kind and not is_trusted_module(type(self.value)):
@@ -159,8 +161,10 @@ class _FunctionOwner(NamedTuple):
         return [*replaced, *self._tables()]
 
     def _is_lost(self, name: str, now: Any) -> bool:
-        """Return whether ``now``, the present value of the attribute ``name``, is a replacement that is not code of
-        Python, torch or an installed package. In guarded modules and for public constants, any replacement counts.
+        """Return whether ``now``, the present value of the attribute ``name``, is a replacement that counts.
+
+        Code of Python, torch or an installed package does not count as a replacement. In guarded modules and for public
+        constants, any replacement counts.
         """
         before = self.held[name]
         if isinstance(before, ModuleType):
@@ -176,8 +180,9 @@ class _FunctionOwner(NamedTuple):
         return _is_replaced_function(before, now)
 
     def _hides(self, name: str, now: Any) -> bool:
-        """Return whether the added attribute ``name`` hides an attribute of a base class, or a builtin, and its value
-        ``now`` is not code of Python, torch or an installed package.
+        """Return whether the added attribute ``name`` hides an attribute of a base class, or a builtin.
+
+        It does not count if its value ``now`` is code of Python, torch or an installed package.
         """
         if not isinstance(self.value, type):
             before = vars(builtins).get(name)
@@ -192,8 +197,9 @@ class _FunctionOwner(NamedTuple):
         return _is_replaced_function(before, now)
 
     def _tables(self) -> list[str]:
-        """Return the names of the entries of dicts of functions in the module or class that were replaced by functions
-        that are not from Python, torch or an installed package.
+        """Return the names of replaced entries in the dicts of functions of the module or class.
+
+        Replacements by functions of Python, torch or an installed package are left out.
         """
         told = []
         for name, before in self.tables.items():
@@ -210,7 +216,8 @@ class _FunctionOwner(NamedTuple):
 
 
 class FunctionSnapshot:
-    """The functions of all trusted modules at one time.
+    """The functions of all trusted modules at one time. A trusted module belongs to Python, torch, an installed package
+    or Shiplap.
 
     Args:
         known: an earlier snapshot, whose unchanged parts are used again.
@@ -218,8 +225,8 @@ class FunctionSnapshot:
     """
 
     def __init__(self, known: FunctionSnapshot | None = None, *, thorough: bool = False) -> None:
-        """Record the functions of all imported trusted modules. Records of ``known`` that are still valid are shared,
-        and with ``thorough`` the operators of torch are recorded too.
+        """Record the functions of all imported trusted modules. Records of ``known`` that are still valid are shared.
+        With ``thorough``, the operators of torch are recorded, too.
         """
         before: list[_FunctionOwner] = known._owners if known is not None else []
         self._modules = dict(sys.modules)
@@ -229,8 +236,9 @@ class FunctionSnapshot:
         self._thorough = (operators_of_torch(), overloads_of_torch()) if thorough else None
 
     def changed(self) -> list[str]:
-        """Return the names of functions, modules and operators that have been replaced since the snapshot by code that
-        is not from Python, torch or an installed package.
+        """Return the names of functions, modules and operators that have been replaced since the snapshot.
+
+        Replacements by code of Python, torch or an installed package are left out.
         """
         forget_files()  # the cache lies in memory that the candidate can write
         known = self._modules
@@ -248,8 +256,10 @@ class FunctionSnapshot:
         return replaced
 
     def threads(self) -> int:
-        """Return the number of threads other than this one whose stack has a frame of code that is not, unchanged, that
-        of a file of Python, torch, an installed package or Shiplap.
+        """Return the number of threads other than this one that run foreign code.
+
+        Code is foreign if it is not the unchanged code of a file of Python, torch, an installed package or Shiplap. One
+        such frame on the stack of a thread is enough.
         """
         mine, count = threading.get_ident(), 0
         for ident, frame in sys._current_frames().items():
@@ -268,8 +278,8 @@ def _list_descriptors(held: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _is_table(value: dict[Any, Any]) -> bool:
-    """Return whether a dict is a table of functions, that is, neither empty nor huge and with a Python function among
-    its first values.
+    """Return whether a dict is a table of functions. It must be neither empty nor huge, and must have a Python function
+    among its first values.
     """
     return 0 < len(value) < MAX_TABLE_ENTRIES and any(
         type(v) is FunctionType for v in islice(value.values(), PROBED_ENTRIES)
@@ -277,8 +287,8 @@ def _is_table(value: dict[Any, Any]) -> bool:
 
 
 def _is_shared(key: Any) -> bool:
-    """Return whether a key of a table is a class of Python, torch or an installed package, which other code than the
-    candidate's uses too.
+    """Return whether a key of a table is a class of Python, torch or an installed package. Code other than the
+    candidate's uses such a class, too.
     """
     return isinstance(key, type) and is_trusted_module(key)
 
@@ -294,15 +304,16 @@ def _is_invoked(value: Any) -> bool:
 
 
 def _is_function(value: Any) -> bool:
-    """Return whether a value is callable and no class."""
+    """Return whether a value is callable but not a class."""
     return callable(value) and not isinstance(value, type)
 
 
 def _is_replaced_module(name: str, now: Any, before: Any) -> bool:
     """Return whether ``now``, the module of this name in ``sys.modules``, replaces an earlier module or hides one of
-    Python's library with code that is not trusted.
+    Python's library.
 
-    ``before`` is the earlier module of that name, or None.
+    ``before`` is the earlier module of that name, or None. A replacement counts only if it holds code that is not
+    trusted.
     """
     if now is before:
         return False
@@ -315,7 +326,7 @@ def _is_replaced_module(name: str, now: Any, before: Any) -> bool:
 
 
 def _is_removed_module(name: str, module: Any) -> bool:
-    """Return whether a trusted module is no longer in ``sys.modules``, so that the next import would load it again."""
+    """Return whether a trusted module is no longer in ``sys.modules``. The next import would load it again."""
     if name in sys.modules or type(module) is not ModuleType:
         return False
     file = vars(module).get("__file__")
@@ -323,7 +334,9 @@ def _is_removed_module(name: str, module: Any) -> bool:
 
 
 def _is_replaced_function(before: Any, now: Any) -> bool:
-    """Return whether the attribute value ``before`` was callable or inherited and its replacement ``now`` is not a
-    function of Python, torch or an installed package.
+    """Return whether ``now`` replaces a function by a value that is not a function of Python, torch or an installed
+    package.
+
+    ``before`` is the earlier value of the attribute. It must have been callable or inherited.
     """
     return (callable(before) or isinstance(before, INHERITED)) and not is_trusted_function(now)

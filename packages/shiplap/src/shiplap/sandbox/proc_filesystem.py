@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 CALM_SHARE = 0.9  # share of the wall time without waiting from which a request is undisturbed
 CPU_CLOCK = 2  # CPUCLOCK_SCHED, in the clock id of another process: time counted by the scheduler
+PPID, GROUP, SESSION, THREADS = 1, 2, 3, 17  # of ``stat_fields``
+PAGE = os.sysconf("SC_PAGE_SIZE")
+FILE_BYTES = 208 << 10  # the bytes that a socket holds without a reader, by the usual setting; a pipe holds less
+STATUS_SIZE = re.compile(r"^(VmPTE|HugetlbPages|RssShmem):\s+(\d+) kB$", re.MULTILINE)
+NO_FILE = "/dev/zero (deleted)"  # the name that Linux gives to memory that processes share without a file
 
 
 def _read_proc_file(path: str) -> bytes:
-    """Return the first 4,096 bytes of a file under ``/proc``. Raises OSError.
+    """Return the first 4,096 bytes of a file under ``/proc``. Raise ``OSError`` if it cannot be read.
 
     This runs many times for each timed call, so it uses system calls without the layers of ``open``.
     """
@@ -25,8 +32,8 @@ def _read_proc_file(path: str) -> bytes:
 
 
 def stat_fields(pid: int | str) -> list[str]:
-    """Return the fields after the name in ``/proc/PID/stat``: state, ppid, pgrp, session and so on. Empty if the
-    process is gone.
+    """Return the fields after the name in ``/proc/PID/stat``, such as state, parent, process group and session. The
+    list is empty if the process is gone.
 
     While a reply is awaited, this reads the file of every process of the machine, many times a second.
     """
@@ -37,24 +44,39 @@ def stat_fields(pid: int | str) -> list[str]:
         return []
 
 
+def has_ended(stat: Sequence[str]) -> bool:
+    """Return whether a process has ended, by its ``stat_fields``. While other threads run after the first one has
+    ended, Linux shows the state of a process that has ended.
+    """
+    return stat[0] in "ZX" and int(stat[THREADS]) <= 1
+
+
 def list_descendants(root: int, *, dead: bool = False) -> dict[int, int]:
     """Return the living descendants of the process ``root`` as a mapping from process id to process group. Parents come
     before their children.
 
-    With ``dead``, those that have ended and that nobody has waited for are listed, too.
+    With ``dead``, descendants that have ended and for which nobody has waited are listed, too.
     """
     fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
     family = [root]
     for pid in family:
-        family += [child for child, stat in fields.items() if int(stat[1]) == pid and (dead or stat[0] not in "ZX")]
-    return {pid: int(fields[pid][2]) for pid in family[1:]}
+        family += [child for child, stat in fields.items() if int(stat[PPID]) == pid and (dead or not has_ended(stat))]
+    return {pid: int(fields[pid][GROUP]) for pid in family[1:]}
+
+
+def list_session(leader: int) -> list[int]:
+    """Return the ids of the living processes of the session that the process ``leader`` has made, whoever their parents
+    are.
+    """
+    every = ((int(entry), stat_fields(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+    return [pid for pid, stat in every if stat and int(stat[SESSION]) == leader and not has_ended(stat)]
 
 
 def list_stopped_descendants(root: int) -> dict[int, int]:
-    """Return the living descendants of the process ``root`` as ``list_descendants`` does, faster, which is reliable
-    only while all of them are stopped.
+    """Return the living descendants of the process ``root`` as ``list_descendants`` does, but faster.
 
-    Linux lists the children of a process reliably only then, and this list is much shorter than that of all processes.
+    The result is reliable only while all of them are stopped. Linux lists the children of a process reliably only then.
+    This list is much shorter than that of all processes.
     """
     if not os.path.exists(f"/proc/{root}/task/{root}/children"):  # depends on how the kernel was built
         return list_descendants(root)
@@ -62,14 +84,14 @@ def list_stopped_descendants(root: int) -> dict[int, int]:
     parents = [root]
     for pid in parents:
         for child in _list_children(pid):
-            if (stat := stat_fields(child)) and stat[0] not in "ZX" and child not in groups:
-                groups[child] = int(stat[2])
+            if (stat := stat_fields(child)) and not has_ended(stat) and child not in groups:
+                groups[child] = int(stat[GROUP])
                 parents.append(child)
     return groups
 
 
 def _list_children(pid: int) -> list[int]:
-    """Return the process ids of the children of all threads of a process. Empty if it is gone."""
+    """Return the process ids of the children of all threads of a process. The list is empty if the process is gone."""
     pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -80,7 +102,9 @@ def _list_children(pid: int) -> list[int]:
 
 
 def thread_states(pid: int) -> set[str]:
-    """Return the state letters of all threads of a process, such as ``{"R", "S"}``. Empty if the process is gone."""
+    """Return the state letters of all threads of a process, such as ``{"R", "S"}``. The set is empty if the process is
+    gone.
+    """
     try:
         names = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -88,17 +112,64 @@ def thread_states(pid: int) -> set[str]:
     return {stat[0] for name in names if (stat := stat_fields(f"{pid}/task/{name}"))}
 
 
-def resident_bytes(pid: int) -> int:
-    """Return the bytes of physical memory that a process uses, 0 if it is gone."""
+def _living_folder(pid: int) -> str:
+    """Return the folder below ``/proc`` of a process, or of its first thread that has not ended. A first thread that
+    has ended shows neither memory nor open files.
+    """
+    if not _memory_sizes_in(f"/proc/{pid}")[0]:
+        with contextlib.suppress(OSError):
+            threads = (f"/proc/{pid}/task/{name}" for name in os.listdir(f"/proc/{pid}/task"))
+            return next((folder for folder in threads if _memory_sizes_in(folder)[0]), f"/proc/{pid}")
+    return f"/proc/{pid}"
+
+
+def _memory_sizes_in(folder: str) -> tuple[int, int]:
+    """Return the bytes of address space and of physical memory that ``folder``, of a process or thread, shows."""
     try:
-        return int(_read_proc_file(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
+        size, resident = _read_proc_file(f"{folder}/statm").split()[:2]
+        return int(size) * PAGE, int(resident) * PAGE
+    except (OSError, ValueError):
+        return 0, 0
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the bytes of physical memory that a process uses, or 0 if it is gone."""
+    return _memory_sizes_in(f"/proc/{pid}")[1]
+
+
+def read_memory_sizes(pid: int) -> tuple[int, int]:
+    """Return the bytes of a process's address space and those of memory that it holds: physical memory, and what its
+    pipes and sockets can hold, by their number. Zeros if it is gone.
+    """
+    folder = _living_folder(pid)
+    size, resident = _memory_sizes_in(folder)
+    return size, resident + _count_entries(f"{folder}/fd") * FILE_BYTES
+
+
+def unseen_bytes(pids: Iterable[int]) -> int:
+    """Return the bytes of memory that processes hold and that do not count as theirs: page tables, huge pages, and
+    memory without a file that they share and whose pages they have dropped, which frees nothing.
+    """
+    shared, held, resident = dict[str, int](), 0, 0
+    for folder in map(_living_folder, pids):
+        with contextlib.suppress(OSError):
+            status = _read_proc_file(f"{folder}/status").decode(errors="replace")
+            sizes = {name: int(size) << 10 for name, size in STATUS_SIZE.findall(status)}
+            held += sizes.get("VmPTE", 0) + sizes.get("HugetlbPages", 0)
+            resident += sizes.get("RssShmem", 0)
+            mine = dict[str, int]()
+            for line in Path(f"{folder}/maps").read_text(errors="replace").splitlines():
+                if line.endswith(NO_FILE):
+                    spot, _, _, _, inode, *_ = line.split(maxsplit=5)
+                    first, last = (int(side, 16) for side in spot.split("-"))
+                    mine[inode] = mine.get(inode, 0) + last - first
+            shared = {inode: max(mine.get(inode, 0), shared.get(inode, 0)) for inode in mine.keys() | shared.keys()}
+    return held + max(0, sum(shared.values()) - resident)
 
 
 @dataclass(frozen=True)
 class ProcessResources:
-    """The number of open files and of threads of a process, and its bytes of memory in use."""
+    """The number of open files and of threads of a process, and the bytes of its memory in use."""
 
     files: int = 0
     threads: int = 0
@@ -106,15 +177,15 @@ class ProcessResources:
 
 
 def read_process_resources(pid: int) -> ProcessResources:
-    """Return the numbers of open files and threads of a process and its memory in bytes, with zeros for those that
-    Linux does not report.
+    """Return the numbers of open files and threads of a process and its memory in bytes. A number that Linux does not
+    report is 0.
     """
     files, threads = (_count_entries(f"/proc/{pid}/{what}") for what in ("fd", "task"))
     return ProcessResources(files, threads, resident_bytes(pid))
 
 
 def _count_entries(folder: str) -> int:
-    """Return the number of entries of a folder, 0 if it cannot be listed."""
+    """Return the number of entries of a folder, or 0 if it cannot be listed."""
     try:
         return len(os.listdir(folder))
     except OSError:
@@ -123,11 +194,11 @@ def _count_entries(folder: str) -> int:
 
 @dataclass(frozen=True)
 class SchedulerUsage:
-    """Seconds of a process since it started.
+    """The seconds of a process on and without a processor, since it started.
 
     Attributes:
-        ran: on a processor, of all its threads.
-        waited: of one thread, ready to run and without a processor, since others had them all.
+        ran: the seconds that all its threads were on a processor.
+        waited: the seconds that one thread was ready to run and had no processor.
     """
 
     ran: float = 0.0
@@ -136,17 +207,14 @@ class SchedulerUsage:
 
 @dataclass(frozen=True)
 class RequestTime:
-    """Seconds of one request.
+    """The seconds of one request.
 
     Attributes:
-        wall: by the clock of this process, from before the other process was continued until it was stopped. Nothing
-            else
-        counts in favour of a candidate.
-        quiet: an estimate of the time on an idle machine. This is the wall time without the time in which either side
-            waited
-        for a processor, but never less than the processor time divided by the number of cores. A process can make
-            itself
-        wait, so no candidate is credited because of this figure.
+        wall: the time by the clock of this process, from before the other process was continued until it was stopped.
+            Only this time counts in favour of a candidate.
+        quiet: an estimate of the time on an idle machine. It is the wall time without the time in which either side
+            waited for a processor. It is at least the processor time divided by the number of cores. A process can make
+            itself wait, so this time never counts in favour of a candidate.
     """
 
     wall: float
@@ -154,20 +222,20 @@ class RequestTime:
 
     @property
     def undisturbed(self) -> bool:
-        """Whether the process hardly waited for a processor during the request, so that its time can be used."""
+        """Whether the process hardly waited for a processor during the request. If so, its time can be used."""
         return self.quiet >= CALM_SHARE * self.wall
 
     @classmethod
     def of(cls, wall: float, waited: float, ran: float) -> RequestTime:
-        """Return the times of a request: its wall time, and that without the seconds ``waited`` for a processor, but
-        not less than the processor time ``ran`` allows.
+        """Return the times of a request. The second one is the wall time without the seconds ``waited`` for a
+        processor, but at least what the processor time ``ran`` requires.
         """
         return cls(wall, min(wall, max(wall - waited, ran / len(os.sched_getaffinity(0)))))
 
 
 def read_scheduler_usage(pid: int, thread: int) -> SchedulerUsage:
     """Return the processor seconds that a process has used with all its threads, and the seconds that one thread has
-    waited for a processor. Zeros where the kernel does not count.
+    waited for a processor. They are 0 if the kernel does not count them.
     """
     ran = waited = 0.0
     with contextlib.suppress(OSError):
@@ -181,7 +249,7 @@ def read_scheduler_usage(pid: int, thread: int) -> SchedulerUsage:
 def find_mapped_pieces(pid: int, file: tuple[int, int]) -> list[tuple[int, int, int]]:
     """Return ``(address, bytes, offset)`` of each piece of memory in which a process shares a file.
 
-    ``file`` is the device and the inode of the file. Raises OSError.
+    ``file`` is the device and the inode of the file. Raise ``OSError`` if the memory map of the process cannot be read.
     """
     pieces = []
     named = f" {file[1]} "

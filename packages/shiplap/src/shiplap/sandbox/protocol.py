@@ -44,31 +44,32 @@ Nanoseconds = Annotated[float, Meta(ge=0, lt=1e15)]  # NaN is refused as well
 
 
 class BrokenMessage(Exception):
-    """Raised for an invalid message, and for a connection that has ended."""
+    """An error for an invalid message or for a connection that has ended."""
 
 
 # --- the messages -----------------------------------------------------------------------------------------------------
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The base of everything that is sent. The name of the class is its tag."""
+    """The base class of all messages. The name of a class is the tag of its messages."""
 
 
 class Reply(Message, frozen=True):
-    """The base of all replies."""
+    """The base class of all replies."""
 
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 class Request(Message, Generic[ReplyT], frozen=True):
-    """The base of all requests. The parameter is the class of the reply."""
+    """The base class of all requests. Its type parameter is the class of the reply."""
 
 
 class TensorLocation(Message, frozen=True):
-    """A tensor in a file of arguments, at an offset, or in the memory of a process, at an address.
+    """The location of a tensor, at an offset in a file of arguments or at an address in the memory of a process.
 
-    On a GPU, the offset is that in the allocation with the handle ``block``, or in the block of the arguments.
+    On a GPU, the offset is that in the allocation with the handle ``block``. If the handle is empty, it is that in the
+    block of the arguments.
     """
 
     dtype: TypeName
@@ -79,7 +80,7 @@ class TensorLocation(Message, frozen=True):
     block: Annotated[bytes, Meta(max_length=HANDLE_BYTES)] = b""
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there is one stride for each dim."""
+        """Raise ``ValueError`` unless there is one stride for each dim."""
         if len(self.stride) != len(self.shape):
             raise ValueError("not one stride for each dim")
 
@@ -100,7 +101,7 @@ def _describe_form(dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...
 
 
 class Foreign(Message, frozen=True):
-    """A result that is neither a plain tensor nor a number: its class."""
+    """The name of the class of a result that is neither a plain tensor nor a number."""
 
     kind: ReportText
 
@@ -119,7 +120,9 @@ class PackedDict(Message, frozen=True):
 
 
 class PackedText(Message, frozen=True):
-    """A value of another kind as text: ``"dtype"``, ``"device"``, or ``"int"`` for one of more than 64 bits."""
+    """A value of another kind as text. The kind is ``"dtype"``, ``"device"``, or ``"int"`` for an integer of more than
+    64 bits.
+    """
 
     kind: str
     text: str
@@ -135,44 +138,48 @@ class Done(Reply, frozen=True):
 
 
 class Answer(Reply, frozen=True):
-    """Yes or no."""
+    """A reply that says yes or no."""
 
     yes: bool
 
 
 class Number(Reply, frozen=True):
-    """A number, such as the id of a process or its status as of ``os.waitpid``."""
+    """A reply with a number, such as the id of a process or its status as ``os.waitpid`` returns it."""
 
     value: int
 
 
 class Failed(Reply, frozen=True):
-    """The error with which a request ended."""
+    """A reply with the error by which a request ended."""
 
     text: ReportText
 
 
 class Declined(Reply, frozen=True):
-    """The reason why a callable does not support its arguments."""
+    """A reply with the reason why a callable does not support its arguments."""
 
     text: ReportText
 
 
 class Locked(Reply, frozen=True):
-    """The first message of a process: each facility of the sandbox, and why it is not in force, or an empty text."""
+    """The first message of a process. For each facility of the sandbox, it has the reason why it is not in force, or an
+    empty text.
+    """
 
     missing: Annotated[dict[ReportText, ReportText], Meta(max_length=20)]
 
 
 class ResultPlaces(Reply, frozen=True):
-    """The locations of results, and whether all that were requested are among them."""
+    """A reply with the locations of results. It also says whether all requested results are among them."""
 
     outs: Places
     complete: bool = True
 
 
 class Inspection(Reply, frozen=True):
-    """The functions that were replaced, the reads of frames and objects, the changed settings, and further threads."""
+    """A reply with the functions that were replaced, the reads of frames and objects, the changed settings, and the
+    number of further threads.
+    """
 
     changed: ReportTexts
     looked: ReportTexts
@@ -181,7 +188,7 @@ class Inspection(Reply, frozen=True):
 
 
 class CallTraces(Message, frozen=True):
-    """The other work of a process around a call: on streams, on its state, and in threads."""
+    """The signs of other work of a process around a call, on streams, on its settings, and in threads."""
 
     raced: bool = False
     left: ReportTexts = []
@@ -189,14 +196,14 @@ class CallTraces(Message, frozen=True):
 
 
 class CallPlaces(Message, frozen=True):
-    """The locations of the results of a call, and their structure."""
+    """The locations of the results of a call, and the structure in which they are nested."""
 
     outs: Places
     structure: Structure | None = None
 
 
 class TargetCalled(Reply, frozen=True):
-    """The effects of a call, and its times by the clocks of the process and of the device."""
+    """A reply with the effects of a call, and its times by the clocks of the process and of the device."""
 
     places: CallPlaces
     spent: Nanoseconds
@@ -206,14 +213,14 @@ class TargetCalled(Reply, frozen=True):
 
 
 class OperatorUse(Message, frozen=True):
-    """The name of an operator, and the shape of each argument: of a list of tensors, a list of shapes."""
+    """The name of an operator and the shape of each argument. A list of tensors has a list of shapes."""
 
     name: ReportText
     shapes: Annotated[list[Annotated[list[Size | Sizes], Meta(max_length=1000)]], Meta(max_length=1000)]
 
 
 class OperatorList(Reply, frozen=True):
-    """The operators of a call, and its results."""
+    """A reply with the operators of a call and the locations of its results."""
 
     operators: Annotated[list[OperatorUse], Meta(max_length=2000)]
     outs: Places
@@ -221,14 +228,14 @@ class OperatorList(Reply, frozen=True):
 
 
 class BatchCalled(Reply, frozen=True):
-    """The effects of the calls of a batch, and the time of all by the clock of the process."""
+    """A reply with the effects of the calls of a batch, and the time of all by the clock of the process."""
 
     calls: Annotated[list[CallPlaces], Meta(max_length=1000)]
     spent: Nanoseconds
 
 
 class Fork(Request[Number], frozen=True):
-    """Fork a process for code that is not trusted."""
+    """A request to fork a process for code that is not trusted."""
 
     scratch: str
     readable: list[str]
@@ -241,31 +248,33 @@ class Fork(Request[Number], frozen=True):
 
 
 class AwaitExit(Request[Number], frozen=True):
-    """Wait for a process that the launcher has forked."""
+    """A request to wait for a process that the launcher has forked."""
 
     pid: int
 
 
 class Rest(Request[Answer], frozen=True):
-    """Wait this long for the next request. The reply says whether all forked processes are gone."""
+    """A request to wait for a number of seconds for the next request. The reply says whether all forked processes are
+    gone.
+    """
 
     seconds: float
 
 
 class ImportModule(Request[Done], frozen=True):
-    """Import a module of Shiplap, if any, which every later fork then has."""
+    """A request to import a module of Shiplap, if any. Every later fork then has it."""
 
     module: str = ""
 
 
 class CheckDevice(Request[ResultPlaces], frozen=True):
-    """Add one to the tensor of the arguments, on an accelerator."""
+    """A request to add one to the tensor in the arguments, on an accelerator."""
 
     args: Packed
 
 
 class LoadTarget(Request[Done], frozen=True):
-    """Import a target, as ``load_candidate.ready`` does."""
+    """A request to import a target, as ``load_candidate.load_requested`` does."""
 
     home: str
     names: list[str]
@@ -279,23 +288,25 @@ class LoadTarget(Request[Done], frozen=True):
 
 
 class LoadParameters(Request[Answer], frozen=True):
-    """Load values into the parameters of the target. The reply says whether it has all of the names."""
+    """A request to load values into the parameters of the target. The reply says whether the target has all of the
+    names.
+    """
 
     state: Packed
 
 
 class ReadState(Request[ResultPlaces], frozen=True):
-    """Locate these entries of the module's state."""
+    """A request for the locations of these parameters and buffers of the module."""
 
     names: list[str]
 
 
 class Inspect(Request[Inspection], frozen=True):
-    """Compare the interpreter with its state before the target was loaded."""
+    """A request to compare the interpreter with its state before the target was loaded."""
 
 
 class CallTarget(Request[TargetCalled], frozen=True):
-    """Call the target. With ``again``, the values are written into the tensors of the last call."""
+    """A request to call the target. With ``again``, the values are written into the tensors of the last call."""
 
     args: Packed
     again: bool = False
@@ -303,13 +314,13 @@ class CallTarget(Request[TargetCalled], frozen=True):
 
 
 class ListOperators(Request[OperatorList], frozen=True):
-    """List the operators of torch that a call of the target runs."""
+    """A request to list the operators of torch that a call of the target runs."""
 
     args: Packed
 
 
 class Differentiate(Request[ResultPlaces], frozen=True):
-    """Compute the gradients of arguments and of these parameters, for these gradients of the results."""
+    """A request to compute the gradients of arguments and of these parameters, for these gradients of the results."""
 
     args: Packed
     seeds: Packed
@@ -317,10 +328,11 @@ class Differentiate(Request[ResultPlaces], frozen=True):
 
 
 class PrepareBatch(Request[Done], frozen=True):
-    """Prepare calls of a candidate of the task on arguments whose values may be replaced before the calls run.
+    """A request to prepare calls of a candidate of the task on arguments whose values may be replaced before the calls
+    run.
 
-    Index -1 binds the arguments and computes nothing. ``poison`` fills the memory that a call allocates. Batches that
-    are not in ``kept`` are released.
+    Index -1 binds the arguments and computes nothing. ``poison`` is a byte that fills the memory which a call
+    allocates. Batches that are not in ``kept`` are released.
     """
 
     batch: int
@@ -331,15 +343,16 @@ class PrepareBatch(Request[Done], frozen=True):
 
 
 class ReleaseBatches(Request[Done], frozen=True):
-    """Release the memory of the batches that are not in ``kept``."""
+    """A request to release the memory of the batches that are not in ``kept``."""
 
     kept: list[int]
 
 
 class RunBatch(Request[BatchCalled], frozen=True):
-    """Run each prepared call once or, with ``repeats``, the first one as often, without its results.
+    """A request to run each prepared call once. With ``repeats``, the first call is run that many times, and its
+    results are not reported.
 
-    With ``gated``, the calls are queued on a GPU, whose stream waits for the gate in the block of the arguments.
+    With ``gated``, the calls are queued on a GPU. Its stream waits for the gate in the block of the arguments.
     """
 
     batch: int
@@ -351,14 +364,14 @@ class RunBatch(Request[BatchCalled], frozen=True):
 
 
 def pack_message(message: Message) -> bytes:
-    """Return a message as bytes for the connection: the length of its body, then the body in msgpack."""
+    """Return a message as bytes for the connection. They are the length of its body, then the body in msgpack."""
     body = msgspec.msgpack.encode(message)
     return MESSAGE_HEAD.pack(len(body)) + body
 
 
 def parse_message_length(head: bytes, longest: int = MAX_MESSAGE_BYTES) -> int:
-    """Return the length of the body that ``head``, the first bytes of a message, names. Raises BrokenMessage for more
-    than ``longest`` bytes.
+    """Return the length of the body that ``head``, the first bytes of a message, names. Raise ``BrokenMessage`` if it
+    is more than ``longest`` bytes.
     """
     (length,) = MESSAGE_HEAD.unpack(head)
     if length > longest:
@@ -368,20 +381,20 @@ def parse_message_length(head: bytes, longest: int = MAX_MESSAGE_BYTES) -> int:
 
 @cache
 def decoder_of(kinds: tuple[type[Message], ...]) -> msgspec.msgpack.Decoder[Any]:
-    """Return the msgpack decoder of a message that is one of the classes ``kinds``, which is cached."""
+    """Return the msgpack decoder of a message that is an instance of one of ``kinds``. The decoder is cached."""
     return msgspec.msgpack.Decoder(getitem(Union, kinds))  # a class since Python 3.14
 
 
 @cache
 def reply_of(request: type[Request[ReplyT]]) -> type[ReplyT]:
-    """Return the class of the reply to requests of the class ``request``, the type argument of its base class."""
+    """Return the class of the reply to requests of the class ``request``. It is the type argument of the base class."""
     reply: type[ReplyT] = get_args(vars(request)["__orig_bases__"][0])[0]
     return reply
 
 
 def parse_message(body: bytes, *kinds: type[Message]) -> Any:
-    """Return the message in the bytes ``body``, an instance of one of the classes ``kinds``. Raises BrokenMessage for
-    anything else.
+    """Return the message in the bytes ``body``, an instance of one of ``kinds``. Raise ``BrokenMessage`` for anything
+    else.
     """
     try:
         return decoder_of(kinds).decode(body)
@@ -397,7 +410,7 @@ def printable_text(text: str) -> str:
 
 
 def send_message(connection: socket.socket, data: bytes, handles: Sequence[int] = ()) -> None:
-    """Send the packed message ``data`` on the connection, and with it the open file descriptors ``handles``."""
+    """Send the packed message ``data`` on the connection, together with the open file descriptors ``handles``."""
     sent = socket.send_fds(connection, [data], list(handles)) if handles else 0
     connection.sendall(data[sent:])
 
@@ -405,8 +418,10 @@ def send_message(connection: socket.socket, data: bytes, handles: Sequence[int] 
 def receive_message(
     connection: socket.socket, *kinds: type[Message], handles: int = 0, longest: int = MAX_MESSAGE_BYTES
 ) -> tuple[Any, list[int]]:
-    """Receive one message and at most ``handles`` file descriptors. Returns the message, an instance of one of
-    ``kinds``, and the descriptors. Raises BrokenMessage.
+    """Receive one message and at most ``handles`` file descriptors. Return the message, an instance of one of
+    ``kinds``, and the descriptors.
+
+    Raise ``BrokenMessage`` if the message is invalid or longer than ``longest`` bytes, or if the connection has ended.
     """
     head, files = _receive_bytes(connection, MESSAGE_HEAD.size, handles)
     body, more = _receive_bytes(connection, parse_message_length(head, longest), 0)
@@ -414,8 +429,8 @@ def receive_message(
 
 
 def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tuple[bytes, list[int]]:
-    """Receive ``length`` bytes and at most ``handles`` file descriptors, and return both. Raises BrokenMessage if the
-    connection ends before.
+    """Receive ``length`` bytes and at most ``handles`` file descriptors, and return both. Raise ``BrokenMessage`` if
+    the connection ends before.
     """
     data, files = b"", []
     while len(data) < length:
@@ -431,7 +446,7 @@ def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tupl
 
 
 def make_sealed_file(name: str, size: int) -> int:
-    """Return the descriptor of a new file in memory, filled with ``size`` zeros, whose length no process can change."""
+    """Return the descriptor of a new file in memory, filled with ``size`` zeros. No process can change its length."""
     handle = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(handle, size)
@@ -443,7 +458,9 @@ def make_sealed_file(name: str, size: int) -> int:
 
 
 class Heartbeat:
-    """Memory that two processes share: the number of the run in progress (-1: none), and the time of its start."""
+    """Memory that two processes share. It holds the number of the run in progress (-1 if there is none) and the time of
+    its start.
+    """
 
     FORM = struct.Struct("=qd")
 
@@ -453,14 +470,14 @@ class Heartbeat:
         self._memory = mmap.mmap(self.handle, self.FORM.size)
 
     def begin_run(self, index: int) -> None:
-        """Write ``index``, the number of the run that begins, and the present time into memory that is shared with
-        another process, which can then see how long the run takes.
+        """Write ``index``, the number of the run that begins, and the present time into the shared memory. The other
+        process can then see how long the run takes.
         """
         self.FORM.pack_into(self._memory, 0, index, time.monotonic())
 
     def read_run(self) -> tuple[int, float]:
-        """Return the number of the run in progress and the monotonic time of its start, read from memory into which the
-        running process writes both.
+        """Return the number of the run in progress and the monotonic time of its start. The running process writes both
+        into the shared memory.
         """
         index, since = self.FORM.unpack_from(self._memory, 0)
         return index, since
@@ -470,8 +487,8 @@ class Heartbeat:
 
 
 def strided_extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Return the number of elements of memory from the first to the last element of a strided tensor, 0 if it is
-    empty.
+    """Return the number of elements of memory from the first to the last element of a strided tensor. It is 0 for an
+    empty tensor.
     """
     if 0 in shape:
         return 0
@@ -481,7 +498,7 @@ def strided_extent(shape: Sequence[int], stride: Sequence[int]) -> int:
 def tree_leaves(value: Any) -> list[Any]:
     """Return the tensors and plain values of nested tuples, lists and dicts, in order. Dicts are ordered by key.
 
-    A container is read as it lies in memory. Its own methods, which could compute the values, do not run.
+    A container is read as it lies in memory. Methods of a subclass, which could compute the values, are not called.
     """
     if isinstance(value, list):
         return [leaf for v in list.__iter__(value) for leaf in tree_leaves(v)]
@@ -493,7 +510,7 @@ def tree_leaves(value: Any) -> list[Any]:
 
 
 def _items_by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
-    """Return the (key, value) pairs of a dict sorted by key. A key that is no string is replaced by the name of its
+    """Return the (key, value) pairs of a dict sorted by key. A key that is not a string is replaced by the name of its
     class.
     """
     # A subclass of str could bring a comparison of its own.
@@ -522,14 +539,14 @@ def elements_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def flatten_results(values: Any) -> list[Any]:
-    """Return the tensors and plain values nested in a result as a flat list, each tensor detached, as a new object
+    """Return the tensors and plain values nested in a result as a flat list. Each tensor is detached, as a new object
     without the attributes and hooks of the old one.
     """
     return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in tree_leaves(values)]
 
 
 def bits_are_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of one shape and dtype are equal, bit by bit."""
+    """Return whether two tensors of one shape and dtype have the same bits."""
     a, b = a.contiguous(), b.detach().contiguous()
     if not a.numel():
         return True

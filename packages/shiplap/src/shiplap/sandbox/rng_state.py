@@ -13,9 +13,10 @@ import torch
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch's random generator of the CPU and, where there is one, of the accelerator.
+    """Seed torch's random generator of the CPU, and that of the accelerator if there is one.
 
-    Without one, ``torch.manual_seed`` formats the stack of its caller for each kind of accelerator, 1 to 3 ms.
+    If there is none, ``torch.manual_seed`` is not called, since it formats the stack of its caller for each kind of
+    accelerator. That takes 1 to 3 ms.
     """
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
@@ -24,8 +25,8 @@ def seed_torch(seed: int) -> None:
 
 
 def rng_positions() -> dict[str, int]:
-    """Return the state of the random generators of Python, numpy and torch's CPU, hashed to a number, by the name of
-    the function that would set it.
+    """Return the states of the random generators of Python, NumPy and torch's CPU, each hashed to a number. They are
+    named by the function that would set them.
     """
     place = np.random.get_state(legacy=False)["state"]
     return {
@@ -36,14 +37,14 @@ def rng_positions() -> dict[str, int]:
 
 
 class RngWatch:
-    """The positions of the generators after the last call."""
+    """The positions of the shared random generators after the last call."""
 
     def __init__(self) -> None:
         """Start without a known position of any generator."""
         self._after: dict[str, int] = {}
 
     def advance_generators(self) -> None:
-        """Draw one number from each shared random generator before a call, so that no two calls begin at the same
+        """Draw one number from each shared random generator before a call. No two calls then begin at the same
         position.
         """
         random.random()
@@ -51,8 +52,8 @@ class RngWatch:
         torch.rand(1)
 
     def stuck_generators(self) -> list[str]:
-        """Return the names of the generators that are at the same position as at the call of this method before,
-        because the candidate has set them.
+        """Return the names of the generators that are at the same position as when this method was last called. The
+        candidate has set them.
         """
         before, self._after = self._after, rng_positions()
         return [name for name, place in self._after.items() if before.get(name) == place]

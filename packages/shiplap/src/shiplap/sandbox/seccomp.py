@@ -36,13 +36,8 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # REFUSE is SECCOMP_RE
 NOTHING, UNKNOWN = 0x00050000, 0x00050026  # return 0 without an effect; return ENOSYS
 LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # ld abs, jeq, jge, and, ret
 NUMBER_AT, ARCHITECTURE_AT = 0, 4  # in struct seccomp_data
-FIRST_AT, SECOND_AT, THIRD_AT, FIFTH_AT, FIFTH_HIGH_AT = (
-    16,
-    24,
-    32,
-    48,
-    52,
-)  # low halves, and one high half
+# Low halves of the arguments, and one high half.
+FIRST_AT, SECOND_AT, THIRD_AT, FOURTH_AT, FIFTH_AT, FIFTH_HIGH_AT = 16, 24, 32, 40, 48, 52
 LOCAL, KIND, CONNECTED = 1, 0xF, (1, 5)  # AF_UNIX; the bits of a socket's kind; SOCK_STREAM, SOCK_SEQPACKET
 X32 = 0x40000000
 
@@ -57,7 +52,7 @@ SIGNAL_AT = {"kill": SECOND_AT, "tgkill": THIRD_AT, "rt_tgsigqueueinfo": THIRD_A
 PRETENDED_CALLS = {"setsid": (112, 157), "setpgid": (109, 154), "flock": (73, 32)}
 CLOCK_CALLS = {"clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115)}
 OTHERS_CLOCKS, OWN_CLOCKS = 0x80000000, 0xFFFFFFF8  # the first ids of processes' clocks, and of those of the caller
-SETRLIMIT, FUTEX = (160, 164), (202, 98)
+SETRLIMIT, FUTEX, FADVISE, DROP_PAGES = (160, 164), (202, 98), (221, 223), (4,)
 # WAIT, WAKE, FD, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET. The others lend the caller's priority to the
 # thread whose id the word holds, which may be any thread of the machine.
 FUTEX_OPERATIONS, FUTEX_OPERATION = (0, 1, 2, 3, 4, 5, 9, 10), 0x7F
@@ -83,8 +78,10 @@ Line = tuple[int, int, int, int]
 
 
 def assemble(column: int, architecture: int, pid: int, device: bool) -> list[Line]:
-    """Return the instructions of the seccomp filter for the machine with this column of the tables of system calls.
-    ``device`` allows the calls that a GPU driver needs.
+    """Return the instructions of the seccomp filter for a machine.
+
+    ``column`` is its column in the tables of system calls. ``architecture`` is the identification of the machine, and
+    ``pid`` the id of this process. ``device`` allows the calls that a GPU driver needs.
     """
     program = [(LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL)]
     program += [(LOAD, 0, 0, NUMBER_AT), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
@@ -96,8 +93,8 @@ def assemble(column: int, architecture: int, pid: int, device: bool) -> list[Lin
 
 
 def _ranges(column: int, device: bool) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of each run of consecutive system call numbers that are allowed whatever their
-    arguments are.
+    """Yield (first, last) of each run of consecutive system call numbers that are allowed whatever their arguments
+    are.
     """
     classes = (*ALLOWED, *(WITH_DEVICE if device else ()))
     numbers = sorted({n for c in classes for pair in c.numbers.values() if (n := pair[column]) is not None})
@@ -112,7 +109,7 @@ def _ranges(column: int, device: bool) -> Iterator[tuple[int, int]]:
 
 def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list[Line]]]:
     """Yield, for each system call whose permission depends on its arguments, its number and the filter instructions
-    that decide on it.
+    that test the arguments.
     """
     yield FUTEX[column], _one_of(SECOND_AT, FUTEX_OPERATIONS, FUTEX_OPERATION)  # first, since it is called most
     for name, numbers in OWN_PROCESS_CALLS.items():
@@ -126,6 +123,7 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
     for numbers in PRETENDED_CALLS.values():
         yield numbers[column], [(RETURN, 0, 0, NOTHING)]
     yield CLONE3[column], [(RETURN, 0, 0, UNKNOWN)]
+    yield FADVISE[column], [*_unless(FOURTH_AT, DROP_PAGES, REFUSE), (RETURN, 0, 0, ALLOW)]  # pages that others read
     # Another signal at its end, such as SIGCONT, could continue a stopped parent.
     others = [(LOAD, 0, 0, FIRST_AT), (AND, 0, 0, 0xFFFFFFFF & ~(SHARED | AT_ITS_END))]
     ending = _one_of(FIRST_AT, (0, signal.SIGCHLD), AT_ITS_END)
@@ -143,8 +141,8 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
 
 
 def _one_of(place: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> list[Line]:
-    """Return filter instructions that allow the call if the argument at offset ``place``, masked, is one of ``values``,
-    and refuse it otherwise.
+    """Return filter instructions that allow the call if the argument at offset ``place``, masked by ``mask``, is one of
+    ``values``. They refuse it otherwise.
     """
     wanted = list(values)
     tests = [(EQUAL, len(wanted) - i, 0, value) for i, value in enumerate(wanted)]
@@ -152,24 +150,24 @@ def _one_of(place: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> list[L
 
 
 def _unless(place: int, values: Sequence[int], decision: int) -> list[Line]:
-    """Return filter instructions that end with ``decision`` if the argument at offset ``place`` is one of ``values``,
-    and go on to the next instruction otherwise.
+    """Return filter instructions that end with ``decision`` if the argument at offset ``place`` is one of ``values``.
+    Otherwise the filter continues with the next instruction.
     """
     tests = [(EQUAL, len(values) - i, 0, value) for i, value in enumerate(values[:-1], 1)]
     return [(LOAD, 0, 0, place), *tests, (EQUAL, 0, 1, values[-1]), (RETURN, 0, 0, decision)]
 
 
 def _unless_limit_is_set() -> list[Line]:
-    """Return filter instructions that refuse a ``prlimit64`` that sets the limit of processor time, and go on if the
-    call only reads it.
+    """Return filter instructions that refuse a ``prlimit64`` that sets the limit of processor time. If the call only
+    reads the limit, the filter continues with the next instruction.
     """
     is_set = [(LOAD, 0, 0, THIRD_AT), (EQUAL, 0, 2, 0), (LOAD, 0, 0, THIRD_AT + 4), (EQUAL, 1, 0, 0)]
     return [(LOAD, 0, 0, SECOND_AT), (EQUAL, 0, 5, resource.RLIMIT_CPU), *is_set, (RETURN, 0, 0, REFUSE)]
 
 
 def _driver_requests() -> list[Line]:
-    """Return filter instructions that allow the ioctl requests of GPU drivers, which Landlock restricts to their device
-    files.
+    """Return filter instructions that allow the ioctl requests of GPU drivers. Landlock restricts these requests to the
+    drivers' device files.
     """
     return [
         (LOAD, 0, 0, SECOND_AT),
@@ -188,7 +186,7 @@ def install_filter(*, device: bool = False) -> str:
     """Install the seccomp filter of the sandbox for all threads of this process and its children. Return an empty text,
     or the reason why that failed.
 
-    With ``device``, the driver of an accelerator can start.
+    With ``device``, the calls that the driver of an accelerator needs are allowed.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 from shiplap.sampling.code_constants import SOURCE_SUFFIXES, integers_in_text
 
-MAX_SOURCE_BYTES = 2_000_000  # bytes of a source that is read
+MAX_SOURCE_BYTES, READ_BYTES = 2_000_000, 1 << 16  # bytes of a source that is read, and of one step
 FILES, ENTRIES, PACKAGE = 64, 500, "__init__"  # the most sources and folder entries that are read
 STACK_NAMES = {
     "_getframe",
@@ -77,7 +79,7 @@ LOOKING_NAMES = STACK_NAMES | HEAP_NAMES | MEMORY_NAMES | PYTHON_C_NAMES
 
 
 def gather_sources(file: str) -> list[Path]:
-    """Return a source file and the Python and native source files in its folder that it names, directly or
+    """Return a source file and those Python and native source files in its folder that it names, directly or
     indirectly.
     """
     first = Path(file)
@@ -97,28 +99,53 @@ def gather_sources(file: str) -> list[Path]:
 
 
 def _list_sources_beside(folder: Path) -> list[Path]:
-    """Return the Python and native source files in a folder and in its direct subfolders. Empty if it cannot be
-    listed.
+    """Return the Python and native source files in a folder and in its direct subfolders. The list is empty if the
+    folder cannot be listed.
     """
     try:
         listed = [p for pattern in ("*.*", "*/*.*") for p in islice(folder.glob(pattern), ENTRIES)]
-        return [p for p in listed if p.suffix in (".py", *SOURCE_SUFFIXES) and p.is_file()]
-    except OSError:
+        named = [p for p in listed if p.suffix in (".py", *SOURCE_SUFFIXES) and p.is_file()]
+        # A sandboxed process cannot follow a link that leads out of the folder, and this process must not.
+        return [p for p in named if p.resolve().is_relative_to(folder.resolve())]
+    except (OSError, RuntimeError):  # a link to itself
         return []
+
+
+def read_source(file: str | Path) -> bytes:
+    """Return the content of a source file, of which one byte more than the limit is read. Empty for what is no regular
+    file, and for a file that cannot be read.
+
+    A file in ``/proc`` states no size and may have no end.
+    """
+    content = b""
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError):
+        return content
+    try:
+        while len(content) <= MAX_SOURCE_BYTES and stat.S_ISREG(os.fstat(handle).st_mode):
+            if not (more := os.read(handle, min(READ_BYTES, MAX_SOURCE_BYTES + 1 - len(content)))):
+                break
+            content += more
+    except OSError:
+        return b""
+    finally:
+        os.close(handle)
+    return content
 
 
 def _read_source_text(file: Path) -> str:
     """Return the text of a file, or an empty text if it is too large or cannot be read."""
-    try:
-        return file.read_text(errors="replace") if file.stat().st_size <= MAX_SOURCE_BYTES else ""
-    except OSError:
-        return ""
+    content = read_source(file)
+    return content.decode(errors="replace") if len(content) <= MAX_SOURCE_BYTES else ""
 
 
 def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
-    """Return a text ``line N: reason`` for each name in a Python file, or in a module beside it that it imports, that
-    reads frames or objects of other code, patches the process, or reads the date. ``targets`` are the names of the
-    file's functions that callers outside use.
+    """Return a text ``line N: reason`` for each suspicious name in a Python file, or in a module beside it that it
+    imports.
+
+    A suspicious name reads frames or objects of other code, patches the process, or reads the date. ``targets`` are the
+    names of the file's functions that callers outside use.
     """
     reasons = _suspicious_names_in(file, targets)
     used = re.findall(r"\w+", _read_source_text(Path(file)))  # a function of another module is called by its name
@@ -130,14 +157,16 @@ def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
 
 def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
     """Return ``line N: reason`` for each suspicious name in one Python file. ``called`` are the names of its functions
-    that other code calls. Empty for a file that cannot be parsed.
+    that other code calls. Empty for a file that no Python can parse.
     """
+    if len(content := read_source(file)) > MAX_SOURCE_BYTES:
+        return [f"more than {MAX_SOURCE_BYTES} bytes, which nobody looks through"]
     try:
-        if Path(file).stat().st_size > MAX_SOURCE_BYTES:
-            return [f"more than {MAX_SOURCE_BYTES} bytes, which nobody looks through"]
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
         return []
+    except (RecursionError, MemoryError):  # a process with another limit of recursion may import it
+        return ["expressions that are nested too deeply to be looked through"]
     found = {*_find_suspicious_nodes(tree), *_find_calendar_reads(tree, called)}
     return [f"line {line}: {what}" for line, what in sorted(found)]
 
@@ -145,8 +174,8 @@ def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
 def _find_calendar_reads(tree: ast.Module, called: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Yield the line and the reason of each read of the date in a module, since no result may depend on it.
 
-    Code behind ``if __name__ == "__main__"`` does not count, and neither do functions named like a benchmark that no
-    other code names and that are not ``called`` from outside: they may time the candidate for its author.
+    Code behind ``if __name__ == "__main__"`` does not count. A function that is named like a benchmark does not count
+    either, since it may time the candidate for its author. It counts if other code or ``called`` names it.
     """
     imports = [a for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for a in node.names]
     real = {a.asname: a.name for a in imports if a.asname and a.name in CALENDAR}
@@ -166,10 +195,10 @@ def _find_calendar_reads(tree: ast.Module, called: Sequence[str]) -> Iterator[tu
 
 
 def _live_nodes(tree: ast.Module, called: Sequence[str]) -> Iterator[ast.AST]:
-    """Yield the syntax nodes of a module that can run when it is used: those of its statements, and of its functions
-    unless they are unused benchmarks.
+    """Yield the syntax nodes of a module that can run when it is used.
 
-    A top-level function that is named nowhere counts unless its name is that of a benchmark or a test.
+    They are the nodes of its statements and of its functions. A function that is named like a benchmark or a test is
+    left out, unless other code names it or ``called`` has its name.
     """
     own = {s.name: s for s in tree.body if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))}
     left: list[ast.AST] = [s for s in tree.body if s not in own.values() and not _is_main_guard(s)]
@@ -183,21 +212,27 @@ def _live_nodes(tree: ast.Module, called: Sequence[str]) -> Iterator[ast.AST]:
 
 
 def _looks_like_a_benchmark(name: str) -> bool:
-    """Return whether the name of a function is that of a benchmark or test, which is ignored unless other code
-    uses it.
+    """Return whether the name of a function is that of a benchmark or a test. Such a function is ignored unless other
+    code uses it.
     """
     return any(part in name.lower() for part in ("bench", "test", "main", "time", "profile", "measure"))
 
 
 def _is_main_guard(node: ast.AST) -> bool:
-    """Return whether a statement is ``if __name__ == "__main__"`` without an else, which does not run on import."""
-    usual = ("__name__ == '__main__'", "'__main__' == __name__")
-    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) in usual
+    """Return whether a statement is ``if __name__ == "__main__"`` without an else. Such a statement does not run on
+    import.
+    """
+    test = node.test if isinstance(node, ast.If) and not node.orelse else None
+    sides = [test.left, *test.comparators] if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq) else []
+    values = {getattr(side, "id", None) or getattr(side, "value", None) for side in sides}
+    return len(sides) == 2 and values == {"__name__", "__main__"}
 
 
 def marks_in_source(file: str) -> list[int]:
-    """Return the integers that the source of a reference compares values with, or passes as an index to ignore. The
-    reference may treat these values specially, so samples should contain them.
+    """Return the integers with which the source of a reference compares values, or which it passes as an index to
+    ignore.
+
+    The reference may treat these values specially, so samples should contain them.
     """
     try:
         text = Path(file).read_text()
@@ -220,7 +255,8 @@ def marks_in_source(file: str) -> list[int]:
 
 
 def constants_in_sources(file: str) -> list[float]:
-    """Return the numbers in a source file and in the files beside it that it names, also those inside strings.
+    """Return the numbers in a source file and in the files beside it that it names. Numbers inside strings are
+    included.
 
     A candidate may branch at these sizes and values. A string may be source code of a kernel.
     """
@@ -233,14 +269,14 @@ def constants_in_sources(file: str) -> list[float]:
 
 
 def _constants_in_source(file: str) -> list[float]:
-    """Return the numbers in one Python file, integers in its strings included. Empty for a file that is too large or
-    cannot be parsed.
+    """Return the numbers in one Python file, including integers in its strings. The list is empty if the file is too
+    large or cannot be parsed.
     """
+    if len(content := read_source(file)) > MAX_SOURCE_BYTES:  # ``find_suspicious_names`` reports such a file
+        return []
     try:
-        if Path(file).stat().st_size > MAX_SOURCE_BYTES:  # ``find_suspicious_names`` reports such a file
-            return []
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     values: dict[float, None] = {}
     for node in ast.walk(tree):
@@ -253,8 +289,8 @@ def _constants_in_source(file: str) -> list[float]:
 
 
 def suspicious_names_of_function(fn: Any) -> list[str]:
-    """Return the reasons why names that a loaded function uses, and the functions of its module that it calls, are
-    suspicious. Empty for harmless code.
+    """Return why names that a loaded function and the functions of its module that it calls use are suspicious. The
+    list is empty for harmless code.
     """
     reasons: dict[str, None] = {}
     left, seen = [getattr(fn, "fn", fn)], set[int]()  # a Triton kernel wraps its function
@@ -271,15 +307,15 @@ def suspicious_names_of_function(fn: Any) -> list[str]:
 
 
 def _names_in_code(code: CodeType) -> set[str]:
-    """Return the names of globals and attributes and the string constants that a code object and the functions nested
-    in it use.
+    """Return the names of globals and attributes and the string constants in a code object and the functions nested in
+    it.
     """
     inner = [c for c in code.co_consts if isinstance(c, CodeType)]
     return set(code.co_names).union((c for c in code.co_consts if isinstance(c, str)), *map(_names_in_code, inner))
 
 
 def _describe_suspicion(name: str) -> str:
-    """Return the reason why a candidate should not use this name or string, or an empty text."""
+    """Return why a candidate should not use this name or string, or an empty text if it may."""
     if name in STACK_NAMES or name in PYTHON_C_NAMES:
         return f"{name} looks at the callers"
     if name in HEAP_NAMES:

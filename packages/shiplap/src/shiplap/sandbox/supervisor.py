@@ -8,7 +8,6 @@ import errno
 import fcntl
 import math
 import os
-import re
 import select
 import shutil
 import signal
@@ -26,15 +25,21 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from shiplap.sandbox import protocol
+from shiplap.sandbox.landlock import start_removal
+from shiplap.sandbox.launcher_environment import launcher_environment
 from shiplap.sandbox.proc_filesystem import (
+    THREADS,
     RequestTime,
     SchedulerUsage,
+    has_ended,
     list_descendants,
+    list_session,
     list_stopped_descendants,
+    read_memory_sizes,
     read_scheduler_usage,
-    resident_bytes,
     stat_fields,
     thread_states,
+    unseen_bytes,
 )
 from shiplap.sandbox.protocol import (
     MESSAGE_HEAD,
@@ -63,63 +68,49 @@ MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most t
 STOPPING_S = 0.2e-3  # processor seconds of a process that is not stopped at once that count for nothing
 ENDING_S = 0.1  # seconds until a process that has closed its connection is gone
 MAX_TASKS = 4096  # threads of a process and its descendants, and those of them that nobody has waited for
-THREADS_FIELD = 17  # of ``stat_fields``
 LACKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}  # errors of this process
 REMOVAL_PATIENCE_S = 2.0  # seconds for which the removal of a folder is waited for
 _libc = ctypes.CDLL(None, use_errno=True)
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
-LAUNCHER_VARIABLES = {
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "SHIPLAP_RECORD": "",
-    "SHIPLAP_TUNED": "",
-}
 # Imported objects stay, so collecting garbage meanwhile is wasted time. An interrupt from the shared terminal is for
 # the program that uses the launcher, and must not end the launcher.
 LAUNCHER_PROGRAM = (
     "import gc, signal; gc.disable(); signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from shiplap.sandbox.launcher import main; main()"
 )
-# Without meaning for the launcher: each process that it forks has folders of its own.
-UNSHARED_VARIABLES = {"PYTEST_CURRENT_TEST", "SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
-# With these, memory of torch on a GPU may have no handle, so that no result could be read.
-UNSHARED_VARIABLES |= {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-# Variables that may hold a secret.
-SECRET_VARIABLE = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
 class ProcessEnded(Exception):
-    """Raised when the process has ended, or was ended for a violation.
+    """An error that says that the process has ended, or was ended for a violation.
 
     Attributes:
-        lack: whether the machine ended it, or its launcher, which is no fault of the process.
+        lack: whether the machine ended the process or its launcher. The process is then not at fault.
     """
 
     def __init__(self, how: str, *, lack: bool = False) -> None:
-        """Set how the process ended, as printable text, and whether a lack of the machine is the reason."""
+        """Make the error. ``how`` says how the process ended, and ``lack`` whether the machine lacks something."""
         super().__init__(printable_text(how))
         self.lack = lack
 
 
 class Timeout(ProcessEnded):
-    """Raised when the process was ended because the time of the whole judgement is over.
-
-    Also raised at the end of the time of a request if programs that the process has started run, as compilers do.
+    """An error that says that the process was ended because the time of the whole judgement is over. It is also raised
+    at the end of a request's time if programs that the process has started still run, as compilers do.
     """
 
 
 class RequestFailed(Exception):
-    """Raised for a request that ended with an error in the process, which goes on."""
+    """An error for a request that ended with an error in the process. The process continues."""
 
 
 class UnsupportedArguments(Exception):
-    """Raised for arguments that a callable in the process does not support, which is no fault of the callable."""
+    """An error for arguments that a callable in the process does not support. The callable is not at fault."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of a process: seconds of a request, bytes of memory beyond the first, number of its child processes."""
+    """The limits of a process on the seconds of a request, on further bytes of memory, and on child processes."""
 
     seconds: float = 120.0
     memory: int = 8 << 30
@@ -127,17 +118,9 @@ class Bounds:
     file_size: int = 1 << 30
 
 
-def launcher_environment() -> dict[str, str]:
-    """Return the environment of a new launcher: that of this program, without secrets, with sys.path as PYTHONPATH."""
-    shown = {
-        k: v for k, v in os.environ.items() if k not in UNSHARED_VARIABLES and not SECRET_VARIABLE.search(k)
-    } | LAUNCHER_VARIABLES
-    return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-
-
 def open_unnamed_file(folder: str) -> int:
     """Return the descriptor of a new file for the output of a process, opened for appending. The file is unlinked, so
-    no other file can replace it.
+    that no other file can replace it.
     """
     handle, path = tempfile.mkstemp(dir=folder)
     os.unlink(path)
@@ -149,11 +132,9 @@ def open_unnamed_file(folder: str) -> int:
 def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
     """Remove ``folder`` with all it holds. If that takes longer than ``seconds``, this function returns and the removal
     goes on.
-
-    ``rm`` descends to any depth and follows no links.
     """
     try:
-        pid = os.spawnvp(os.P_NOWAIT, "rm", ["rm", "-rf", "--", folder])
+        pid = start_removal(folder)
     except OSError:  # no process can be started
         return shutil.rmtree(folder, ignore_errors=True)
     ends = time.monotonic() + seconds
@@ -162,13 +143,13 @@ def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
 
 
 class MemorySpan(ctypes.Structure):
-    """A ``struct iovec``."""
+    """The C struct ``iovec``."""
 
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
 class LauncherProcess(Protocol):
-    """The process of a launcher, as ``subprocess.Popen`` is one."""
+    """The protocol of a launcher's process. ``subprocess.Popen`` fulfils it."""
 
     pid: int
     returncode: Any
@@ -184,12 +165,12 @@ class SandboxLauncher:
     """A context with a process that has imported torch and nothing else. It forks the sandboxed processes.
 
     Attributes:
-        sealed: whether each of these was locked in with every facility, and none reached a device.
+        sealed: whether each forked process was locked in with every facility and without access to a device.
         prisoners: the ids of the sandboxed processes.
     """
 
     def __init__(self) -> None:
-        """Make a launcher without a process, which starts at the first request."""
+        """Make a launcher without a process. The process starts at the first request."""
         self._process: LauncherProcess | None = None
         self._connection: socket.socket | None = None
         self.folder = ""
@@ -228,24 +209,30 @@ class SandboxLauncher:
             remove_folder(self.folder)
 
     def _end_all(self) -> None:
-        """Kill all descendants of the launcher, children before parents."""
-        if self._process is None or self._process.poll() is not None:  # its id may belong to another process now
+        """Kill all descendants of the launcher, children before parents. If it has ended, other processes have adopted
+        them, and they are found by their sessions.
+        """
+        if self._process is None:
             return
-        for pid in reversed(list(list_descendants(self.pid))):
+        if self._process.poll() is not None:  # its id may belong to another process now
+            family = [pid for leader in self.prisoners for pid in list_session(leader)]
+        else:
+            family = [*list_descendants(self.pid)]
+        for pid in reversed(family):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def finish(self) -> None:
-        """Kill everything and refuse to start again. Another thread that waits for a reply gets ProcessEnded."""
+        """Kill everything and refuse to start again. Another thread that waits for a reply gets ``ProcessEnded``."""
         self._over = True
         self.close()
 
     def _ready(self) -> socket.socket:
-        """Return the connection to the launcher's process, which is started if necessary."""
+        """Return the connection to the launcher's process. The process is started if necessary."""
         return self._connection or self._start()
 
     def _start(self) -> socket.socket:
-        """Start the launcher's process and return the connection to it. Raises ProcessEnded after ``finish``."""
+        """Start the launcher's process and return the connection. Raise ``ProcessEnded`` after ``finish``."""
         if self._over:
             raise ProcessEnded("the time is over")
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
@@ -268,7 +255,8 @@ class SandboxLauncher:
     def ask(self, message: Request[ReplyT], handles: Sequence[int] = (), until: float = math.inf) -> ReplyT:
         """Send a message and open files to the launcher's process, and return its reply.
 
-        Raises ProcessEnded, and Timeout if there is no reply by ``until``. The next request then starts a new process.
+        Raise ``ProcessEnded`` if the process ends, and ``Timeout`` if there is no reply by the time ``until``. The next
+        request then starts a new process.
         """
         connection = self._ready()
         try:
@@ -296,8 +284,8 @@ class SandboxLauncher:
         threads: int = 0,
         until: float = math.inf,
     ) -> SandboxedProcess:
-        """Return a new sandboxed process, stopped, that may read only system files and ``readable`` and write only a
-        folder of its own, with the limits ``bounds``.
+        """Return a new sandboxed process, which is stopped. It may read only system files and ``readable``, and write
+        only to a folder of its own. ``bounds`` are its limits.
 
         Args:
             hidden: folders on ``sys.path`` that it must not read.
@@ -337,13 +325,13 @@ class SandboxedProcess:
     """One process that is not trusted, with all its descendants. It runs only while a request is in progress.
 
     Attributes:
-        output: the open file that it prints into.
+        output: the open file into which it prints.
         missing: the facilities of the sandbox that are not in force, with the reason.
         alone: whether it must not leave child processes running.
         until: the time (``time.monotonic``) after which it must not run any more.
         device: whether it may use an accelerator.
         answering: the seconds of all its replies.
-        run: returns the seconds of the run in progress and its start, for a process whose requests make several runs.
+        run: a function that returns the limit in seconds of the run in progress and its start, or None.
     """
 
     launcher: SandboxLauncher
@@ -359,15 +347,15 @@ class SandboxedProcess:
     run: Callable[[], tuple[float, float]] | None = None
 
     def __post_init__(self) -> None:
-        """Wait for the process's report of its restrictions, then stop it. Raises ProcessEnded."""
-        self._base = 0
+        """Wait for the process's report of its restrictions, then stop it. Raise ``ProcessEnded`` if it ends."""
+        self._base = 0, 0
         self._asked, self._stood = SchedulerUsage(), math.inf
         self._delays: dict[int, float] = {}  # process → seconds without a processor
         try:
             locked: protocol.Locked = parse_message(self._receive(self.bounds.seconds), protocol.Locked)
         except BrokenMessage as e:
             raise self._end_with_reason(str(e)) from None
-        self._base = resident_bytes(self.pid)
+        self._base = read_memory_sizes(self.pid)
         self.missing = {k: v for k, v in locked.missing.items() if v}
         self._signal(signal.SIGSTOP)
         self._wait_until_stopped()
@@ -375,14 +363,14 @@ class SandboxedProcess:
     def request_reply(
         self, message: Request[ReplyT], *files: int, waiting: Callable[[float], None] | None = None
     ) -> tuple[ReplyT, RequestTime]:
-        """Let the process run until it replies to ``message``, and return the reply and its time, from before the
-        process runs until it is stopped again.
+        """Make the process run until it replies to ``message``. Return the reply and the time of the request, from
+        before the process runs until it is stopped again.
 
         ``files`` are open files that are sent with the message. ``waiting`` is called with the seconds so far, many
         times a second while there is no reply.
 
-        No instruction of the process, of its threads or of its descendants runs outside of that time. Raises
-        ProcessEnded, RequestFailed for an error in the process, and UnsupportedArguments.
+        No instruction of the process, of its threads or of its descendants runs outside of that time. Raise
+        ``ProcessEnded``, ``RequestFailed`` for an error in the process, or ``UnsupportedArguments``.
         """
         self._in_time()
         data, handles = pack_message(message), [file for file in files if file >= 0]
@@ -448,15 +436,17 @@ class SandboxedProcess:
         return bytes(data[MESSAGE_HEAD.size :])
 
     def _in_time(self) -> None:
-        """Kill the process and raise Timeout if the time until which it may live is over."""
+        """Kill the process and raise ``Timeout`` if the time until which it may run is over."""
         if time.monotonic() > self.until:
             self.kill()
             raise Timeout("the time of the judgement is over")
 
     def _keep_within(self, ends: float, seconds: float) -> None:
-        """Kill the process and raise ProcessEnded, or Timeout, if it exceeds a limit. ``ends`` is the time at which the
-        reply is due, after ``seconds``.
+        """Kill the process and raise ProcessEnded, or Timeout, if it exceeds a limit. Raise BrokenMessage if it has
+        ended. ``ends`` is the time at which the reply is due, after ``seconds``.
         """
+        if thread_states(self.pid) <= {"Z", "X"}:  # a child of it may hold the connection
+            raise BrokenMessage("it has ended")
         if reason := self._exceeded_limit(ends, seconds):
             # Outside of a judgement there is no verdict that could be incomplete.
             late = self.until < math.inf and time.monotonic() > min(ends, self.until)
@@ -468,7 +458,7 @@ class SandboxedProcess:
         self._in_time()
 
     def _exceeded_limit(self, ends: float, seconds: float) -> str:
-        """Return the description of the limit on time, memory, processes or threads that the process exceeds, or an
+        """Return a text that describes the limit on time, memory, processes or threads that the process exceeds, or an
         empty text. The reply is due at the time ``ends``, after ``seconds``.
         """
         if self.run is not None:
@@ -488,18 +478,21 @@ class SandboxedProcess:
         if over or (late > 0 and late > waited):
             return f"no answer for {seconds + late:.3g} s"
         # A forked child shares the pages of its parent until it writes, so the first bytes count for none.
-        used = sum(max(0, resident_bytes(pid) - self._base) for pid in family)
-        if self._base and used > self.bounds.memory:
+        sizes = [[max(0, a - b) for a, b in zip(read_memory_sizes(pid), self._base, strict=True)] for pid in family]
+        space, used = map(sum, zip(*sizes, strict=True))
+        if space > self.bounds.memory:  # else there is no room for more than the limit
+            used += unseen_bytes(family)
+        if self._base[1] and used > self.bounds.memory:
             return f"more than {self.bounds.memory / 2**30:.3g} GiB of memory"
-        if sum(stat[0] not in "ZX" for stat in stats) > 1 + self.bounds.processes:
+        if sum(not has_ended(stat) for stat in stats) > 1 + self.bounds.processes:
             return f"more than {self.bounds.processes} processes"
-        if sum(int(stat[THREADS_FIELD]) for stat in stats) > MAX_TASKS:
+        if sum(int(stat[THREADS]) for stat in stats) > MAX_TASKS:
             return f"more than {MAX_TASKS} threads and processes that have ended"
         return ""
 
     def _end_with_reason(self, how: str, *, lack: bool = False) -> ProcessEnded:
-        """Kill the process, wait for it, and return the error that says how it ended: by a signal, an exit status, or
-        else for the reason ``how``.
+        """Kill the process, wait for it, and return the error that says how it ended. The error names the signal or the
+        exit status, or else the reason ``how``. ``lack`` says that the machine lacks a resource.
         """
         ends = time.monotonic() + ENDING_S
         while not (gone := thread_states(self.pid) <= {"Z", "X"}) and time.monotonic() < ends:
@@ -527,12 +520,12 @@ class SandboxedProcess:
         return lines[-1][:200] if lines else ""
 
     def _signal(self, number: int) -> None:
-        """Send the signal ``number`` to the process group of the process, which none of its descendants can leave."""
+        """Send the signal ``number`` to the process group, which no descendant can leave."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def _wait_until_stopped(self) -> bool:
-        """Wait until all threads are stopped. Return whether they were at the first look. Raises ProcessEnded."""
+        """Wait until all threads are stopped, and return whether they were at the first look."""
         now = time.monotonic()
         ends = max(now + 1, min(now + 60, self.until))
         for look in count():
@@ -548,7 +541,7 @@ class SandboxedProcess:
         raise ProcessEnded("it cannot be stopped")
 
     def read(self, address: int, length: int) -> bytearray:
-        """Return ``length`` bytes of the process's memory. Raises OSError where it cannot be read."""
+        """Return ``length`` bytes of the process's memory at ``address``. Raise ``OSError`` if they cannot be read."""
         content = bytearray(length)
         start = ctypes.addressof(ctypes.c_char.from_buffer(content)) if length else 0
         done = 0
@@ -565,8 +558,8 @@ class SandboxedProcess:
     def strays(self, *, still: bool = False, dead: bool = False) -> list[int]:
         """Return the process ids of the descendants of the sandboxed process, including those whose parent has ended.
 
-        With ``still``, all of them are stopped, which allows a faster search. With ``dead``, those that have ended and
-        that nobody has waited for are listed, too.
+        With ``still``, all of them must be stopped, which allows a faster search. With ``dead``, descendants that have
+        ended and for which nobody has waited are listed, too.
         """
         others, root = self.launcher.prisoners - {self.pid}, self.launcher.pid
         family = list_stopped_descendants(root) if still else list_descendants(root, dead=dead)
@@ -575,7 +568,7 @@ class SandboxedProcess:
     def end_strays(self, *, still: bool = True) -> int:
         """Kill the descendants of the sandboxed process, and return how many there were.
 
-        With ``still``, no request is in progress.
+        ``still`` says that no request is in progress, so that all of them are stopped.
         """
         strays = self.strays(still=still)
         for pid in strays:
@@ -584,7 +577,7 @@ class SandboxedProcess:
         return len(strays)
 
     def kill(self) -> None:
-        """Kill the process and its descendants, and close its connection. Does nothing if it has ended."""
+        """Kill the process and its descendants, and close its connection. Do nothing if the process has ended."""
         if self.pid not in self.launcher.prisoners:  # its id may belong to another process now
             return
         self._signal(signal.SIGKILL)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CallClass:
-    """One class of system calls.
+    """One class of system calls that a sandboxed process may make.
 
     Attributes:
         name: the subject of the class.
-        reason: what the calls are needed for, and why they reach nothing outside of the sandbox.
-        numbers: the number of each call on x86-64 and on arm64, or None where the machine lacks the call.
+        reason: the purpose of the calls, and why they reach nothing outside of the sandbox.
+        numbers: the number of each call on x86-64 and on arm64, or None if the machine lacks the call.
     """
 
     name: str
@@ -62,7 +62,6 @@ ALLOWED = (
             "ftruncate": (77, 46),
             "truncate": (76, 45),
             "fallocate": (285, 47),
-            "fadvise64": (221, 223),
             "getdents": (78, None),
             "getdents64": (217, 61),
             "getcwd": (79, 17),

@@ -36,13 +36,16 @@ _began = time.time()
 def is_trusted_file(file: str) -> bool:
     """Return whether a file or folder belongs to Python, torch or an installed package.
 
-    Names such as ``<frozen os>`` count. A folder whose name merely begins with the name of a trusted one does not.
+    A name such as ``<frozen os>`` belongs to Python. A folder whose name merely begins with the name of a trusted
+    folder does not count.
     """
     return file.startswith("<frozen") if file.startswith("<") else f"{realpath(file)}{os.sep}".startswith(TRUSTED)
 
 
 def is_genuine_code(code: CodeType) -> bool:
-    """Return whether a code object is that of a trusted file, or of one of Shiplap's, exactly as the file holds it."""
+    """Return whether a code object is exactly the code that its file holds. The file must belong to Python, torch, an
+    installed package or Shiplap.
+    """
     file = code.co_filename
     if not is_trusted_file(file) and not realpath(file).startswith(OURS):
         return False
@@ -52,14 +55,16 @@ def is_genuine_code(code: CodeType) -> bool:
 
 
 def forget_files() -> None:
-    """Clear the cache of the code objects that were read from files, since the code under test runs in this process and
-    could have changed the cache.
+    """Clear the cache of the code objects that were read from files. The code under test runs in this process and could
+    have changed the cache.
     """
     _held.clear()
 
 
 def _is_newer_than_process(file: str) -> bool:
-    """Return whether a file was written after this process began, which then runs the file's earlier content."""
+    """Return whether a file was written after this process began. The process then runs an earlier content of the
+    file.
+    """
     try:
         return not file.startswith("<") and os.stat(file).st_mtime > _began
     except OSError:
@@ -67,8 +72,8 @@ def _is_newer_than_process(file: str) -> bool:
 
 
 def _read_compiled_code(file: str) -> CodeType | None:
-    """Return the code object that Python would load for a file, usually from its compiled cache. None if that is not
-    possible or the cache may be the candidate's.
+    """Return the code object that Python would load for a file, usually from its compiled cache. Return None if that is
+    not possible or if the candidate may have written the cache.
     """
     if file.startswith("<"):
         return frozen_code(file.removeprefix("<frozen ").removesuffix(">"))
@@ -81,14 +86,14 @@ def _read_compiled_code(file: str) -> CodeType | None:
 
 
 def _nested_code_objects(code: CodeType | None) -> list[CodeType]:
-    """Return a code object and all code objects nested in its constants, an empty list for None."""
+    """Return a code object and all code objects nested in its constants. Return an empty list for None."""
     if code is None:
         return []
     return [code, *(each for c in code.co_consts if isinstance(c, CodeType) for each in _nested_code_objects(c))]
 
 
 def _unwrap_function(value: Any) -> Any:
-    """Return the function of a method or of the getter of a property; other values unchanged.
+    """Return the function of a method or of the getter of a property. Return another value unchanged.
 
     Only exact types are unwrapped, so no code of the value runs.
     """
@@ -97,16 +102,18 @@ def _unwrap_function(value: Any) -> Any:
 
 
 def function_code(value: Any) -> CodeType | None:
-    """Return the code object of a function, a method or the getter of a property, None for other values."""
+    """Return the code object of a function, a method or the getter of a property. Return None for another value."""
     inner = _unwrap_function(value)
     return inner.__code__ if type(inner) is FunctionType else None
 
 
 def is_trusted_function(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     """Return whether a value that replaces a function of Python or torch is itself code of Python, torch or an
-    installed package, with all functions in its defaults and closure. Both replace functions of their own when further
-    parts of them are imported. A trusted decorator around another function does not count. Held functions are followed
-    to ``depth``.
+    installed package.
+
+    Such replacements occur when further parts of Python or torch are imported. All functions in the defaults and the
+    closure of ``value`` must be trusted as well, so a trusted decorator around another function does not count. Held
+    functions are followed to ``depth``.
     """
     code = function_code(value)
     if code is None:
@@ -120,8 +127,8 @@ def is_trusted_function(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
 
 
 def _values_held_by(function: FunctionType) -> list[Any]:
-    """Return the values that a function holds beyond the names of its module: its defaults, and the contents of its
-    closure.
+    """Return the values that a function holds beyond the names of its module. They are its defaults and the contents of
+    its closure.
     """
     held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
@@ -134,7 +141,7 @@ def _values_held_by(function: FunctionType) -> list[Any]:
 
 def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     """Return whether a value is not callable, or is code of Python, torch or an installed package with all that it
-    holds.
+    holds. Held functions are followed to ``depth``.
     """
     if isinstance(value, (FunctionType, MethodType, staticmethod, classmethod)):
         return depth > 0 and is_trusted_function(value, depth)
@@ -144,16 +151,16 @@ def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
 
 
 def is_trusted_module(value: Any) -> bool:
-    """Return whether a function or class was defined in a module of Python, torch or an installed package, or in one
-    without a file.
+    """Return whether a function or class was defined in a module of Python, torch or an installed package, or in a
+    module without a file.
     """
     file = getattr(sys.modules.get(str(getattr(value, "__module__", ""))), "__file__", None)
     return file is None or is_trusted_file(str(file))
 
 
 def is_installed_module(value: Any) -> bool:
-    """Return whether a value is a module of Python, torch or an installed package that is in ``sys.modules`` under its
-    own name.
+    """Return whether a value is a module of Python, torch or an installed package. It must be in ``sys.modules`` under
+    its own name.
     """
     if not isinstance(value, ModuleType):
         return False

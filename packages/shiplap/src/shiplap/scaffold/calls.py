@@ -18,7 +18,9 @@ MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its ima
 
 @dataclass(frozen=True)
 class ColumnRange:
-    """The values in one column of the last dim: the least, the largest, and whether all are whole numbers."""
+    """The range of the values in one column of the last dim. It holds the least value, the largest value, and whether
+    all are whole numbers.
+    """
 
     low: float
     high: float
@@ -27,9 +29,11 @@ class ColumnRange:
 
 @dataclass(frozen=True)
 class SeenTensor:
-    """A tensor of one call. ``low`` and ``high`` bound its values; None for no elements, or none that are finite.
+    """A tensor of one recorded call. ``low`` and ``high`` are its least and largest finite value, or None if it has
+    none.
 
-    A size of -1 depends on data: a fake has no number for it. ``columns``: of a tensor of two dims, if they are few.
+    A size of -1 depends on data, so a fake tensor has no number for it. ``columns`` has the ranges of the columns of a
+    tensor of two dims, if they are few.
     """
 
     dtype: str
@@ -42,22 +46,24 @@ class SeenTensor:
 
 @dataclass(frozen=True)
 class DispatchedCall:
-    """A call: arguments by name, tensors as ``SeenTensor``, lists as tuples of them, and the results in order."""
+    """A recorded call. It holds the arguments by name and the results in order. A tensor is a ``SeenTensor``, and a
+    list is a tuple.
+    """
 
     arguments: Mapping[str, Any]
     results: tuple[Any, ...]
 
     @property
     def key(self) -> str:
-        """A text that is equal for two recorded calls which differ only in the values of tensors: it holds the scalars,
+        """A text that is equal for two recorded calls that differ only in the values of tensors. It holds the scalars,
         and the dtypes, shapes and devices of the tensors.
         """
         return repr(map_seen((*self.arguments.values(), self.results), lambda t: (t.dtype, t.shape, t.device)))
 
 
 def map_seen(value: Any, fn: Callable[[SeenTensor], Any]) -> Any:
-    """Return an argument or result of a recorded call with ``fn`` applied to each of its tensor descriptions, also in a
-    tuple, which stands for a list.
+    """Return an argument or result of a recorded call with ``fn`` applied to each of its tensor descriptions. In a
+    tuple, which stands for a list, it is applied to each item.
     """
     if isinstance(value, tuple):
         return tuple(map_seen(v, fn) for v in value)
@@ -65,22 +71,22 @@ def map_seen(value: Any, fn: Callable[[SeenTensor], Any]) -> Any:
 
 
 def as_empty_tensors(value: Any, device: str = "") -> Any:
-    """Return an argument of a recorded call with an uninitialised tensor of the same size and dtype for each
-    description, on ``device`` or on that of the call. A tuple becomes a list.
+    """Return an argument of a recorded call with an uninitialised tensor in place of each description. It has the
+    described size and dtype, and lies on ``device`` or on the call's device. A tuple becomes a list.
     """
     made = map_seen(value, lambda t: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=device or t.device))
     return list(made) if isinstance(made, tuple) else made
 
 
 def seen_tensors(value: Any) -> list[SeenTensor]:
-    """Return the tensor descriptions in an argument or result of a recorded call, a single one or those of a tuple."""
+    """Return the tensor descriptions in an argument or result of a recorded call. It is a single value or a tuple."""
     values = value if isinstance(value, tuple) else (value,)
     return [v for v in values if isinstance(v, SeenTensor)]
 
 
 def make_dispatched_call(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> DispatchedCall:
-    """Return the record of one call of an op with this schema: all arguments by name, with defaults filled in, and the
-    results.
+    """Return the record of one call of an op with this schema. It holds all arguments by name, with defaults filled in,
+    and the results.
     """
     names = [a.name for a in schema.arguments]
     # The arguments behind ``args`` are keywords or have defaults.
@@ -108,8 +114,8 @@ _RECORDED_AS_IS = (
 
 
 def _describe_value(value: Any) -> Any:
-    """Return the description of a tensor, a tuple of descriptions for a list, a plain scalar as it is, and any other
-    value as text.
+    """Return the description of a value. A tensor becomes a ``SeenTensor``, a list a tuple of descriptions, and a plain
+    scalar stays. Any other value becomes text.
     """
     if isinstance(value, (list, tuple)):
         return tuple(map(_describe_value, value))
@@ -129,14 +135,16 @@ def _is_being_traced(value: Any) -> bool:
         return any(map(_is_being_traced, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(_is_being_traced, value))
+    # A Parameter is the one subclass that models outside of a trace pass.
     return isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter)
 
 
 def _finite_values(t: Tensor) -> Tensor | None:
-    """Return the finite values of a tensor in float64 or int64, or None for a tensor without any, without memory,
-    complex, sparse or quantized.
+    """Return the finite values of a tensor in float64 or int64. Return None if there are none, and for a tensor that
+    has no memory or is complex, sparse or quantised.
     """
     if (
+        # Other classes, such as fake tensors, may have no values.
         type(t) not in (Tensor, torch.nn.Parameter)
         or t.is_meta
         or not t.numel()
@@ -159,8 +167,8 @@ def _value_range(finite: Tensor) -> tuple[float, float]:
 
 
 def _column_ranges(t: Tensor) -> tuple[ColumnRange, ...]:
-    """Return the range of each column of a matrix with few columns, all of whose values are finite, and whether it has
-    whole numbers only; otherwise an empty tuple.
+    """Return the range of each column of a matrix with few columns, and whether the column has only whole numbers.
+    Return an empty tuple for another tensor, and if a value is not finite.
     """
     if t.dim() != 2 or not 1 < t.shape[1] <= MOST_COLUMNS or t.dtype is torch.bool:
         return ()
@@ -178,8 +186,8 @@ def _column_ranges(t: Tensor) -> tuple[ColumnRange, ...]:
 class DispatchRecorder:
     """The calls of ``wanted`` ops inside of ``with recorder.mode():``, each different call once.
 
-    A call is seen below autograd: ops that are made of other ops are not. Values are read before the call, since an op
-    may write to its arguments. ``told`` is called with the name of an op at its first call.
+    A call is recorded below autograd, so an op that is made of other ops is not seen. Values are read before the call,
+    since an op may write to its arguments. ``told`` is called with the name of an op at its first call.
     """
 
     wanted: Collection[str]
@@ -189,12 +197,14 @@ class DispatchRecorder:
     _keys: set[tuple[str, str]] = field(default_factory=set)
 
     def mode(self) -> Any:
-        """Return a torch dispatch mode, that is a context in which the calls of those ops are recorded for which this
-        recorder was made.
+        """Return a torch dispatch mode, which is a context in which calls are recorded. Only calls of the ops for which
+        this recorder was made are recorded.
         """
         recorder = self
 
         class Mode(TorchDispatchMode):
+            """The mode in which calls are recorded."""
+
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
             ) -> Any:
@@ -205,8 +215,8 @@ class DispatchRecorder:
         return made()
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``func`` and return its result. If the recorder was made for this op, the call is counted, and is kept
-        with its sizes and dtypes unless a compiler traces it.
+        """Call ``func`` and return its result. If the recorder was made for this op, the call is counted and kept with
+        its sizes and dtypes. A call that a compiler traces is not.
         """
         schema = func._schema
         name = schema_name(schema)
@@ -222,8 +232,8 @@ class DispatchRecorder:
         return result
 
     def keep(self, name: str, call: DispatchedCall) -> None:
-        """Add a call of the op ``name`` to those that are kept, unless an equal one (the same sizes, dtypes and
-        scalars) is among them or ``MOST_CALLS`` of the op are kept already.
+        """Keep a call of the op ``name``. It is dropped if a kept call has equal sizes, dtypes and scalars, or if
+        ``MOST_CALLS`` calls of the op are kept already.
         """
         kept = self.calls.setdefault(name, [])
         # A loop makes the same call thousands of times; only different ones are evidence.

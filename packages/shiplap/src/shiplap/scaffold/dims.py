@@ -19,15 +19,15 @@ LARGEST_FIXED_SIZE = 8  # coordinates and taps; a larger size that never changed
 
 @dataclass
 class NamedDims:
-    """The dims of each argument that is one tensor, as text. None stands for an argument whose rank is not known."""
+    """The dims of each argument that is one tensor, as text. The value None stands for an argument of unknown rank."""
 
     shapes: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
     slots: dict[str, Slot] = field(default_factory=dict)  # a slot that has the dim
     scalars: tuple[str, ...] = ()  # ints, and elements of lists of ints: ``stride[0]``
 
     def environment(self, call: DispatchedCall) -> dict[str, Any] | None:
-        """Return the sizes of the named dims and the int arguments of a recorded call, by name; None for a call in
-        which one of them is missing.
+        """Return the sizes of the named dims and the int arguments of a recorded call, by name. Return None if the call
+        lacks one of them.
         """
         env = {name: call.arguments.get(name) for name in (s.partition("[")[0] for s in self.scalars)}
         for name, (argument, axis) in self.slots.items():
@@ -40,7 +40,7 @@ class NamedDims:
 
 def name_dims(form: SchemaForm, recorded: Sequence[DispatchedCall], probed: ProbeResult) -> NamedDims:
     """Return names for the sizes of the tensor arguments of ``form``. Two axes get one name if they agreed in recorded
-    calls, or if the meta kernel refused different sizes.
+    calls. They also get one name if the meta kernel refused different sizes for them.
     """
     calls = [*recorded, *probed.calls]
     # Only an argument of one rank has axes that can be named.
@@ -70,8 +70,8 @@ def name_dims(form: SchemaForm, recorded: Sequence[DispatchedCall], probed: Prob
 
 
 def _int_names(argument: SchemaField, calls: Sequence[DispatchedCall]) -> Iterator[str]:
-    """Yield ``name`` for an int argument, or ``name[i]`` for each element of a list of ints that has the same length in
-    all calls.
+    """Yield the name of an int argument. For a list of ints that has one length in all calls, yield ``name[i]`` for
+    each element.
     """
     if argument.kind in ("int", "SymInt"):
         yield argument.name
@@ -86,42 +86,48 @@ def is_optional_argument(form: SchemaForm, name: str) -> bool:
 
 
 def _ranks_of_argument(name: str, recorded: Sequence[DispatchedCall], probed: ProbeResult) -> set[int]:
-    """Return the numbers of dims that an argument had in the recorded calls, or else those that the meta kernel
-    accepted.
+    """Return the numbers of dims that an argument had in the recorded calls. If it was in none, return those that the
+    meta kernel accepted.
     """
     shapes = [v.shape for c in recorded if isinstance(v := c.arguments.get(name), SeenTensor)]
     return {len(s) for s in shapes} or set(probed.ranks.get(name, ()))
 
 
 class _DimClasses:
-    """A partition of slots into sets that are one dim."""
+    """A partition of slots (pairs of an argument name and an axis) into sets. The slots of a set are one dim."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        """Put each slot (an argument name and an axis) into a set of its own."""
+        """Put each slot (an argument name and an axis) into a separate set."""
         self._of = {slot: frozenset((slot,)) for slot in slots}
 
     def join(self, one: Slot, other: Slot) -> None:
-        """Unite the sets that contain the slots ``one`` and ``other``, pairs of an argument name and an axis, since
-        both axes are one dim.
+        """Unite the sets that contain the slots ``one`` and ``other``, since both are one dim. A slot is an argument
+        name and an axis.
         """
         joined = self._of[one] | self._of[other]
         self._of |= dict.fromkeys(joined, joined)
 
     def each(self) -> list[frozenset[Slot]]:
-        """Return the sets of slots, pairs of an argument name and an axis, each once; a set is one dim."""
+        """Return the sets of slots, each once. A slot is an argument name and an axis, and the slots of a set are one
+        dim.
+        """
         return list(dict.fromkeys(self._of.values()))
 
 
 def _sizes_of_slot(slot: Slot, calls: Sequence[DispatchedCall]) -> list[int | None]:
-    """Return the size at ``slot`` (an argument name and an axis) in each call, None where the call has no such axis."""
+    """Return the size at ``slot`` (an argument name and an axis) in each call. It is None for a call that has no such
+    axis.
+    """
     seen = (c.arguments.get(slot[0]) for c in calls)
     return [v.shape[slot[1]] if isinstance(v, SeenTensor) and slot[1] < len(v.shape) else None for v in seen]
 
 
 def _is_same_dim(one: Slot, other: Slot, recorded: Sequence[DispatchedCall], probed: ProbeResult) -> bool:
-    """Return whether the axes at two slots, pairs of an argument name and an axis, are one dim. A meta kernel that
-    refuses different sizes for them proves it. Sizes that agreed in recorded calls of several sizes make it likely;
-    within one tensor only if the meta kernel did not accept different ones, since images may happen to be square.
+    """Return whether the axes at two slots (pairs of an argument name and an axis) are one dim. A meta kernel that
+    refuses different sizes for them proves it.
+
+    It is also assumed if the sizes agreed in recorded calls of at least two sizes. Within one tensor, the meta kernel
+    must not have accepted different sizes, since images may happen to be square.
     """
     # A size of 0 agrees with too much to be evidence.
     pairs = [
@@ -144,13 +150,14 @@ def _is_same_dim(one: Slot, other: Slot, recorded: Sequence[DispatchedCall], pro
 def _fixed_size(
     group: frozenset[Slot], recorded: Sequence[DispatchedCall], probed: ProbeResult, others: int
 ) -> int | None:
-    """Return the size of a dim if it is a fixed number for the op, such as 4 for boxes, or None for a dim that varies
-    or may vary. ``group`` is the dim as its (argument name, axis) pairs; ``others`` is the number of such pairs of all
-    dims.
+    """Return the size of a dim if the op fixes it, such as 4 for boxes. Return None if it varies or may vary.
+
+    ``group`` is the dim as its (argument name, axis) pairs. ``others`` is the number of such pairs of all dims.
     """
     values = {v for slot in group for v in _sizes_of_slot(slot, recorded or probed.calls) if v is not None}
     if len(values) != 1:
         return None
+    # The meta kernel refused every other size, or the columns have different meanings.
     if group <= probed.fixed or any(_has_mixed_columns(slot, recorded) for slot in group):
         return values.pop()
     if max(values) > LARGEST_FIXED_SIZE or _changes_result_shape(group, probed):
@@ -160,8 +167,8 @@ def _fixed_size(
 
 
 def _has_mixed_columns(slot: Slot, recorded: Sequence[DispatchedCall]) -> bool:
-    """Return whether the slot, a pair of an argument name and an axis, is the column axis of a matrix in which one
-    column has whole numbers only and another has not, so that columns differ in meaning and their number is fixed.
+    """Return whether ``slot`` (an argument name and an axis) is the column axis of a matrix whose columns differ in
+    meaning. That is assumed if one column has only whole numbers and another has not.
     """
     seen = [v for c in recorded if isinstance(v := c.arguments.get(slot[0]), SeenTensor)]
     kinds = {all(c.whole for c in column) for column in zip(*(s.columns for s in seen), strict=False)}
@@ -169,8 +176,8 @@ def _has_mixed_columns(slot: Slot, recorded: Sequence[DispatchedCall]) -> bool:
 
 
 def _changes_result_shape(group: frozenset[Slot], probed: ProbeResult) -> bool:
-    """Return whether the shape of a result changed together with the size of the dim ``group``, given as its (argument
-    name, axis) pairs, in calls of the meta kernel. The op then does not fix that size.
+    """Return whether the shape of a result changed together with the size of a dim in calls of the meta kernel. The op
+    then does not fix that size. ``group`` is the dim as its (argument name, axis) pairs.
     """
     if not probed.calls:
         return False
@@ -191,8 +198,8 @@ def _result_shapes(call: DispatchedCall) -> list[tuple[int, ...]]:
 def _name_groups(
     form: SchemaForm, groups: Sequence[frozenset[Slot]], scalars: Sequence[str], calls: Sequence[DispatchedCall]
 ) -> dict[frozenset[Slot], str]:
-    """Return a name for each dim, given as its set of (argument name, axis) pairs: the name of an int argument that
-    equals its size in all calls, or else a letter that no argument has as its name.
+    """Return a name for each dim, given as its set of (argument name, axis) pairs. It is the name of an int argument
+    that equals the dim's size in all calls. Otherwise it is a letter that no argument has as its name.
     """
     taken = {a.name for a in form.arguments}
     letters = _free_letters(taken)
@@ -208,8 +215,8 @@ def _name_groups(
 
 
 def _is_size_in_all_calls(group: frozenset[Slot], scalar: str, calls: Sequence[DispatchedCall]) -> bool:
-    """Return whether the int argument ``scalar`` equals the size of the dim ``group``, given as its (argument name,
-    axis) pairs, in all calls, and at least two different sizes occurred.
+    """Return whether the int argument ``scalar`` equals the size of a dim in all calls. At least two different sizes
+    must have occurred. ``group`` is the dim as its (argument name, axis) pairs.
     """
     pairs = {
         (v, c.arguments.get(scalar))
@@ -223,7 +230,7 @@ def _is_size_in_all_calls(group: frozenset[Slot], scalar: str, calls: Sequence[D
 
 
 def _free_letters(taken: set[str]) -> Iterator[str]:
-    """Yield names for dims, letters first, that are not among ``taken``, the names of arguments."""
+    """Yield names for dims that are not among ``taken``, the names of arguments. Letters come first."""
     yield from (c for c in DIM_LETTERS if c not in taken)
     yield from (f"d{i}" for i in range(1000) if f"d{i}" not in taken)
 
@@ -234,8 +241,8 @@ def is_plain_name(text: str) -> bool:
 
 
 def value_range(calls: Sequence[DispatchedCall], name: str) -> tuple[float | None, float | None]:
-    """Return the least and the largest value of the argument ``name`` in all calls, of a tensor's elements or of a
-    number; (None, None) if there is none.
+    """Return the least and the largest value of the argument ``name`` in all calls. For a tensor they are those of its
+    elements. Return ``(None, None)`` if there are no values.
     """
     values: list[Any] = [v for c in calls if (v := c.arguments.get(name)) is not None]
     low = [v.low if isinstance(v, SeenTensor) else v for v in values]
@@ -245,5 +252,5 @@ def value_range(calls: Sequence[DispatchedCall], name: str) -> tuple[float | Non
 
 
 def calls_with_dims(dims: NamedDims, calls: Sequence[DispatchedCall]) -> list[tuple[DispatchedCall, Mapping[str, Any]]]:
-    """Return pairs of a recorded call and its sizes by name, without the calls that lack a dim."""
+    """Return pairs of a recorded call and its sizes by name. Calls that lack a dim are left out."""
     return [(c, env) for c in calls if (env := dims.environment(c)) is not None]

@@ -20,8 +20,8 @@ from shiplap.torch_private.dispatcher_library import Overload
 def why_draft_misfits(
     form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
 ) -> str:
-    """Return a text that names the first recorded call which the drafted declaration would refuse or give other result
-    sizes, or an empty text.
+    """Return a text that names the first recorded call that the drafted declaration would refuse or give other result
+    sizes. Return an empty text if there is none.
 
     Raises:
         ShiplapError: SL1xx when the declaration itself is refused.
@@ -38,8 +38,8 @@ def why_draft_misfits(
 
 
 def _why_call_refused(op: AdoptedOp[..., Any], call: DispatchedCall) -> str:
-    """Return the reason why the drafted declaration of ``op`` refuses a recorded call or declares other result sizes,
-    empty where the call fits.
+    """Return the reason why the drafted declaration of ``op`` refuses a recorded call or declares other result sizes.
+    Return an empty text if the call fits.
     """
     try:
         bound = op.bind([as_empty_tensors(v, "meta") for v in call.arguments.values()])
@@ -65,8 +65,8 @@ def _is_fresh_result(declared: Any) -> bool:
 
 
 def _known_sizes(out: Any, env: Any, op: AdoptedOp[..., Any]) -> list[Any]:
-    """Return the sizes of the output ``out`` by its declaration, in a call in which the named dims have the sizes
-    ``env``; None for each size that depends on the values of tensors.
+    """Return the sizes of the output ``out`` by its declaration, in a call whose named dims have the sizes ``env``. A
+    size that depends on the values of tensors is None.
     """
     # -1 stands for a size that only the data knows, as in recorded calls.
     marked = {**env, **dict.fromkeys(op.spec.dynamic, -1)}

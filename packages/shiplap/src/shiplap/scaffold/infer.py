@@ -21,10 +21,11 @@ from shiplap.scaffold.schema import SchemaForm
 
 @dataclass
 class InferredDeclaration:
-    """The inferred parts of a declaration: annotations of single tensors by argument and by result, and keywords.
+    """The inferred parts of a declaration. ``tensors`` holds annotations by argument, and ``results`` those of the
+    results.
 
-    ``where`` is the source of the inference for an argument, for ``"return"`` and for ``"samples"``. ``reference``: the
-    sizes of the results are left to the reference. ``sampler`` has the lines of a builder of samples.
+    ``where`` is the source of the inference for an argument, for ``"return"`` and for ``"samples"``. If ``reference``
+    is true, the op's reference gives the sizes of the results. ``sampler`` has the lines of a builder of samples.
     """
 
     tensors: dict[str, str] = field(default_factory=dict)
@@ -38,8 +39,8 @@ class InferredDeclaration:
 
 
 def infer_nothing(form: SchemaForm, why: str) -> InferredDeclaration:
-    """Return a declaration with nothing beyond the schema: tensors of any dtype and any sizes, with ``why`` as the note
-    on its results.
+    """Return a declaration that adds nothing to the schema. Its tensors have any dtype and any sizes, and ``why`` is
+    the note on its results.
     """
     shaped = {a.name: 'Shaped[Tensor, "..."]' for a in form.arguments if a.tensor}
     where = {"return": f"not inferred: {why}"} if form.results else {}
@@ -53,10 +54,10 @@ def infer_declaration(
     probed: ProbeResult,
     following: Callable[[], bool] | None = None,
 ) -> InferredDeclaration:
-    """Return the declaration that recorded calls, and calls which the meta kernel accepts, suggest for ``form``: dims,
-    dtypes, bounds, requirements and a builder of samples.
+    """Return the declaration that calls suggest for ``form``. It has dims, dtypes, bounds, requirements and a builder
+    of samples. The calls were recorded, or are calls that the meta kernel accepts.
 
-    ``following`` is called where nothing was recorded. It returns whether the dtype of the results follows that of the
+    ``following`` is called if nothing was recorded. It returns whether the dtype of the results follows that of the
     arguments.
     """
     if not recorded and not probed.calls:
@@ -81,7 +82,9 @@ def infer_declaration(
 
 
 def _has_fresh_results(form: SchemaForm) -> bool:
-    """Return whether the op returns a new tensor, not an alias of an argument, so that sizes have to be declared."""
+    """Return whether the op returns a new tensor, which is not an alias of an argument. Its sizes have to be
+    declared.
+    """
     return any(not r.alias for r in form.results)
 
 
@@ -100,9 +103,10 @@ def _source_of_inference(recorded: Sequence[DispatchedCall], probed: ProbeResult
 def _annotate_argument(
     name: str, dims: NamedDims, recorded: Sequence[DispatchedCall], spread: Mapping[str, str]
 ) -> str:
-    """Return the jaxtyping annotation of an argument, such as ``Float[Tensor, "n c"]``, with the dtypes that recorded
-    calls had. ``spread`` maps the names of arguments whose number of dims varies to the text of their dims, such as
-    ``*s``.
+    """Return the jaxtyping annotation of an argument, such as ``Float[Tensor, "n c"]``, with the dtypes of the recorded
+    calls.
+
+    ``spread`` maps the names of arguments whose number of dims varies to the text of their dims, such as ``*s``.
     """
     seen = [s for c in recorded for s in seen_tensors(c.arguments.get(name))]
     kind = common_dtype_class({s.dtype for s in seen})
@@ -116,8 +120,8 @@ def _annotate_argument(
 
 
 def _any_rank_arguments(form: SchemaForm, dims: NamedDims, calls: Sequence[DispatchedCall]) -> dict[str, str]:
-    """Return ``{name: "*s"}`` for those arguments with a varying number of dims that have, in all calls, the shape of
-    one and the same result; otherwise an empty mapping.
+    """Return ``{name: "*s"}`` for arguments with a varying number of dims. In all calls they must have the shape of one
+    result. Otherwise return an empty mapping.
     """
     free = [n for n, shape in dims.shapes.items() if shape is None]
     for name in free:
@@ -129,7 +133,7 @@ def _any_rank_arguments(form: SchemaForm, dims: NamedDims, calls: Sequence[Dispa
 
 
 def _shape_of_argument(call: DispatchedCall, name: str) -> tuple[int, ...] | None:
-    """Return the shape of the argument ``name`` in a recorded call, or None if it is no single tensor."""
+    """Return the shape of the argument ``name`` in a recorded call, or None if it is not a single tensor."""
     value = call.arguments.get(name)
     return value.shape if isinstance(value, SeenTensor) else None
 
@@ -150,9 +154,10 @@ def _annotate_results(
     source: str,
     following: Callable[[], bool] | None,
 ) -> None:
-    """Add an annotation of each result, such as ``Float[Tensor, "n m"]``, to the declaration ``known``. If the sizes or
-    the dtype of one result are unknown, all new results are left open, and the reference of the op will compute them.
-    ``following`` returns whether results have the dtype of the arguments.
+    """Add an annotation of each result, such as ``Float[Tensor, "n m"]``, to the declaration ``known``.
+
+    If the sizes or the dtype of one result are unknown, all new results are left open. The reference of the op then
+    computes them. ``following`` returns whether results have the dtype of the arguments.
     """
     notes = [n for n in sizes.where if n]
     # A result that is an argument has the annotation of that argument.
@@ -181,8 +186,8 @@ def _annotate_results(
 
 
 def _takes_shape_of_argument(index: int, spread: Mapping[str, str], calls: Sequence[DispatchedCall]) -> bool:
-    """Return whether the result at ``index`` has, in all calls, the shape of one of the arguments in ``spread``, those
-    whose number of dims varies.
+    """Return whether the result at ``index`` has the shape of an argument in ``spread`` in all calls. ``spread`` holds
+    the arguments whose number of dims varies.
     """
     shapes = [_shape_of_argument(c, next(iter(spread))) for c in calls]
     return None not in shapes and _has_shape_of_argument(index, shapes, calls)
@@ -191,9 +196,10 @@ def _takes_shape_of_argument(index: int, spread: Mapping[str, str], calls: Seque
 def _dtype_class_of_result(
     index: int, known: InferredDeclaration, recorded: Sequence[DispatchedCall], following: Callable[[], bool] | None
 ) -> tuple[str, bool]:
-    """Return the jaxtyping dtype class of the result at ``index``, and whether that class, or an argument of the same
-    class, is enough to say which dtype a result has. ``following`` is called if nothing was recorded, and returns
-    whether results have the dtype of the arguments.
+    """Return the jaxtyping dtype class of the result at ``index``, and whether the class determines the dtype. That is
+    so for one dtype, and if an argument has the same class.
+
+    ``following`` is called if nothing was recorded. It returns whether results have the dtype of the arguments.
     """
     dtypes = {s.dtype for c in recorded for s in seen_tensors(c.results[index])}
     given = {t.partition("[")[0] for t in known.tensors.values()}
@@ -208,8 +214,8 @@ def _dtype_class_of_result(
 
 
 def common_dtype_class(dtypes: set[str]) -> str:
-    """Return the jaxtyping class of these dtype names: ``Float32`` for one alone, ``Float`` for several floats,
-    ``Integer`` for several integers, otherwise ``Shaped``.
+    """Return the jaxtyping class of these dtype names. It is such as ``Float32`` for one dtype, ``Float`` for several
+    floats and ``Integer`` for several integers. Otherwise it is ``Shaped``.
     """
     if len(dtypes) == 1:
         return _classes_by_dtype().get(next(iter(dtypes)), "Shaped")
@@ -237,8 +243,8 @@ def _classes_by_dtype() -> dict[str, str]:
 
 
 def _lower_limits(form: SchemaForm, recorded: Sequence[DispatchedCall]) -> tuple[str, ...]:
-    """Return requirements for int arguments that were never negative in recorded calls: ``k >= 1`` if none was 0,
-    otherwise ``k >= 0``.
+    """Return requirements for int arguments that were never negative in recorded calls. They are ``k >= 1`` if none was
+    0, and otherwise ``k >= 0``.
     """
     limits = []
     for a in form.arguments:

@@ -24,8 +24,8 @@ WIDTH, LONGEST = 118, 100  # of a line, of a sentence
 
 @dataclass(frozen=True)
 class DraftedOp:
-    """An op of the module. ``doc`` is a sentence about it, and ``documented`` the function that the sentence was taken
-    from.
+    """An op of a drafted module. ``doc`` is a sentence about the op, which was taken from the function
+    ``documented``.
     """
 
     form: SchemaForm
@@ -36,8 +36,8 @@ class DraftedOp:
     python: str = ""
 
     def renamed(self, taken: set[str]) -> DraftedOp:
-        """Return a copy of the entry with a Python name, made from the op's name, that is not in ``taken``, to which it
-        is added.
+        """Return a copy of this op with a Python name that is not in ``taken``, and add the name to ``taken``. It is
+        made from the op's name.
         """
         space, _, rest = self.form.name.partition("::")
         base = re.sub(r"\W", "_", rest)
@@ -53,8 +53,8 @@ class DraftedOp:
 def write_module_source(
     entries: Sequence[DraftedOp], left_out: Mapping[str, str], *, head: Sequence[str], home: str
 ) -> str:
-    """Return the source of a module with the drafted declarations ``entries``. ``head`` is its docstring, and the
-    module ``home``, which registers the ops, is imported.
+    """Return the source of a module with the drafted declarations ``entries``. ``head`` holds the lines of its
+    docstring. The source imports the module ``home``, which registers the ops.
     """
     bodies = [write_op_source(e) for e in entries]
     # Imports depend on the bodies, so these are written first.
@@ -73,9 +73,7 @@ def write_module_source(
 
 
 def adopt_keywords(form: SchemaForm, known: InferredDeclaration) -> dict[str, Any]:
-    """Return the keyword arguments of ``sl.adopt(name, ...)`` for a drafted declaration, without those that are
-    empty.
-    """
+    """Return the keyword arguments of ``sl.adopt(name, ...)`` for a drafted declaration. Empty ones are left out."""
     fresh = len([r for r in form.results if not r.alias])
     taken = {a.name for a in form.arguments} | {"workspace"}
     usual = ["out"] if fresh == 1 else [f"out{i}" for i in range(fresh)]
@@ -93,7 +91,7 @@ def adopt_keywords(form: SchemaForm, known: InferredDeclaration) -> dict[str, An
 
 
 def make_drafted_function(form: SchemaForm, known: InferredDeclaration) -> Callable[..., Any]:
-    """Return a Python function with the drafted signature and an empty body, from which a declaration can be read."""
+    """Return a Python function with the drafted signature and an empty body. A declaration can be read from it."""
     scope: dict[str, Any] = {**vars(jaxtyping), "torch": torch, "Tensor": Tensor, "inf": float("inf")}
     # The text holds names of a schema and annotations made here.
     exec("\n".join([*_signature_lines(form, known, "drafted", marks=False), "    ..."]), scope)
@@ -103,8 +101,8 @@ def make_drafted_function(form: SchemaForm, known: InferredDeclaration) -> Calla
 
 
 def write_op_source(entry: DraftedOp) -> str:
-    """Return the Python source of the drafted declaration of one op, with comments on what was inferred and FILL where
-    the author has to decide.
+    """Return the Python source of the drafted declaration of one op. Comments state what was inferred, and ``FILL``
+    marks what the author has to decide.
     """
     form, known = entry.form, entry.known
     given = [f"{k}={_source_of_value(v)}" for k, v in adopt_keywords(form, known).items()]
@@ -126,15 +124,15 @@ def write_op_source(entry: DraftedOp) -> str:
 
 
 def _adopt_call_lines(*given: str) -> list[str]:
-    """Return the source lines of the decorator ``@sl.adopt(...)`` with the arguments ``given``, one line if it is short
-    enough.
+    """Return the source lines of the decorator ``@sl.adopt(...)`` with the arguments ``given``. It is one line if that
+    is short enough.
     """
     line = f"@sl.adopt({', '.join(given)})"
     return [line] if len(line) <= WIDTH else ["@sl.adopt(", *(f"    {g}," for g in given), ")"]
 
 
 def _wrap_comment(text: str) -> list[str]:
-    """Return the lines of a comment, which is wrapped after commas where it is too long."""
+    """Return the lines of a comment. A comment that is too long is wrapped after commas."""
     lines, rest = [], text
     # A schema has no spaces inside of its types, so it is cut between arguments.
     while len(rest) > WIDTH and (cut := rest.rfind(", ", 0, WIDTH)) > 0:
@@ -144,8 +142,8 @@ def _wrap_comment(text: str) -> list[str]:
 
 
 def _source_of_value(value: Any) -> str:
-    """Return the Python source of a text, tuple, dict or other literal. A tuple of one element is written as that
-    element.
+    """Return the Python source of a text, tuple, dict or other literal. A tuple of one element that is not None is
+    written as that element.
     """
     if isinstance(value, tuple):
         return (
@@ -159,8 +157,8 @@ def _source_of_value(value: Any) -> str:
 
 
 def _signature_lines(form: SchemaForm, known: InferredDeclaration, name: str, *, marks: bool) -> list[str]:
-    """Return the source lines of ``def name(...) -> ...:``, one for each argument. With ``marks``, comments say what
-    was inferred.
+    """Return the source lines of ``def name(...) -> ...:``, one for each argument. If ``marks`` is true, comments state
+    what was inferred.
     """
     lines, keeping = [f"def {name}("], names_with_default(form.arguments)
     for a in with_star(form.arguments):
@@ -178,8 +176,8 @@ def _signature_lines(form: SchemaForm, known: InferredDeclaration, name: str, *,
 
 
 def _comment_of_argument(argument: SchemaField, known: InferredDeclaration) -> str:
-    """Return the comment behind an argument in the source: from what its annotation was inferred, and FILL if something
-    is left open. Empty for an argument that is no tensor.
+    """Return the comment behind an argument in the source. It states from what the annotation was inferred, and has
+    ``FILL`` if something is left open. It is empty if nothing is known or open.
     """
     where = known.where.get(argument.name, "")
     fill = "; FILL: the dtype" if argument.name in known.open and where else ""
@@ -189,8 +187,8 @@ def _comment_of_argument(argument: SchemaField, known: InferredDeclaration) -> s
 
 
 def first_sentence(doc: str) -> str:
-    """Return the first sentence of a docstring on one line, shortened, and without characters that would end another
-    docstring.
+    """Return the first sentence of a docstring on one line, shortened. Characters that would end another docstring are
+    removed.
     """
     paragraph = " ".join(doc.strip().split("\n\n")[0].split())
     first = re.split(r"(?<=[.!?])\s", paragraph)[0]

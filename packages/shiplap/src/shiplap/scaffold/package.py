@@ -32,7 +32,7 @@ DraftProgress = Callable[[str, int, int], None]
 
 @dataclass
 class DraftedPackage:
-    """The ops that can be declared, and for each op that cannot the reason."""
+    """The drafts of a package's ops, and for each op without a draft the reason."""
 
     entries: list[DraftedOp] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -42,13 +42,13 @@ def find_package_ops(
     package: str, load: Callable[[str], object], namespaces: Sequence[str] = ()
 ) -> dict[str, Overload]:
     """Return the torch ops that importing ``package`` registers, by name. ``load`` imports a module, or raises a
-    ShiplapError.
+    ``ShiplapError``.
 
     An op that torch, or the module of another package, is known to have registered is not among them. With
     ``namespaces``, all ops of those.
 
     Raises:
-        ShiplapError: SL501 if the package registers no op.
+        ShiplapError: ``SL501`` if the package registers no op.
     """
     # Ops that are registered by the import are the package's, unless it was imported before.
     loaded, before = package in sys.modules, registered_names()
@@ -82,7 +82,7 @@ def find_package_ops(
 
 
 def _overload_or_none(name: str) -> Overload | None:
-    """Return the torch overload ``namespace::name.overload``, or None where Python cannot call it."""
+    """Return the torch overload ``namespace::name.overload``, or None if Python cannot call it."""
     space, _, rest = name.partition("::")
     try:
         return find_overload(space, rest)
@@ -91,7 +91,9 @@ def _overload_or_none(name: str) -> Overload | None:
 
 
 def installed_version(package: str) -> str:
-    """Return the version of the installed distribution that has the module ``package``, empty if there is none."""
+    """Return the version of the installed distribution that has the module ``package``. Return an empty text if there
+    is none.
+    """
     try:
         distributions = importlib.metadata.packages_distributions().get(package.partition(".")[0], [package])
         return importlib.metadata.version(distributions[0])
@@ -109,7 +111,8 @@ def draft_ops(
     keep: Callable[[DraftedPackage], None] = lambda drafted: None,
 ) -> DraftedPackage:
     """Return a draft of each op, or the reason why it can have none. ``report`` is called with the progress.
-    ``isolate(work)`` runs ``work`` and returns its plain data; a caller passes one that uses a process of its own, so
+
+    ``isolate(work)`` runs ``work`` and returns its plain data. A caller passes one that uses a separate process, so
     that a crash of a meta kernel does no harm. ``keep`` is called with the drafts so far after each op.
     """
     result, docs, taken = DraftedPackage(), _first_sentences(package), set[str]()
@@ -120,6 +123,7 @@ def draft_ops(
         if reason := told.get("left_out"):
             result.left_out[name] = reason
         else:
+            # The tuples were lists in the plain data.
             parts = told["known"]
             known = InferredDeclaration(**{**parts, **{n: tuple(parts[n]) for n in ("requires", "open")}})
             entry = DraftedOp(parse_schema(overload._schema), known, *doc, told["notes"])
@@ -129,8 +133,8 @@ def draft_ops(
 
 
 def _draft_as_data(overload: Overload, recorded: Sequence[DispatchedCall]) -> dict[str, Any]:
-    """Return the draft of one op (its inferred dims, dtypes and notes) as plain data, which another process can send,
-    or ``{"left_out": reason}`` if it can have no draft.
+    """Return the draft of one op (its inferred dims, dtypes and notes) as plain data, which another process can send.
+    If it can have no draft, return ``{"left_out": reason}``.
     """
     try:
         drafted = draft_op(parse_schema(overload._schema), overload, recorded)
@@ -145,7 +149,7 @@ def draft_op(
     form: SchemaForm, overload: Overload, recorded: Sequence[DispatchedCall], doc: tuple[str, str] = ("", "")
 ) -> DraftedOp:
     """Return the draft of one op. If the inferred dims and dtypes would refuse a recorded call, the draft has only the
-    schema's types and says why.
+    types of the schema and states the reason.
 
     Raises:
         ShiplapError: SL1xx for a schema that no declaration has.
@@ -164,8 +168,8 @@ def draft_op(
 def _why_draft_fails(
     form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
 ) -> str:
-    """Return the reason why the inferred declaration does not hold for the recorded calls, empty if it does. Raises
-    ShiplapError if even the plain declaration is refused.
+    """Return the reason why the inferred declaration does not hold for the recorded calls. Return an empty text if it
+    holds. Raise ``ShiplapError`` if even a declaration without inferred parts is refused.
     """
     try:
         return why_draft_misfits(form, known, overload, recorded)
@@ -176,8 +180,8 @@ def _why_draft_fails(
 
 
 def _first_sentences(package: str) -> dict[str, tuple[str, str]]:
-    """Return, by function name, the first sentence of the docstring and the full name of each Python function of the
-    package. An op often has the name of its function.
+    """Return a pair for each Python function of the package, by function name. It holds the first sentence of the
+    docstring and the function's full name. An op often has the name of its function.
     """
     documents: dict[str, tuple[str, str]] = {}
     # A copy, since another thread may import a module meanwhile.

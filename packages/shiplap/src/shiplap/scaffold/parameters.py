@@ -13,8 +13,8 @@ P = TypeVar("P", bound=DraftParameter | SchemaField)
 
 
 def names_with_default(parameters: Sequence[DraftParameter] | Sequence[SchemaField]) -> set[str]:
-    """Return the names of the arguments that can keep their default in a drafted signature: those behind the last
-    positional argument without one, since Python admits no others, and only if the default can be written as a literal.
+    """Return the names of the arguments that can keep their default in a drafted signature. Python admits a default
+    only behind the last positional argument without one. The default must also be a literal.
     """
     positional = [p for p in parameters if not p.keyword_only]
     keep = len(positional)
@@ -25,8 +25,8 @@ def names_with_default(parameters: Sequence[DraftParameter] | Sequence[SchemaFie
 
 
 def with_star(parameters: Sequence[P]) -> list[P | None]:
-    """Return the parameters as a list, with None inserted before the first keyword-only one, where Python's signature
-    has ``*``.
+    """Return the parameters as a list, with None inserted before the first keyword-only one. Python's signature has
+    ``*`` there.
     """
     listed: list[P | None] = [*parameters]
     first = next((i for i, p in enumerate(parameters) if p.keyword_only), None)

@@ -49,8 +49,8 @@ PROBE_REFUSALS = Exception  # a meta kernel may raise anything, and all of it me
 
 @dataclass
 class ProbeResult:
-    """The accepted calls, the slots that have to agree, the slots whose size the op fixes, and the ranks that an
-    argument may have.
+    """The results of calls of a meta kernel. They are the accepted calls, the ranks that each argument may have, and
+    two kinds of slots. The sizes of some slots have to agree, and the op fixes the size of others.
     """
 
     calls: list[DispatchedCall] = field(default_factory=list)
@@ -61,9 +61,10 @@ class ProbeResult:
 
 
 def probe_meta_kernel(form: SchemaForm, overload: Overload, start: DispatchedCall | None = None) -> ProbeResult:
-    """Call the op's meta kernel with tensors that have no data, and return the calls that it accepts, which sizes it
-    requires to be equal, and which it accepts at one value only. The first call is ``start``, or one that is found by
-    trial.
+    """Call the op's meta kernel with tensors that have no data. Return the calls that it accepts, the sizes that have
+    to be equal, and the sizes that it accepts at one value only.
+
+    The first call is ``start`` or, if that is None, one that is found by trial.
     """
     if not has_meta_kernel(form.name):
         return ProbeResult(reason="no meta kernel")
@@ -80,8 +81,8 @@ def probe_meta_kernel(form: SchemaForm, overload: Overload, start: DispatchedCal
 
 
 def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeResult) -> bool:
-    """Return whether each result has the dtype of the tensor arguments, tested by one call of the meta kernel with all
-    tensors in float64.
+    """Return whether each result has the dtype of the tensor arguments. One call of the meta kernel with all tensors in
+    float64 tests it.
     """
     base = probed.calls[0] if probed.calls else None
     if base is None:
@@ -96,15 +97,15 @@ def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeR
 
 
 class _MetaProber:
-    """The calls of one meta kernel, at most ``MOST_TRIES`` of them."""
+    """The calls of one meta kernel. At most ``MOST_TRIES`` are made."""
 
     def __init__(self, form: SchemaForm, overload: Overload) -> None:
-        """Start with ``MOST_TRIES`` calls that may be made."""
+        """Keep the op and allow ``MOST_TRIES`` calls."""
         self.form, self.overload, self.left, self.reason = form, overload, MOST_TRIES, ""
 
     def try_call(self, arguments: Mapping[str, Any]) -> DispatchedCall | None:
-        """Call the op's meta kernel with fake tensors for these arguments. Return the call with its results, or None if
-        it is refused or if the allowed number of tries is used up.
+        """Call the op's meta kernel with fake tensors for these arguments. Return the call with its results. Return
+        None if it is refused or if the allowed number of tries is used up.
         """
         if self.left <= 0:
             return None
@@ -127,8 +128,8 @@ class _MetaProber:
         return DispatchedCall(unknown, results)
 
     def find_accepted_call(self) -> DispatchedCall | None:
-        """Return the first call that the meta kernel accepts, tried with the same number of dims for all tensors, then
-        every combination; or None.
+        """Return the first call that the meta kernel accepts, or None if there is none. First all tensors get the same
+        number of dims, and then every combination is tried.
         """
         scalars = {a.name: _make_scalar(a) for a in self.form.arguments if not a.tensor}
         if any(v is ... for v in scalars.values()):
@@ -151,14 +152,15 @@ class _MetaProber:
         return None
 
     def probe_ranks(self, base: DispatchedCall, answers: ProbeResult) -> None:
-        """Find, for each tensor of the accepted call ``base``, the numbers of dims that it may have while the others
-        stay, and store them in ``answers``.
+        """Find, for each tensor of the accepted call ``base``, the numbers of dims that it may have while the other
+        tensors stay. Store them in ``answers``.
         """
         for name, value in base.arguments.items():
             if not isinstance(value, SeenTensor):
                 continue
             taken = {len(value.shape)}
             for rank in TRIED_RANKS:
+                # With a size that the kernel has accepted before, so that only the rank is new.
                 other = SeenTensor(value.dtype, (value.shape[0] if value.shape else 6,) * rank, value.device)
                 if rank not in taken and (call := self.try_call({**base.arguments, name: other})) is not None:
                     taken.add(rank)
@@ -166,9 +168,11 @@ class _MetaProber:
             answers.ranks[name] = taken
 
     def probe_sizes(self, base: DispatchedCall, answers: ProbeResult) -> None:
-        """Call the meta kernel with each int and each size changed alone, then with sizes changed together that it
-        refused alone. Store in ``answers`` the accepted calls, which sizes must be equal (``ties``), and which cannot
-        change (``fixed``).
+        """Call the meta kernel with each int and each size changed alone, then with sizes changed together that were
+        refused alone.
+
+        Store the results in ``answers``. They are the accepted calls, the sizes that must be equal (``ties``), and the
+        sizes that cannot change (``fixed``).
         """
         stuck: list[Slot] = []
         for index, others in enumerate(_with_other_ints(base)):
@@ -191,15 +195,17 @@ class _MetaProber:
         answers.fixed = {slot for slot in stuck if slot not in tied} if self.left > 0 else set()
 
     def _known(self, group: frozenset[Slot], answers: ProbeResult) -> bool:
-        """Return whether all slots of ``group``, pairs of an argument name and an axis, are in one set of sizes that
-        ``answers`` already lists as equal.
+        """Return whether ``answers`` already list the sizes of all slots of ``group`` as equal. A slot is an argument
+        name and an axis.
         """
         return any(group <= tied for tied in answers.ties)
 
     def _groups(self, base: DispatchedCall, stuck: Sequence[Slot]) -> Iterator[frozenset[Slot]]:
-        """Yield the sets of slots, pairs of an argument name and an axis, whose sizes are to be changed together.
-        ``stuck`` are the slots whose size was refused when changed alone. The sets are pairs of one size, then those of
-        one size on the same axis, then all of one size.
+        """Yield the sets of slots (pairs of an argument name and an axis) whose sizes are to be changed together.
+        ``stuck`` are the slots whose size was refused when changed alone.
+
+        Pairs of slots with equal sizes come first. For each size, they are followed by the sets of slots on one axis
+        and the set of all slots.
         """
         by_size: dict[int, list[Slot]] = {}
         for slot in stuck:
@@ -227,7 +233,7 @@ def _size_at_slot(call: DispatchedCall, slot: Slot) -> int:
 
 
 def _with_grown_sizes(call: DispatchedCall, slots: Sequence[Slot], step: int) -> dict[str, Any]:
-    """Return the arguments of a call with the sizes at ``slots`` larger by ``step``."""
+    """Return the arguments of a call with the sizes at ``slots`` increased by ``step``."""
     arguments = dict(call.arguments)
     for name, axis in slots:
         seen: SeenTensor = arguments[name]
@@ -248,8 +254,8 @@ def _with_other_ints(call: DispatchedCall) -> Iterator[dict[str, Any]]:
 
 
 def _make_argument(kind: str, rank: int, size: int, dtype: str) -> Any:
-    """Return the description of a tensor argument of the schema type ``kind`` with ``rank`` dims of this size, two of
-    them for a list, None for an optional one.
+    """Return the description of a tensor argument of the schema type ``kind`` with ``rank`` dims of size ``size``. For
+    a list return two descriptions, and for an optional argument None.
     """
     if kind.endswith("?"):
         return None
@@ -258,8 +264,8 @@ def _make_argument(kind: str, rank: int, size: int, dtype: str) -> Any:
 
 
 def _make_scalar(field: SchemaField) -> Any:
-    """Return a value for an argument that is no tensor: its default, None, or a usual value of its type; ``...`` if
-    there is none to try.
+    """Return a value for an argument that is not a tensor. It is the default, None, or a usual value of the type.
+    Return ``...`` if there is none to try.
     """
     if field.default is not None:
         return field.default_value

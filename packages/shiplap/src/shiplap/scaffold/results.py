@@ -14,13 +14,16 @@ from shiplap.scaffold.dims import NamedDims, calls_with_dims, is_plain_name
 from shiplap.scaffold.schema import SchemaForm
 
 MOST_NAMES = 10  # dims and ints that expressions of several are made of
+# The size in a recorded call that only the data determine, since a fake tensor has no number for it.
 DATA_DEPENDENT = -1
 CallsWithDims = Sequence[tuple[DispatchedCall, Mapping[str, Any]]]
 
 
 @dataclass
 class ResultSizes:
-    """The dims of each result, None where no declaration of the sizes is known, and new dims with their bounds."""
+    """The dims of each result, and new dims with their bounds. The dims of a result are None if its sizes cannot be
+    declared.
+    """
 
     shapes: list[tuple[str, ...] | None] = field(default_factory=list)
     bounds: dict[str, str] = field(default_factory=dict)
@@ -30,13 +33,14 @@ class ResultSizes:
 def find_result_sizes(
     form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall], probed: Sequence[DispatchedCall]
 ) -> ResultSizes:
-    """Return, for each result, an expression of the dims for each of its sizes that holds in all calls, with bounds for
-    sizes that depend on data.
+    """Return, for each result, expressions for its sizes that hold in all calls. They are expressions of the named
+    dims. Sizes that depend on data get bounds.
     """
     rows = calls_with_dims(dims, [*recorded, *probed])
     sizes_found = ResultSizes()
     names = list(dict.fromkeys((*dims.slots, *dims.scalars)))
     for index, result in enumerate(form.results):
+        # An alias has the annotation of its argument.
         if result.alias or result.kind != "Tensor" or not rows:
             sizes_found.shapes.append(None)
             sizes_found.where.append("")
@@ -50,9 +54,11 @@ def find_result_sizes(
 def _find_result_shape(
     index: int, names: Sequence[str], rows: CallsWithDims, bounds: dict[str, str], dims: NamedDims, *, seen: bool
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the texts of the dims of the result at ``index``, or None if they cannot be found, and a note on the dims
-    that depend on data or on why none was found. ``bounds`` gets an upper bound for each new dim that depends on data.
-    ``seen`` is whether ``rows`` include calls of the meta kernel, whose sizes do not depend on data.
+    """Return the texts of the dims of the result at ``index``, and a note. The texts are None if they cannot be found,
+    and the note states the reason or the dims that depend on data.
+
+    ``bounds`` gets an upper bound for each new dim that depends on data. ``seen`` is whether ``rows`` include calls of
+    the meta kernel, whose sizes do not depend on data.
     """
     shapes = [c.results[index].shape for c, _ in rows if isinstance(c.results[index], SeenTensor)]
     if len(shapes) != len(rows) or len({len(s) for s in shapes}) != 1:
@@ -79,7 +85,7 @@ def _list_few_sizes(sizes: Sequence[int]) -> str:
 
 
 def _find_expression(sizes: Sequence[int], names: Sequence[str], rows: CallsWithDims) -> str | None:
-    """Return the simplest expression of ``names`` that gives these sizes, one for each call, or None if there is
+    """Return the simplest expression of ``names`` that gives these sizes, one for each call. Return None if there is
     none.
     """
     different = len(set(sizes)) > 1
@@ -96,8 +102,9 @@ def _find_expression(sizes: Sequence[int], names: Sequence[str], rows: CallsWith
 
 
 def _candidate_expressions(names: Sequence[str], constant: int | None, *, deep: bool) -> Iterator[str]:
-    """Yield the texts of expressions of ``names`` to try for a size, the simplest first: names, then ``constant``
-    unless it is None. With ``deep``, sums, products, quotients and formulas of convolution sizes follow.
+    """Yield the texts of expressions of ``names`` to try for a size, the simplest first. They are the names, and
+    ``constant`` unless it is None. If ``deep`` is true, sums, products, quotients and formulas of convolution sizes
+    follow.
     """
     yield from names
     if constant is not None:
@@ -109,6 +116,7 @@ def _candidate_expressions(names: Sequence[str], constant: int | None, *, deep: 
     names = names[:MOST_NAMES]
     yield from (f"{a}*{b}" for a, b in combinations(names, 2))
     yield from (f"{a}+{b}" for a, b in combinations(names, 2))
+    # The name times 1 was yielded above.
     yield from (f"{a}{op}{k}" for a in names for op in "*+-" for k in (1, 2, 3, 4) if op != "*" or k > 1)
     yield from (f"{a}//{k}" for a in names for k in (2, 3, 4, 8))
     yield from (f"cdiv({a},{k})" for a in names for k in (2, 3, 4, 8, 16, 32, 64, 128))
@@ -124,12 +132,14 @@ def _parse_expression(text: str) -> Expr:
 
 
 def _window_expressions(names: Sequence[str]) -> Iterator[str]:
-    """Yield expressions for the size that a convolution or a pooling leaves, from names with the usual parts
-    ``stride``, ``pad`` and ``dil``.
+    """Yield expressions for the size that a convolution or a pooling gives. They are made of names that contain usual
+    parts such as ``stride``, ``pad`` and ``dil``.
     """
 
     def called(*parts: str) -> list[str]:
-        """Return those of the given dim names that contain one of ``parts``, such as ``stride``."""
+        """Return those of ``names`` (argument of ``_window_expressions``) that contain one of ``parts``, such as
+        ``stride``.
+        """
         return [n for n in names if any(p in n for p in parts)]
 
     strides, pads, spreads = called("stride"), called("pad"), called("dil")
@@ -153,9 +163,10 @@ def _add_bounded_dim(
     *,
     data: bool,
 ) -> str | None:
-    """Add to ``bounds`` a new dim for a size that no expression gives, with the expression of ``names`` that is closest
-    above the size in all calls, and return the dim's name; None if no expression is. ``data`` is whether the size
-    depends on the values of tensors.
+    """Add to ``bounds`` a new dim for a size that no expression gives, and return the dim's name. Its bound is the
+    expression of ``names`` that is closest above the size in all calls.
+
+    Return None if no expression is a bound. ``data`` is whether the size depends on the values of tensors.
     """
     known = [(size, env) for size, (_, env) in zip(sizes, rows, strict=True) if size != DATA_DEPENDENT]
     options = [*names, *(f"{a}*{b}" for a, b in combinations([n for n in names if n in dims.slots], 2))]
@@ -164,6 +175,7 @@ def _add_bounded_dim(
         values = [_parse_expression(text)(dict(env)) for _, env in (known or [(0, env) for _, env in rows])]
         if all(type(v) is int for v in values) and all(s <= v for (s, _), v in zip(known, values, strict=False)):
             holding.append((sum(v for v in values if isinstance(v, int)), text))
+    # A single size is no evidence that it depends on data.
     if not holding or not (data or len(known) > 1):
         return None
     taken = {*dims.slots, *dims.scalars, *bounds, *rows[0][0].arguments}

@@ -12,8 +12,8 @@ from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 
 def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> list[str]:
-    """Return the source lines of the body of a builder ``fn(rng, sizes, dtype, device)`` that draws arguments in the
-    ranges of the recorded calls; empty where an argument cannot be built.
+    """Return the source lines of the body of a builder ``fn(rng, sizes, dtype, device)``. It draws arguments in the
+    ranges of the recorded calls. Return an empty list if an argument cannot be built.
     """
     lines, made = [], []
     for a in form.arguments:
@@ -25,11 +25,12 @@ def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[Dispatch
             return []
         lines.append(f"{a.name} = {values}")
         made.append(a.name)
+    # A builder returns a tuple, even for a single argument.
     return [*lines, f"return {', '.join(made)}{',' * (len(made) == 1)}"] if lines else []
 
 
 def _expression_of_argument(a: SchemaField, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> str | None:
-    """Return the source of an expression that draws one tensor argument, or None where it cannot be built."""
+    """Return the source of an expression that draws one tensor argument, or None if it cannot be built."""
     seen = [s for c in recorded for s in seen_tensors(c.arguments.get(a.name))]
     shape = dims.shapes.get(a.name)
     if a.optional and not seen:
@@ -45,13 +46,13 @@ def _expression_of_argument(a: SchemaField, dims: NamedDims, recorded: Sequence[
 
 
 def _source_of_shape(shape: Sequence[str]) -> str:
-    """Return the source of a shape tuple, in which named dims are read from ``sizes``."""
+    """Return the source of a shape tuple. Named dims are read from ``sizes``."""
     return f"({', '.join(map(_source_of_size, shape))}{',' * (len(shape) == 1)})"
 
 
 def _expression_of_columns(name: str, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> str:
-    """Return the source of an expression that draws a matrix column by column, if one column has whole numbers only
-    (such as the image of a box), else an empty text.
+    """Return the source of an expression that draws a matrix column by column. It is used if a column has only whole
+    numbers, such as the image of a box. Otherwise return an empty text.
     """
     shape, calls = (
         dims.shapes[name] or (),
@@ -70,6 +71,7 @@ def _expression_of_columns(name: str, dims: NamedDims, recorded: Sequence[Dispat
         dtype = "int64" if whole[at] else "float32"
         limit = _limit_of_index(name, dims, recorded, partial(_highest_in_column, at))
         drawn.append(
+            # Stacked columns need one dtype, which is that of the matrix.
             _expression_of_draw(
                 _source_of_shape(shape[:1]), dtype, low, high, limit, moved=f".to(torch.{calls[0].dtype})"
             )
@@ -78,15 +80,17 @@ def _expression_of_columns(name: str, dims: NamedDims, recorded: Sequence[Dispat
 
 
 def _source_of_size(text: str) -> str:
-    """Return the source of one size: ``sizes["n"]`` for the name ``n``, otherwise the text itself."""
+    """Return the source of one size. It is ``sizes["n"]`` for the name ``n``, and otherwise the text itself."""
     return f'sizes["{text}"]' if is_plain_name(text) else text
 
 
 def _expression_of_draw(
     size: str, dtype: str, low: float | None, high: float | None, limit: str | None, moved: str | None = None
 ) -> str:
-    """Return the source of an expression that draws a tensor of the shape ``size`` (source text) with values from
-    ``low`` to ``high``, or integers below ``limit``. It ends with ``.to(device)``, or with ``moved`` if that is given.
+    """Return the source of an expression that draws a tensor of the shape ``size`` (source text). Floating-point values
+    lie between ``low`` and ``high``, and integers below ``limit``.
+
+    The expression ends with ``moved`` or, if that is None, with a move to the device.
     """
     to = moved if moved is not None else ".to(device)"
     if dtype == "bool":
@@ -110,23 +114,23 @@ def _round_to_3_digits(value: float) -> float:
 
 
 def _highest_value(seen: SeenTensor) -> float | None:
-    """Return the highest finite value of a recorded tensor, None if it has none."""
+    """Return the highest finite value of a recorded tensor, or None if it has none."""
     return seen.high
 
 
 def _highest_in_column(column: int, seen: SeenTensor) -> float | None:
-    """Return the highest value in one column of a recorded tensor, None if its columns are not known."""
+    """Return the highest value in one column of a recorded tensor, or None if its columns are not known."""
     return seen.columns[column].high if seen.columns else None
 
 
 def _limit_of_index(
     name: str, dims: NamedDims, recorded: Sequence[DispatchedCall], highest: Callable[[SeenTensor], float | None]
 ) -> str | None:
-    """Return the source of an upper limit for the values of an index argument: the dim of which its maximum was at
-    least a quarter in all calls. None if no dim was larger.
+    """Return the source of an upper limit for the values of an index argument. It is the dim of which the argument's
+    maximum was at least a quarter in all calls. Return None if no dim was larger.
 
-    Where no maximum was so close to a larger dim, the limit is one above the highest recorded value, and no larger than
-    any dim that was larger in each call, since the value may be an index into any of those.
+    If no maximum was that close to a larger dim, the limit is one above the highest recorded value. It is then no
+    larger than any dim that was larger in each call, since the value may be an index into any of them.
     """
     tops: list[tuple[float, dict[str, Any]]] = []
     for call, env in calls_with_dims(dims, recorded):
@@ -141,6 +145,7 @@ def _limit_of_index(
     larger = [
         d for d in dims.slots if all(top < env[d] for top, env in tops) and (d not in own or len(dims.slots) == 1)
     ]
+    # A maximum of at least a quarter of the dim counts as close to it.
     close = [d for d in larger if all(env[d] <= 4 * (top + 1) for top, env in tops)] if most >= 1 else []
     if close:
         return f'sizes["{min(close, key=lambda d: (sum(env[d] for _, env in tops), d))}"]'

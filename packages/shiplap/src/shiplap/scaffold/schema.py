@@ -14,6 +14,7 @@ import torch
 
 from shiplap.dtypes import DTYPES
 
+# The annotation in a declaration for each type of a schema.
 ANNOTATIONS = {
     "Tensor": 'Shaped[Tensor, "..."]',
     "int": "int",
@@ -39,14 +40,15 @@ _ALIAS_SET = re.compile(r"\([\w*|$]+!?( -> [\w*|$]*)?\)")
 
 
 class UndeclarableSchema(Exception):
-    """The reason why no declaration has this schema."""
+    """Raised with the reason why no declaration has this schema."""
 
 
 @dataclass(frozen=True)
 class SchemaField:
-    """An argument or a result: ``kind`` is the type as the schema writes it, without alias sets.
+    """An argument or a result of a schema. ``kind`` is its type as the schema writes it, without alias sets.
 
-    ``default`` is Python source, None where the argument has none. ``alias`` names the argument that a result is.
+    ``default`` is Python source, or None if the argument has no default. ``alias`` is the name of the argument with
+    which a result shares memory.
     """
 
     name: str
@@ -73,20 +75,19 @@ class SchemaField:
 
     @property
     def default_value(self) -> Any:
-        """The value of the argument's default in the schema, None without one."""
+        """The value of the argument's default in the schema, or None if it has no default."""
         return eval(self.default or "None", {"torch": torch, "inf": float("inf"), "nan": float("nan")})  # printed here
 
     def annotation(self, tensor: str = ANNOTATIONS["Tensor"]) -> str:
         """Return the annotation for the field's type in a declaration, with ``tensor`` in place of each tensor type.
-
-        Raises ``UndeclarableSchema`` for a type that no annotation of a declaration expresses.
+        Raise ``UndeclarableSchema`` if a declaration has no annotation for the type.
         """
         return _annotation_of_type(self.kind, tensor)
 
 
 @dataclass(frozen=True)
 class SchemaForm:
-    """A schema in the form of a declaration."""
+    """A schema as a draft needs it, with its arguments and results as text fields."""
 
     name: str
     schema: str
@@ -94,7 +95,7 @@ class SchemaForm:
     results: tuple[SchemaField, ...]
 
     def split(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the values of all arguments as a list of those passed by position and a mapping of the keyword-only
+        """Return the values of all arguments, as a list of those passed by position and a mapping of the keyword-only
         ones.
         """
         positional = [values[a.name] for a in self.arguments if not a.keyword_only]
@@ -107,25 +108,26 @@ class SchemaForm:
 
     @property
     def aliases(self) -> tuple[str | None, ...]:
-        """For each result the name of the argument that it shares memory with, or None; an empty tuple if no result
-        does.
+        """For each result, the name of the argument with which it shares memory, or None. The tuple is empty if no
+        result shares memory.
         """
         names = tuple(r.alias or None for r in self.results)
         return names if any(names) else ()
 
     @property
     def specialize(self) -> tuple[str, ...]:
-        """The names of the int arguments that the schema does not declare as symbols (``SymInt``), to whose values a
-        graph is specialised.
+        """The names of the int arguments that the schema does not declare as symbols (``SymInt``). A graph is
+        specialised to their values.
         """
         return tuple(a.name for a in self.arguments if re.match(r"int\b", a.kind))
 
 
 def parse_schema(schema: Any) -> SchemaForm:
     """Return the arguments and results of ``schema``, a ``torch._C.FunctionSchema``, as text fields from which drafts
-    are made. Raises ``UndeclarableSchema`` for a schema that no declaration of Shiplap can state.
+    are made. Raise ``UndeclarableSchema`` if a declaration of Shiplap cannot state the schema.
     """
     arguments, texts = list(schema.arguments), types_in_schema(schema)[0]
+    # The text of a schema with any number of arguments has a part that its list lacks.
     if len(texts) != len(arguments):
         raise UndeclarableSchema("any number of arguments")
     fields = tuple(
@@ -144,20 +146,19 @@ def parse_schema(schema: Any) -> SchemaForm:
     )
     if not results and not any(f.written for f in fields):
         raise UndeclarableSchema("no result and nothing written to: torch would remove the call from a graph")
+    # This raises for a type that a declaration cannot have.
     for field in (*fields, *results):
         field.annotation()
     return SchemaForm(schema_name(schema), str(schema), fields, results)
 
 
 def schema_name(schema: Any) -> str:
-    """Return the name of a schema with that of its overload, ``aten::add.Tensor``."""
+    """Return the name of a schema with that of its overload, such as ``aten::add.Tensor``."""
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
 
 
 def types_in_schema(schema: Any) -> tuple[list[str], list[str]]:
-    """Return the types of the arguments and of the results as text, as the schema writes them, without the marks of
-    aliases.
-    """
+    """Return the types of the arguments and of the results as the schema writes them. Marks of aliases are left out."""
     head, opening, rest = str(schema).partition("(")
     # Types are read from the text, since torch's objects print some of them differently.
     plain = _ALIAS_SET.sub("", rest) if opening else head
@@ -168,13 +169,13 @@ def types_in_schema(schema: Any) -> tuple[list[str], list[str]]:
 
 
 def _split_arguments(text: str) -> list[str]:
-    """Return the texts of the arguments in ``text``, cut at the commas that are not inside brackets."""
+    """Return the texts of the arguments in ``text``, which is cut at the commas that are not inside brackets."""
     return [p.strip() for p in re.split(r", (?![^\[]*\])(?![^()]*\))", text)]
 
 
 def _annotation_of_type(kind: str, tensor: str) -> str:
-    """Return the annotation in a declaration for a type of a schema, with ``tensor`` for each tensor. Raises
-    UndeclarableSchema for a type without one.
+    """Return the annotation in a declaration for a type of a schema, with ``tensor`` for each tensor. Raise
+    ``UndeclarableSchema`` for a type without an annotation.
     """
     if kind.endswith("?"):
         return f"{_annotation_of_type(kind[:-1], tensor)} | None"
@@ -187,8 +188,8 @@ def _annotation_of_type(kind: str, tensor: str) -> str:
 
 
 def _aliased_argument(result: Any, arguments: Sequence[Any]) -> str:
-    """Return the name of the argument that a result may share memory with, empty for a new tensor. Raises
-    UndeclarableSchema if the argument is not known.
+    """Return the name of the argument with which a result may share memory. Return an empty text for a new tensor.
+    Raise ``UndeclarableSchema`` if no argument matches.
     """
     if result.alias_info is None:
         return ""
@@ -201,8 +202,8 @@ def _aliased_argument(result: Any, arguments: Sequence[Any]) -> str:
 
 
 def _source_of_default(argument: Any) -> str:
-    """Return the default of an argument as Python source. Schemas have numbers for torch's own types, such as dtypes,
-    whose names are written.
+    """Return the default of an argument as Python source. Schemas have numbers for torch's own types, such as dtypes.
+    They are written by name.
     """
     value, kind = argument.default_value, str(argument.real_type)
     if isinstance(value, int) and not isinstance(value, bool) and kind in _CONSTANTS_BY_NUMBER:

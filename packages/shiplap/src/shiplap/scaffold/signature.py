@@ -19,8 +19,8 @@ from shiplap.errors import error
 
 @dataclass(frozen=True)
 class DraftParameter:
-    """An argument. ``type`` is a Shiplap form, bare ``Tensor`` where dims are unknown, ``object`` where all is
-    unknown.
+    """An argument in a draft. ``type`` is the text of its annotation in a declaration. It is ``Tensor`` alone if the
+    dims are unknown, and ``object`` if nothing is known.
     """
 
     name: str
@@ -32,16 +32,16 @@ class DraftParameter:
 
     @property
     def open(self) -> bool:
-        """Whether the author still has to fill in the type of this parameter: it is ``object``, or a tensor without
-        dtype and dims.
+        """Whether the author still has to fill in the type of this parameter. That is so for ``object`` and for a
+        tensor without dtype and dims.
         """
         return self.type == "object" or bool(re.search(r"(?<!\w)Tensor(?!,)", self.type))
 
 
 @dataclass(frozen=True)
 class DraftSignature:
-    """A callable as far as it is known. ``returns`` is None where the source does not name the results, () for no
-    output.
+    """The known part of a callable's signature. ``returns`` is None if the source does not describe the results, and
+    ``()`` for no output.
     """
 
     name: str
@@ -51,8 +51,8 @@ class DraftSignature:
 
 
 def signatures_of_function(fn: Callable[..., Any], where: str) -> list[DraftSignature]:
-    """Return the signatures of ``fn``, from its annotations, or else from its docstring, or else with untyped
-    parameters. Raises SL604 when it has none of these.
+    """Return the signatures of ``fn``. They come from its annotations, or else from its docstring, or else they have
+    untyped parameters. Raise ``SL604`` if none of these exists.
     """
     name = getattr(fn, "__name__", where.rpartition(":")[2])
     try:
@@ -76,18 +76,19 @@ def signatures_of_function(fn: Callable[..., Any], where: str) -> list[DraftSign
 
 
 def _has_named_parameters(signature: inspect.Signature) -> bool:
-    """Return whether a signature has a named parameter, and not only ``*args`` and ``**kwargs``."""
+    """Return whether a signature has a named parameter, besides ``*args`` and ``**kwargs``."""
     return any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values())
 
 
 def _source_of_signature(signature: inspect.Signature) -> str:
-    """Return a signature as Python source text. Defaults that are no literals become ``...``."""
+    """Return a signature as Python source text. Defaults that are not literals become ``...``."""
     parts, star = [], False
     for p in signature.parameters.values():
         if p.kind is p.KEYWORD_ONLY and not star:
             parts.append("*")
             star = True
         prefix = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
+        # Parameters behind ``*args`` are keyword-only without a star of their own.
         star = star or p.kind is p.VAR_POSITIONAL
         kind = "" if p.annotation is p.empty else f": {_source_of_annotation(p.annotation)}"
         default = "" if p.default is p.empty else f" = {_source_of_literal(p.default)}"
@@ -97,14 +98,14 @@ def _source_of_signature(signature: inspect.Signature) -> str:
 
 
 def _source_of_annotation(annotation: Any) -> str:
-    """Return an annotation as source text, with ``object`` for a class that has no name in source."""
+    """Return an annotation as source text. A class that has no name in source becomes ``object``."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     # A class without a name in source prints as <...>, which cannot be parsed.
     return re.sub(r"<[^<>]*>", "object", text)
 
 
 def _source_of_literal(value: Any) -> str:
-    """Return a value as source text, ``...`` if it is no Python literal."""
+    """Return a value as source text. A value that is not a Python literal becomes ``...``."""
     try:
         return repr(value) if ast.literal_eval(repr(value)) == value else "..."
     except (ValueError, SyntaxError):
@@ -112,8 +113,8 @@ def _source_of_literal(value: Any) -> str:
 
 
 def _signature_lines_of_doc(name: str, doc: str) -> Iterator[str]:
-    """Yield the signature lines of a docstring of the function ``name``: the numbered ones that pybind11 writes for
-    overloads, or else the first line.
+    """Yield the signature lines in a docstring of the function ``name``. They are the numbered ones that pybind11
+    writes for overloads, or else the first line.
     """
     lines = [line.strip() for line in doc.splitlines()]
     # pybind11 lists overloads in this form.
@@ -146,8 +147,8 @@ def signature_of_overload(overload: Any) -> DraftSignature:
 
 
 def signature_of_call(call: ast.Call) -> DraftSignature:
-    """Return a draft signature with one parameter for each argument of a call found in source, for a function without a
-    signature. All types are left for the author to fill in.
+    """Return a draft signature with one parameter for each argument of a call found in source. It serves a function
+    without a signature. All types are left for the author to fill in.
     """
     # Two arguments may have the same source, such as f(x, x).
     names: list[str] = []
@@ -162,8 +163,8 @@ def signature_of_call(call: ast.Call) -> DraftSignature:
 
 
 def parse_signature(text: str, where: str) -> DraftSignature:
-    """Return the signature in a text such as ``f(x: torch.Tensor, y: int = 3) -> torch.Tensor``, in Python's syntax or
-    pybind11's. Raises SL604 if it cannot be parsed.
+    """Return the signature in a text such as ``f(x: torch.Tensor, y: int = 3) -> torch.Tensor``. The text is in
+    Python's syntax or pybind11's. Raise ``SL604`` if it cannot be parsed.
     """
     try:
         head = ast.parse(f"def {_as_python_syntax(text)}: pass").body[0]
@@ -173,6 +174,7 @@ def parse_signature(text: str, where: str) -> DraftSignature:
     if head.args.vararg or head.args.kwarg:
         raise error("SL604", where=where, got=text, expected="named arguments, no *args or **kwargs")
     positional = [*head.args.posonlyargs, *head.args.args]
+    # The syntax tree lists the defaults of the last parameters only.
     defaults = [None] * (len(positional) - len(head.args.defaults)) + list(head.args.defaults)
     parameters = [_make_parameter(a, d, False) for a, d in zip(positional, defaults, strict=True)]
     parameters += [
@@ -184,8 +186,8 @@ def parse_signature(text: str, where: str) -> DraftSignature:
 
 
 def _as_python_syntax(text: str) -> str:
-    """Return a signature of pybind11 with its C++ spellings, such as templates and namespaces, replaced by names that
-    Python can parse.
+    """Return a signature of pybind11 in Python's syntax. C++ spellings, such as templates and namespaces, are replaced
+    by names.
     """
     text = re.sub(r"=\s*<[^>]*>", "= ...", text.rstrip(": "))
     text = re.sub(r"\b(?:c10|std)::optional<([\w:]+)>", r"Optional[\1]", text)
@@ -204,8 +206,8 @@ def _make_parameter(argument: ast.arg, default: ast.expr | None, keyword_only: b
 
 
 def _forms_of_returns(node: ast.expr) -> tuple[str, ...]:
-    """Return the form of each output in a return annotation: of one value, of the members of a tuple, or an empty tuple
-    for None.
+    """Return the text of each output's annotation for a declaration, from a return annotation. A tuple gives one text
+    per member, one value gives one text, and None gives an empty tuple.
     """
     if isinstance(node, ast.Constant) and node.value is None:
         return ()
@@ -217,6 +219,7 @@ def _forms_of_returns(node: ast.expr) -> tuple[str, ...]:
     return (_form_of_annotation(node) or "object",)
 
 
+# The names of scalar types in Python, in pybind11's docstrings and in schemas.
 _SCALAR_FORMS = {
     "int": "int",
     "SupportsInt": "int",
@@ -232,10 +235,11 @@ _LIST_TYPES = ("list", "List", "Sequence", "tuple", "Tuple", "Iterable")
 
 
 def _form_of_annotation(node: ast.expr | None) -> str | None:
-    """Return the text of the annotation that a declaration would have for ``node``, such as ``Tensor`` or ``int``, or
-    None when there is no certain one.
+    """Return the text of the annotation that a declaration would have for ``node``, such as ``Tensor`` or ``int``.
+    Return None if that is not certain.
     """
     match node:
+        # An annotation in quotes.
         case ast.Constant(value=str(text)):
             return _form_of_annotation(_parse_or_none(text))
         case ast.Name() | ast.Attribute():
@@ -250,8 +254,8 @@ def _form_of_annotation(node: ast.expr | None) -> str | None:
 
 
 def _form_of_subscript(base: str, items: list[ast.expr]) -> str | None:
-    """Return the text of the annotation that a declaration would have for ``base[items]``, or None when there is no
-    certain one.
+    """Return the text of the annotation that a declaration would have for ``base[items]``. Return None if that is not
+    certain.
     """
     if base == "Optional":
         return _form_of_optional([items[0], ast.Constant(None)])
@@ -276,8 +280,8 @@ def _is_dtype_class(name: str) -> bool:
 
 
 def _form_of_optional(parts: list[ast.expr]) -> str | None:
-    """Return ``form | None`` for a union of one type and None, where ``form`` is the declaration's annotation of the
-    type; None for any other union.
+    """Return ``form | None`` for a union of one type and None. ``form`` is the type's annotation in a declaration.
+    Return None for any other union.
     """
     rest = [p for p in parts if not (isinstance(p, ast.Constant) and p.value is None)]
     if len(rest) != 1 or len(parts) != 2:
@@ -287,8 +291,8 @@ def _form_of_optional(parts: list[ast.expr]) -> str | None:
 
 
 def _root_name(node: ast.expr) -> str:
-    """Return a name for an argument in a call: its own, its attribute's, or for ``cost.numpy()`` and ``cost[0]`` that
-    of ``cost``. Empty if it has none.
+    """Return a name for an argument in a call. It is the argument's own name or that of its attribute. For
+    ``cost.numpy()`` and ``cost[0]`` it is ``cost``. Return an empty text if there is none.
     """
     while isinstance(node, ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
@@ -297,12 +301,12 @@ def _root_name(node: ast.expr) -> str:
 
 
 def _last_name(node: ast.expr) -> str:
-    """Return the last part of a dotted name, empty for another expression."""
+    """Return the last part of a dotted name. Return an empty text for another expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _parse_or_none(text: str) -> ast.expr | None:
-    """Return the syntax tree of an expression, or None where the text is no Python."""
+    """Return the syntax tree of an expression, or None if the text is not Python."""
     try:
         return ast.parse(text, mode="eval").body
     except SyntaxError:

@@ -16,7 +16,9 @@ from shiplap.scaffold.signature import DraftParameter, DraftSignature
 
 @dataclass(frozen=True)
 class Draft:
-    """The contents of a draft and their origin. ``decorator``: ``"op"`` wraps a function, ``"adopt"`` a torch op."""
+    """The contents of a draft and their origin. ``decorator`` is ``"op"`` for a draft that wraps a function, and
+    ``"adopt"`` for one that wraps a torch op.
+    """
 
     origin: str
     namespace: str
@@ -29,7 +31,7 @@ class Draft:
 
 def render_draft(draft: Draft) -> str:
     """Return the source of a Python file with imports and one drafted op for each signature. It can be imported, and
-    every call of an op raises SL113.
+    every call of an op raises ``SL113``.
     """
     names = _names_of_ops(draft)
     bodies = [_draft_op(draft, s, n) for s, n in zip(draft.signatures, names, strict=True)]
@@ -45,7 +47,7 @@ def fill_lines(text: str) -> list[dict[str, object]]:
 
 
 def _names_of_ops(draft: Draft) -> list[str]:
-    """Return a distinct Python name for each signature of the draft; overloads get a number."""
+    """Return a distinct Python name for each signature of the draft. Overloads get a number."""
     names: list[str] = []
     for signature in draft.signatures:
         name = signature.name + "_" * keyword.iskeyword(signature.name)
@@ -55,7 +57,7 @@ def _names_of_ops(draft: Draft) -> list[str]:
 
 
 def _head_lines(draft: Draft) -> list[str]:
-    """Return the source lines ahead of the first op: docstring and imports."""
+    """Return the source lines ahead of the first op, which are the docstring and the imports."""
     types = " ".join(t for s in draft.signatures for t in (*(p.type for p in s.parameters), *(s.returns or ())))
     # Float is imported in any case, since most drafts need it when they are filled in.
     classes = sorted({"Float", *re.findall(r"(\w+)\[Tensor,", types)})
@@ -97,8 +99,8 @@ def _draft_op(draft: Draft, signature: DraftSignature, name: str) -> str:
 def _decorator_lines(
     draft: Draft, qualified: str, parameters: Sequence[DraftParameter], signature: DraftSignature
 ) -> list[str]:
-    """Return the source lines of the decorator ``@unfinished(...)`` of the drafted op ``qualified``, with its mutated
-    arguments if they are known, and with comments ``FILL:`` where the author has to decide.
+    """Return the source lines of the decorator ``@unfinished(...)`` of the drafted op ``qualified``. It names the
+    mutated arguments if they are known. Comments ``FILL:`` mark what the author has to decide.
     """
     written = [p.name for p in parameters if p.written]
     known = draft.decorator == "adopt"  # a torch schema says what is written
@@ -112,7 +114,7 @@ def _decorator_lines(
 
 
 def _drop_dynamic_defaults(parameters: Sequence[DraftParameter]) -> list[DraftParameter]:
-    """Return the parameters without defaults that are not literals, and without the defaults before them, since Python
+    """Return the parameters without defaults that are not literals, and without the defaults before them. Python
     requires defaults last. The text of a dropped default is kept.
     """
     kept = names_with_default(parameters)
@@ -125,8 +127,8 @@ def _drop_dynamic_defaults(parameters: Sequence[DraftParameter]) -> list[DraftPa
 
 
 def _argument_line(p: DraftParameter) -> str:
-    """Return the source line of one argument of a draft, with a comment ``FILL:`` if its type or its default has to be
-    filled in by the author.
+    """Return the source line of one argument of a draft. A comment ``FILL:`` marks a type or a default that the author
+    has to fill in.
     """
     default = "" if p.default is None else f" = {p.default}"
     dropped = p.original.partition(" = ")[2]
@@ -142,8 +144,8 @@ def _argument_line(p: DraftParameter) -> str:
 
 
 def _result_line(returns: tuple[str, ...] | None) -> str:
-    """Return the source line of the return annotation of a draft, with a comment ``FILL:`` if the types of the results
-    have to be filled in by the author.
+    """Return the source line of the return annotation of a draft. A comment ``FILL:`` marks types of results that the
+    author has to fill in.
     """
     if returns == ():
         return ") -> None:"
@@ -159,7 +161,7 @@ def _result_line(returns: tuple[str, ...] | None) -> str:
 
 
 def _kernel_lines(draft: Draft, name: str, parameters: Sequence[DraftParameter]) -> list[str]:
-    """Return the source lines of a kernel that calls the original function with the same arguments and returns its
+    """Return the source lines of a kernel that calls the original function with the op's arguments and returns its
     results.
     """
     arguments = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in parameters)

@@ -9,8 +9,8 @@ from shiplap.errors import error
 
 
 def unfinished(name: str, **declaration: object) -> Callable[[Callable[..., Any]], UnfinishedOp]:
-    """Return a decorator that stands in a draft in place of ``sl.op`` or ``sl.adopt``: the decorated op of this name
-    raises SL113 when called.
+    """Return a decorator for a draft, in place of ``sl.op`` or ``sl.adopt``. The decorated op of this name raises
+    ``SL113`` when it is called.
     """
     return lambda fn: UnfinishedOp(name, fn)
 
@@ -23,21 +23,21 @@ class UnfinishedOp:
         self.name, self.__doc__, self.__module__ = name, draft.__doc__, draft.__module__
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise SL113, since the declaration has lines to fill in."""
+        """Raise ``SL113``, since the declaration has lines to fill in."""
         raise error("SL113", where=self.name, got="lines marked FILL", expected="a finished declaration")
 
     def kernel(self, device: str, implementation: Any = None, **keywords: Any) -> Any:
-        """Accept the arguments of ``Op.kernel``, bind no kernel, and return the implementation or a decorator that
-        returns it.
+        """Accept the arguments of ``Op.kernel`` without binding a kernel. Return the implementation, or a decorator
+        that returns it.
         """
         return (lambda fn: fn) if implementation is None else implementation
 
     def backward(self, fn: Any = None, **keywords: Any) -> Any:
-        """Accept the arguments of ``Op.backward``, declare no gradient, and return the function or a decorator that
-        returns it.
+        """Accept the arguments of ``Op.backward`` without declaring a gradient. Return the function, or a decorator
+        that returns it.
         """
         return (lambda f: f) if fn is None else fn
 
     def samples(self, fn: Any) -> Any:
-        """Accept the argument of ``Op.samples``, declare no samples, and return the function."""
+        """Accept the argument of ``Op.samples`` without declaring samples, and return the function."""
         return fn

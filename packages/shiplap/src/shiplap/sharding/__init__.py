@@ -16,13 +16,12 @@ __all__ = ["on_refused"]
 
 
 def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
-    """Handle the failure ``cause`` of a call with DTensors: register the op's sharding rules with DTensor and return
-    True, or raise the error behind the failure. Return False for another failure.
+    """Handle the failure ``cause`` of a call with DTensors by registering the op's sharding rules with DTensor. Return
+    True if the call is worth another try, or raise the error behind the failure. Return False for another failure.
 
-    True means that the call is worth another try.
 
     Raises:
-        ArgumentError: SL216 for tensors among DTensors, SL217 where no sharding rule is known.
+        ArgumentError: ``SL216`` for tensors among DTensors, ``SL217`` where no sharding rule is known.
     """
     for given in values:
         if isinstance(given, (list, tuple)) and any(map(dtensor.is_dtensor, given)):

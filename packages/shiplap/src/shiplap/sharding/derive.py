@@ -32,6 +32,7 @@ from shiplap.sharding.simulate import NotAdmitted, chunk_sizes, cut_size, merge_
 SEED = 20_261
 LARGEST = 1 << 20  # elements of a sample: a scalar of the call may be a size
 KEPT = 4096  # calls whose rules are kept
+# The numbers of ranks for which a rule is tried.
 WORLDS = (2, 3)
 LEFT_OUT: tuple[ShardedPart, ...] = (
     "sum",
@@ -43,8 +44,9 @@ _known: dict[tuple[object, ...], tuple[ShardingRule, ...]] = {}
 
 
 def why_underivable(op: Op) -> str:
-    """Return the reason why no sharding rule (how a call may be cut over several ranks) can be derived for any call of
-    ``op``, such as that it draws random numbers, or an empty text.
+    """Return the reason why no sharding rule can be derived for any call of ``op``, such as that it draws random
+    numbers. Return an empty text if rules can be derived. A sharding rule states how a call may be cut over several
+    ranks.
     """
     spec = op.spec
     if spec.mutated:
@@ -61,10 +63,11 @@ def why_underivable(op: Op) -> str:
 
 
 def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
-    """Return the sharding rules for a call with ``args``, which depend on the numbers of dims of its tensors but not on
+    """Return the sharding rules for a call with ``args``. They depend on the numbers of dims of its tensors, but not on
     their sizes.
 
-    The rules are those that ``op.sharding`` declares, or else those of the declaration and the reference, derived once.
+    The rules are those that ``op.sharding`` declares. Without them, rules are derived once from the declaration and the
+    reference.
     """
     if op.shardings is not None:
         return op.shardings
@@ -84,8 +87,8 @@ def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
 def _rule_key_part(op: Op, arg: Arg, value: Any) -> object:
     """Return the part of an argument's value on which sharding rules depend, for the key of a cache.
 
-    For a tensor it is the number of dims, and which of those that broadcast are 1. For a scalar that is not a size it
-    is the value.
+    For a tensor it is the number of dims, and which of those that broadcast have size 1. For a scalar it is the text of
+    the value, or None if the scalar is a size.
     """
     if hasattr(value, "shape"):
         repeated = arg.tensor is not None and bool(arg.broadcasts)
@@ -95,8 +98,8 @@ def _rule_key_part(op: Op, arg: Arg, value: Any) -> object:
 
 
 def derive_rules(op: Op, cases: Sequence[SampleCase]) -> tuple[ShardingRule, ...]:
-    """Return the sharding rules that the reference of ``op`` confirms on all of ``cases``, samples that differ in sizes
-    and values only.
+    """Return the sharding rules that the reference of ``op`` confirms on all of ``cases``. The samples differ only in
+    sizes and values.
     """
     if why_underivable(op) or not cases:
         return ()
@@ -111,8 +114,9 @@ def derive_rules(op: Op, cases: Sequence[SampleCase]) -> tuple[ShardingRule, ...
 
 def samples_like(op: Op, args: Sequence[Any]) -> list[SampleCase]:
     """Return small samples that agree with the call ``args`` in scalars, in the tensors that are present and in their
-    number of dims. Scalars that are sizes may differ. Empty if the declaration admits none of the samples that were
-    tried.
+    number of dims. Scalars that are sizes may differ.
+
+    Return an empty list if the declaration admits none of the samples that were tried.
     """
     spec, samples = op.spec, Samples(op, SEED)
     pairs = list(zip(spec.args, args, strict=True))
@@ -145,7 +149,7 @@ def samples_like(op: Op, args: Sequence[Any]) -> list[SampleCase]:
 
 
 def _broadcast_ones(arg: Arg, value: Any) -> Iterator[str]:
-    """Yield the names of the dims of ``arg`` whose size in ``value`` is 1 and broadcasts."""
+    """Yield the names of those dims of ``arg`` that broadcast and whose size in ``value`` is 1."""
     if arg.tensor is not None and value is not None and arg.broadcasts:
         fixed = [d for d in arg.tensor.dims if d.kind != "variadic"]
         labels = [label for label in axes_of(arg.tensor, value.shape) if not label.startswith("*")]
@@ -153,13 +157,14 @@ def _broadcast_ones(arg: Arg, value: Any) -> Iterator[str]:
 
 
 def _total_elements(op: Op, recipe: SampleRecipe) -> float:
-    """Return the number of elements of all argument and result tensors of a recipe, without allocating any. Infinity
-    for a recipe that the declaration does not admit.
+    """Return the number of elements of all argument and result tensors of a recipe, without allocating them. Return
+    infinity for a recipe that the declaration does not admit.
     """
     spec = op.spec
     env = dim_environment(spec, dict(recipe.sizes), dict(recipe.scalars))
     if env is None:
         return math.inf
+    # ``...`` stands for any number of leading axes. Here there are none.
     env.setdefault("...", ())
     given = [Output(a.name, a.tensor) for a in spec.tensors if a.tensor is not None and a.name not in recipe.absent]
     sizes: list[int] = [math.prod(map(int, declared_output_shape(each, env))) for each in (*given, *spec.outputs)]
@@ -167,8 +172,8 @@ def _total_elements(op: Op, recipe: SampleRecipe) -> float:
 
 
 def axes_of(tensor: TensorType, shape: Sequence[int]) -> list[str]:
-    """Return a label for each axis of a tensor argument: the name of its dim, or ``*s[0]`` for the first axis of a
-    variadic dim ``s``.
+    """Return a label for each axis of a tensor argument. It is the name of the axis's dim, or ``*s[0]`` for the first
+    axis of a variadic dim ``s``.
 
     The label is empty for an axis without a name and for a size of 1 that broadcasts.
     """
@@ -185,7 +190,7 @@ def axes_of(tensor: TensorType, shape: Sequence[int]) -> list[str]:
 
 def _candidate_rules(op: Op, case: SampleCase) -> Iterator[ShardingRule]:
     """Yield a sharding rule for each named dim along which a call could be cut. A dim is left out if one tensor has it
-    twice, or if another size or a scalar is computed from its size.
+    twice. It is also left out if another size is computed from it or a scalar gives it.
     """
     spec, env = op.spec, case.env
     given = [(a, v) for a, v in zip(spec.args, case.args, strict=True) if a.tensor is not None and v is not None]
@@ -202,7 +207,7 @@ def _candidate_rules(op: Op, case: SampleCase) -> Iterator[ShardingRule]:
 
 
 def _rank_of_tensor(tensor: TensorType, env: dict[str, Any]) -> int:
-    """Return the number of axes of a tensor of the declared type, with the variadic dims in ``env``."""
+    """Return the number of axes of a tensor of the declared type. ``env`` holds the sizes of variadic dims."""
     return sum(len(env.get(d.text, ())) if d.kind == "variadic" else 1 for d in tensor.dims)
 
 
@@ -212,9 +217,11 @@ def _axis_of_label(axes: Sequence[str], label: str) -> ShardedPart:
 
 
 def _rule_variants(op: Op, rule: ShardingRule, case: SampleCase) -> Iterable[ShardingRule]:
-    """Yield copies of ``rule`` with every combination of ways to merge the outputs that lack the cut dim (equal on all
-    ranks, or reduced by a sum, max or min). Then yield copies in which one argument, such as a bias, is present on the
-    first rank only and the outputs are summed.
+    """Yield copies of ``rule`` with every combination of ways to merge the outputs that lack the cut dim. Such an
+    output is reduced over the ranks by a sum, max or min.
+
+    Then yield copies in which one argument, such as a bias, is present on the first rank only and the outputs are
+    summed.
     """
     free = [i for i, part in enumerate(rule.outputs) if part == "whole"]
     # The number of combinations grows with a power of the outputs, and each needs runs of the reference.
@@ -234,7 +241,7 @@ def _rule_variants(op: Op, rule: ShardingRule, case: SampleCase) -> Iterable[Sha
 
 
 class _WholeSample:
-    """A case, and the result of the reference on the whole of it."""
+    """A sample with the results of the reference on its whole arguments."""
 
     def __init__(self, op: Op, case: SampleCase) -> None:
         """Compute the results of the reference on the uncut arguments in float64."""
@@ -243,8 +250,8 @@ class _WholeSample:
 
     @classmethod
     def of(cls, op: Op, case: SampleCase) -> _WholeSample | None:
-        """Return the case with the reference's results, or None if the reference raises on it. The call will then fail
-        by itself.
+        """Return the sample ``case`` with the reference's results. Return None if the reference raises on it, since the
+        call will then fail by itself.
         """
         try:
             return cls(op, case)
@@ -253,7 +260,7 @@ class _WholeSample:
 
     def agrees(self, rule: ShardingRule, sizes: Sequence[int]) -> tuple[bool, set[int]]:
         """Return whether the reference on shards of these ``sizes``, merged by the rule, gives the results of the whole
-        call, and the indices of the outputs that change without the last shard.
+        call. Also return the indices of the outputs that change if the last shard is left out.
         """
         try:
             parts = run_shards(self.op, rule, partial(reference_effects64, self.op), self.args, sizes)
@@ -269,20 +276,22 @@ class _WholeSample:
 
 
 def _is_floating(tensor: TensorType) -> bool:
-    """Return whether the declared type admits floating-point dtypes only."""
+    """Return whether the declared type admits only floating-point dtypes."""
     return all(getattr(torch, name).is_floating_point for name in tensor.dtypes)
 
 
 def _settle_rule(rule: ShardingRule, samples: Sequence[_WholeSample]) -> ShardingRule | None:
     """Return ``rule`` if the reference, run on shards and merged by the rule, gives the results of the whole call on
-    all samples. ``empty`` of the returned rule says whether shards of size 0 are right too. None if the rule fails, or
-    if no sample could have shown that it is wrong.
+    all samples. Its field ``empty`` is set to whether shards of size 0 are right too.
+
+    Return None if the rule fails, or if no sample could have shown that it is wrong.
     """
     seen, empty, shown = 0, True, set[int]()
     for sample in samples:
         size = cut_size(sample.op, rule, sample.args)
         if size is None:
             return None
+        # The last sizes have an empty shard, as ``torch.chunk`` leaves for ranks behind the last chunk.
         for sizes in [chunk_sizes(size, world) for world in WORLDS] + [[size, 0]]:
             try:
                 same, changed = sample.agrees(rule, sizes)
@@ -298,8 +307,8 @@ def _settle_rule(rule: ShardingRule, samples: Sequence[_WholeSample]) -> Shardin
 
 
 def _results_agree(got: Tensor, wanted: Tensor) -> bool:
-    """Return whether two results agree: exactly for integers and 8-bit floats, otherwise within a tolerance for sums in
-    another order.
+    """Return whether two results agree. Integers and 8-bit floats must be equal. Other results may differ by a
+    tolerance, since sums are taken in another order.
     """
     if got.shape != wanted.shape:
         return False

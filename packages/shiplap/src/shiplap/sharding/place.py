@@ -19,8 +19,8 @@ _registered: dict[str, tuple[object, ...]] = {}
 
 
 def register_with_dtensor(op: Op) -> bool:
-    """Register the sharding rules of ``op`` with DTensor, and return True; False if they are registered for this
-    edition of the op already.
+    """Register the sharding rules of ``op`` with DTensor, and return True. Return False if they are already registered
+    for this edition of the op.
     """
     # A call may reach DTensor above or below autograd, by either of both overloads.
     overloads = tuple({id(o): o for o in (op.overload, op.below_autograd)}.values())
@@ -34,8 +34,10 @@ def register_with_dtensor(op: Op) -> bool:
 
 
 def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dtensor.CallPlacements]:
-    """Return DTensor's placements of outputs and arguments for each way to cut a call over a mesh: no cut at all, then
-    the sharding rules that hold for it.
+    """Return DTensor's placements of outputs and arguments for each way to cut a call over a mesh. The first way is no
+    cut. It is followed by the sharding rules that hold for the call.
+
+    Raise ``SL217`` if an argument is cut and the op has no rules.
     """
     from torch.distributed.tensor import Replicate
 
@@ -48,6 +50,7 @@ def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dt
         )
         got = f"{', '.join(cut)} cut or partial"
         raise error("SL217", where=op.spec.name, got=got, expected=f"whole tensors: {why}")
+    # Whole tensors are always possible.
     ways = [([Replicate() for _ in op.spec.outputs], [_whole_placement(v) for v in given])]
     for rule in rules:
         if all(_shards_admitted(op, rule, args, world) for world in mesh):
@@ -62,18 +65,20 @@ def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dt
 
 
 def _is_whole(value: Any) -> bool:
-    """Return whether an argument is not cut: a DTensor that is replicated over the whole mesh, or no DTensor."""
+    """Return whether an argument is not cut. That is so for a DTensor that is replicated over the whole mesh, and for
+    any other value.
+    """
     return all(p.is_replicate() for p in getattr(value, "placements", ()))
 
 
 def _whole_placement(value: Any) -> Any:
-    """Return DTensor's placement of a tensor that is not cut, None for an argument that is no tensor."""
+    """Return DTensor's placement of a tensor that is not cut, or None for an argument that is not a tensor."""
     return _dtensor_placement("whole") if hasattr(value, "shape") else None
 
 
 def _dtensor_placement(part: ShardedPart) -> Any:
-    """Return DTensor's placement of a rule's part of a tensor: Shard of an axis, Replicate for a whole one, or Partial
-    for a term of a reduction.
+    """Return DTensor's placement of a rule's part of a tensor. It is ``Shard`` for an axis, ``Replicate`` for a whole
+    tensor, and ``Partial`` for a term of a reduction.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -84,16 +89,18 @@ def _dtensor_placement(part: ShardedPart) -> Any:
 
 def _shards_admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int) -> bool:
     """Return whether the declaration of ``op`` admits the sizes of each rank's shard, if a call with ``args`` is cut
-    over ``world`` ranks as ``rule`` says.
+    over ``world`` ranks by ``rule``.
     """
     blank = tuple(_without_data(v) for v in args)
     size = cut_size(op, rule, blank)
     if size is None:
+        # The cut dim has no single size in this call, so only a rule that cuts no argument fits.
         return all(not isinstance(part, int) for _, part in rule.inputs)
     sizes = chunk_sizes(size, world)
     if 0 in sizes and not rule.empty:
         return False
     try:
+        # Ranks whose shards have one size need one test.
         for local in local_args(op, rule, blank, sorted(set(sizes))):
             op.bind(local)
     except (ShiplapError, NotAdmitted, RuntimeError):
@@ -102,8 +109,8 @@ def _shards_admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int
 
 
 def _without_data(value: Any) -> Any:
-    """Return a tensor on the meta device with the shape and dtype of DTensor's description ``value``; other values
-    unchanged.
+    """Return a tensor on the meta device with the shape and dtype of ``value``, DTensor's description of a tensor.
+    Return any other value unchanged.
     """
     meta = getattr(value, "tensor_meta", None)
     if meta is None:

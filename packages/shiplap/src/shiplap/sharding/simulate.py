@@ -21,16 +21,17 @@ class NotAdmitted(Exception):
 
 
 def chunk_sizes(size: int, world: int) -> list[int]:
-    """Return the sizes into which ``torch.chunk``, and so DTensor, cuts a dim for ``world`` ranks, 0 for ranks behind
-    the last chunk.
+    """Return the sizes into which ``torch.chunk``, and so DTensor, cuts a dim for ``world`` ranks. Ranks behind the
+    last chunk get 0.
     """
+    # Rounded up, as ``torch.chunk`` does.
     step = -(-size // world)
     return [max(0, min(step, size - rank * step)) for rank in range(world)]
 
 
 def local_args(op: Op, rule: ShardingRule, args: tuple[Any, ...], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
-    """Return, for each rank, the arguments of a call that is cut as ``rule`` says. ``sizes`` are the sizes that the cut
-    dim has on the ranks, in order.
+    """Return, for each rank, the arguments of a call that is cut by ``rule``. ``sizes`` are the sizes that the cut dim
+    has on the ranks, in order.
     """
     parts, starts = dict(rule.inputs), [0, *accumulate(sizes)]
     return [
@@ -43,8 +44,8 @@ def local_args(op: Op, rule: ShardingRule, args: tuple[Any, ...], sizes: Sequenc
 
 
 def _local_value(value: Any, part: ShardedPart, rank: int, start: int, size: int) -> Any:
-    """Return a rank's share of an argument: a slice of ``size`` from ``start``, the whole, or, for a term of a sum,
-    zeros on all ranks but the first.
+    """Return a rank's share of an argument. It is a slice of ``size`` from ``start``, or the whole. For a term of a sum
+    it is zeros on all ranks but the first.
     """
     if not isinstance(value, Tensor) or part == "whole":
         return value
@@ -55,8 +56,8 @@ def _local_value(value: Any, part: ShardedPart, rank: int, start: int, size: int
 
 
 def cut_size(op: Op, rule: ShardingRule, args: tuple[Any, ...]) -> int | None:
-    """Return the size of the dim that ``rule`` cuts in the arguments of a call. None if no tensor has it, or if two
-    disagree.
+    """Return the size of the dim that ``rule`` cuts in the arguments of a call. Return None if no tensor has it, or if
+    two tensors disagree.
     """
     parts = dict(rule.inputs)
     pairs = [(v, parts.get(a.name)) for a, v in zip(op.spec.args, args, strict=True) if isinstance(v, Tensor)]
@@ -68,15 +69,17 @@ def cut_size(op: Op, rule: ShardingRule, args: tuple[Any, ...]) -> int | None:
 def run_shards(
     op: Op, rule: ShardingRule, run: Run, args: tuple[Any, ...], sizes: Sequence[int]
 ) -> list[Sequence[Tensor]]:
-    """Return, for each rank, the results of ``run(args)`` on its arguments, for a call that is cut as ``rule`` says
-    into ``sizes`` along the cut dim. Raises NotAdmitted if a requirement of the declaration refuses the sizes of a
-    shard.
+    """Return, for each rank, the results of ``run(args)`` on its arguments. The call is cut by ``rule`` into ``sizes``
+    along the cut dim.
+
+    Raise ``NotAdmitted`` if a requirement of the declaration refuses the sizes of a shard.
     """
     made = local_args(op, rule, args, sizes)
     for local in made:
         try:
             op.bind(local)
         except ShiplapError as e:
+            # SL208 is an unmet requirement of the declaration, which the sizes of a shard may cause.
             if e.id != "SL208":
                 raise
             raise NotAdmitted(str(e.got)) from e
@@ -84,19 +87,20 @@ def run_shards(
 
 
 def merge_shards(parts: Sequence[ShardedPart], results: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the outputs of the whole call, merged from ``results``, those of each rank, as ``parts`` says for each
-    output.
+    """Return the outputs of the whole call, merged from ``results``, those of each rank. ``parts`` says for each output
+    how it is merged.
     """
     return [_merge_column(part, list(column)) for part, column in zip(parts, zip(*results, strict=True), strict=True)]
 
 
 def _merge_column(part: ShardedPart, column: list[Tensor]) -> Tensor:
-    """Return one output merged from those of all ranks: concatenated along an axis, taken from the first, or reduced by
-    sum, max or min.
+    """Return one output merged from those of all ranks. It is concatenated along an axis, taken from the first rank, or
+    reduced by a sum, max or min.
     """
     if isinstance(part, int):
         return torch.cat(column, part)
     if part == "whole":
+        # Every rank has the whole result.
         return column[0]
     if part == "sum":
         total = column[0]

@@ -24,9 +24,9 @@ __all__ = ["CAPABILITIES", "Capability", "available"]
 
 @dataclass(frozen=True)
 class Capability:
-    """A use of private torch: its name, the private names, and the public way on a torch that no run has verified.
+    """A use of private torch, with its name, the private names, and the public way on a torch that no run has verified.
 
-    ``otherwise`` is empty where torch has no public way.
+    ``otherwise``, the public way, is an empty text if torch has none.
     """
 
     name: str
@@ -35,15 +35,15 @@ class Capability:
 
     @property
     def verified(self) -> tuple[str, ...]:
-        """The versions of torch, such as ``2.13``, on which a test run has shown that this capability (a use of private
-        torch) works.
+        """The versions of torch, such as ``2.13``, on which a test run has shown that this capability works. A
+        capability is one use of private torch.
         """
         return tuple(version for version, row in read_table().items() if self.name in row["verified"])
 
     @property
     def known(self) -> bool:
-        """Whether a test run has verified the capability, one use of private names of torch, on the installed version
-        of torch.
+        """Whether a test run has verified this capability on the installed version of torch. A capability is one use of
+        private torch.
         """
         return self.name in verified_on(torch.__version__)
 
@@ -105,20 +105,20 @@ CAPABILITIES = (
 
 
 def available(name: str) -> bool:
-    """Return whether the capability ``name`` (one use of private names of torch) may be used, that is, whether a test
-    run has verified it on the installed torch. Code that has a public way as well (``Capability.otherwise``) asks this
-    first.
+    """Return whether the capability ``name`` may be used. A capability is one use of private names of torch.
+
+    It may be used if a test run has verified it on the installed torch. Code that also has a public way
+    (``Capability.otherwise``) asks this first.
     """
     return name in verified_on(torch.__version__)
 
 
 @contextmanager
 def fake_mode(symbolic: bool, *, fallbacks: bool = True) -> Iterator[Any]:
-    """Return a context in which a FakeTensorMode is active, and which yields the mode. With ``symbolic``, the sizes of
-    converted tensors become symbols.
+    """Return a context in which a ``FakeTensorMode`` is active, and which yields the mode.
 
-    Without ``fallbacks``, torch runs no real kernel on zeros for an op that has no fake, as it does for ops of some
-    namespaces.
+    With ``symbolic``, the sizes of converted tensors become symbols. Torch runs a real kernel on zeros for some ops
+    without a fake implementation. Without ``fallbacks`` it does not.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -129,8 +129,8 @@ def fake_mode(symbolic: bool, *, fallbacks: bool = True) -> Iterator[Any]:
 
 
 def make_fake_tensor(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
-    """Return ``tensor`` as a fake tensor of the fake mode ``mode``. With ``dynamic``, every size is a symbol, otherwise
-    a number.
+    """Return ``tensor`` as a fake tensor of the fake mode ``mode``. Each of its sizes is a symbol if ``dynamic``, and a
+    number otherwise.
     """
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
@@ -140,8 +140,8 @@ def make_fake_tensor(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Te
 
 
 def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
-    """Return the value of a fake tensor's size, with ``unbacked`` as values of data-dependent symbols by name. None if
-    the value of a symbol is missing.
+    """Return the value of a fake tensor's size, or None if the value of one of its symbols is missing. ``unbacked`` has
+    the values of symbols that depend on data, by name.
     """
     if isinstance(size, int):
         return size
@@ -161,8 +161,8 @@ def _sympy_integer(value: Any) -> Any:
 
 
 def size_symbol(size: Any) -> str:
-    """Return the name of the symbol, such as ``u0``, if a fake tensor's size is one data-dependent symbol, else an
-    empty text.
+    """Return the name of the symbol, such as ``u0``, if a fake tensor's size is a single symbol that depends on data.
+    Return an empty text for another size.
     """
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -171,8 +171,8 @@ def size_symbol(size: Any) -> str:
 
 
 def size_constant(size: Any) -> int | None:
-    """Return the number to which the compiler has specialised a symbolic size by now, or None while the size may still
-    vary.
+    """Return the number to which the compiler has specialised a symbolic size by now. Return None while the size may
+    still vary.
     """
     if isinstance(size, int):
         return size
@@ -181,7 +181,7 @@ def size_constant(size: Any) -> int | None:
 
 
 def size_range(size: Any) -> tuple[float, float]:
-    """Return the least and the greatest value that a fake tensor's size may have, infinite where it is not bounded."""
+    """Return the least and the greatest value that a fake tensor's size may have. A missing bound is infinite."""
     if isinstance(size, int):
         return size, size
     bounds = size.node.shape_env.bound_sympy(size.node.expr)
@@ -200,8 +200,8 @@ def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @contextmanager
 def data_dependent_sizes() -> Iterator[None]:
-    """Return a context in which Dynamo keeps ops whose output sizes depend on data in its graphs, instead of breaking
-    the graph.
+    """Return a context in which Dynamo keeps ops in its graphs even if their output sizes depend on data. Otherwise it
+    breaks the graph at them.
     """
     import torch._dynamo
 
@@ -217,8 +217,8 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
 
 
 def graph_break_registry() -> Path | None:
-    """Return the path of torch's JSON file that explains its graph breaks, found without importing the compiler. None
-    if absent.
+    """Return the path of torch's JSON file that explains its graph breaks, or None if there is none. The compiler is
+    not imported.
     """
     path = Path(torch.__file__).parent / "_dynamo" / "graph_break_registry.json"
     return path if path.is_file() else None
@@ -232,9 +232,7 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            """Pass the metadata and payload of a trace record on to the ``emit`` of the caller. Other records are
-            ignored.
-            """
+            """Pass the metadata and payload of a trace record on to the caller's ``emit``. Ignore other records."""
             metadata = getattr(record, "metadata", None)
             if isinstance(metadata, dict):
                 emit(metadata, getattr(record, "payload", None) or "")
@@ -256,11 +254,11 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
 def capture_graph(
     graph: torch.cuda.CUDAGraph, call: Callable[[], Any], pool: Any, mode: str = "global"
 ) -> tuple[Any, Exception | None]:
-    """Capture ``call()`` into the CUDA ``graph`` on the current stream. Return its result, and the exception of a
-    capture that failed or None.
+    """Capture ``call()`` into the CUDA graph ``graph`` on the current stream. Return its result and None, or the
+    exception with which the capture failed.
 
-    ``torch.cuda.graph`` is not used: it leaves its stream current where the end of the capture raises, and the
-    allocator and the generator of the device go on as if they were captured.
+    ``torch.cuda.graph`` is not used, since a failed end of the capture leaves its stream current. The allocator and the
+    device's random generator then continue as if they were captured.
     """
     result, failure = None, None
     graph.capture_begin(pool=pool, capture_error_mode=mode)
@@ -278,8 +276,8 @@ def capture_graph(
 
 
 def _abandon_capture(device: int, pool: Any) -> None:
-    """Remove the memory pool and the random generator of ``device`` from a CUDA graph capture that could not be ended,
-    so that later calls work.
+    """Remove the memory pool and the random generator of ``device`` from a CUDA graph capture that could not be ended.
+    Later calls then work.
     """
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         with suppress(RuntimeError, AttributeError):  # torch got this far by itself
@@ -299,8 +297,8 @@ def reset_compiler() -> None:
 
 
 def forget_compile_threads() -> None:
-    """Drop Inductor's thread pool in a forked child, where the pool's threads do not exist and submitted work would
-    never run.
+    """Drop Inductor's thread pool in a forked child process. The pool's threads do not exist there, so submitted work
+    would never run.
     """
     if (compiling := sys.modules.get("torch._inductor.async_compile")) is not None:
         compiling.AsyncCompile.pool.cache_clear()
@@ -308,7 +306,7 @@ def forget_compile_threads() -> None:
 
 @dataclass(frozen=True)
 class CompileCounts:
-    """The counts of the compiler since the last ``reset_compiler``."""
+    """The compiler's counts of graphs, graph breaks and recompiles since the last ``reset_compiler``."""
 
     graphs: int
     graph_breaks: int
@@ -317,8 +315,8 @@ class CompileCounts:
 
 
 def compile_counts() -> CompileCounts:
-    """Return the numbers of graphs, graph breaks and recompiles since ``reset_compiler``, and the reasons of the
-    breaks, from Dynamo's counters.
+    """Return the numbers of graphs, graph breaks and recompiles since ``reset_compiler``, with the reasons of the
+    breaks. They are read from Dynamo's counters.
     """
     from torch._dynamo.utils import counters, get_compilation_metrics
 
@@ -336,8 +334,8 @@ def compile_counts() -> CompileCounts:
 
 
 def cuda_driver_version() -> str:
-    """Return the newest CUDA version that the installed driver supports, such as ``"13000"``. Empty if torch does not
-    report it.
+    """Return the newest CUDA version that the installed driver supports, such as ``"13000"``. Return an empty text if
+    torch does not report it.
     """
     ask = getattr(torch._C, "_cuda_getDriverVersion", None)
     return str(ask()) if ask is not None else ""

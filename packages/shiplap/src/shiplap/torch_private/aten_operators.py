@@ -28,7 +28,7 @@ Kind = Literal["functional", "inplace", "out", "mutable"]
 
 @dataclass(frozen=True)
 class AtenArgument:
-    """One argument of an overload: its type in the schema and in C++, and whether the overload writes to it."""
+    """One argument of an overload, with its type in the schema and in C++, and whether the overload writes to it."""
 
     name: str
     type: str
@@ -45,8 +45,9 @@ class AtenArgument:
 
 @dataclass(frozen=True)
 class StructuredMeta:
-    """ATen's shape inference of a structured group: the class, its header, and the arguments of a call of its
-    ``meta``.
+    """The way to call ATen's shape inference for a structured group of overloads.
+
+    It has the C++ class, its header, and the arguments of a call of the class's ``meta``.
     """
 
     cls: str
@@ -57,7 +58,9 @@ class StructuredMeta:
 
 @dataclass(frozen=True)
 class AtenDeclaration:
-    """One overload of an ATen operator as the installed torch declares it. ``name`` is ``base.overload``."""
+    """One overload of an ATen operator as the installed torch declares it. ``name`` is ``base.overload``, such as
+    ``add.out``.
+    """
 
     name: str
     schema: str
@@ -92,7 +95,7 @@ class AtenDeclaration:
 
 
 def _packaged_folder() -> Path:
-    """Return the folder in which the package torchgen has its copy of native_functions.yaml."""
+    """Return the folder in which the package ``torchgen`` has its copy of ``native_functions.yaml``."""
     import torchgen
 
     return Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
@@ -100,8 +103,8 @@ def _packaged_folder() -> Path:
 
 @cache
 def aten_declarations() -> dict[str, AtenDeclaration]:
-    """Return the declaration of every ATen overload of the installed torch, by name such as ``add.out``. The first call
-    takes about two seconds.
+    """Return the declaration of every ATen overload of the installed torch, by a name such as ``add.out``. The first
+    call takes about two seconds.
     """
     from torchgen.gen import get_grouped_native_functions, parse_native_yaml
     from torchgen.model import NativeFunction
@@ -117,8 +120,8 @@ def aten_declarations() -> dict[str, AtenDeclaration]:
 
 
 def _make_declaration(f: Any, group: Any, indices: Any) -> AtenDeclaration:
-    """Return the declaration of an operator from torchgen's function ``f``, its group of related overloads and the
-    table of backend kernels.
+    """Return the declaration of an operator from torchgen's function ``f``. ``group`` has its related overloads, and
+    ``indices`` the kernels of each backend.
     """
     from torchgen.api.types import NativeSignature
     from torchgen.context import native_function_manager
@@ -181,8 +184,10 @@ def _make_structured(group: Any, signature: Any) -> StructuredMeta:
 
 
 def _composite_kind(f: Any) -> str:
-    """Return whether an operator is composed of other operators: "implicit" where autograd sees those, "explicit" where
-    it does not, or an empty text.
+    """Return whether an operator is composed of other operators.
+
+    Return ``"implicit"`` if autograd sees those other operators, and ``"explicit"`` if it does not. Return an empty
+    text for an operator that is not composed.
     """
     if f.has_composite_implicit_autograd_kernel:
         return "implicit"
@@ -192,7 +197,7 @@ def _composite_kind(f: Any) -> str:
 
 
 def _has_cpu_kernel(f: Any, group: Any, indices: Any) -> bool:
-    """Return whether torch has a CPU kernel of the operator, its own or that of its structured group."""
+    """Return whether torch has a CPU kernel of the operator itself or of its structured group."""
     from torchgen.model import DispatchKey
 
     index = indices[DispatchKey.CPU]
@@ -200,8 +205,8 @@ def _has_cpu_kernel(f: Any, group: Any, indices: Any) -> bool:
 
 
 def header_rows() -> Iterator[dict[str, str]]:
-    """Yield ``{declaration, schema, dispatch, default}`` for each operator in the RegistrationDeclarations.h of the
-    installed torch.
+    """Yield a dict with ``declaration``, ``schema``, ``dispatch`` and ``default`` for each operator in the installed
+    torch's ``RegistrationDeclarations.h``.
     """
     header = Path(torch.__file__).parent / "include" / "ATen" / "RegistrationDeclarations.h"
     for line in header.read_text(encoding="utf-8").splitlines():
@@ -221,15 +226,15 @@ def registered_schemas() -> dict[str, str]:
 
 
 def has_kernel(name: str, key: str = "PrivateUse1") -> bool:
-    """Return whether a call of the ATen overload ``name`` on the dispatch key ``key`` finds a kernel, those of
-    composite operators included.
+    """Return whether a call of the ATen overload ``name`` on the dispatch key ``key`` finds a kernel. The kernel of a
+    composite operator counts as well.
     """
     return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", key))
 
 
 def has_cpu_kernel(name: str) -> bool:
-    """Return whether the ATen overload ``name`` has a kernel that is registered for dense CPU tensors, not a composite
-    one.
+    """Return whether a kernel of the ATen overload ``name`` is registered for dense CPU tensors. The kernel of a
+    composite operator does not count.
     """
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CPU"))
 
@@ -238,7 +243,7 @@ def has_cpu_kernel(name: str) -> bool:
 
 
 def op_infos() -> dict[str, Any]:
-    """Return torch's OpInfo database, with sample inputs of its operators, by full name such as
+    """Return torch's ``OpInfo`` database, which has sample inputs of its operators. The keys are full names such as
     ``div.floor_rounding``.
     """
     with patch.object(torch.backends, "disable_global_flags", lambda: None):
@@ -248,7 +253,7 @@ def op_infos() -> dict[str, Any]:
 
 
 def module_infos() -> dict[str, Any]:
-    """Return torch's database of ``torch.nn`` modules with sample inputs, by name such as ``nn.LSTM``."""
+    """Return torch's database of ``torch.nn`` modules with their sample inputs, by a name such as ``nn.LSTM``."""
     from torch.testing._internal.common_modules import module_db
 
     return {module.name: module for module in module_db}
@@ -264,8 +269,8 @@ def make_device_tests(
     """Return test cases for the PrivateUse1 device, made by ``instantiate_device_type_tests``.
 
     The class is ``name`` + ``PRIVATEUSE1`` in ``scope``. It has a method ``{check.__name__}_{op}_{device}_{dtype}`` for
-    each of ``infos`` and each of ``dtypes`` that it supports, which calls ``check(case, device, dtype, op)``.
-    RuntimeError if no device was loaded before.
+    each of ``infos`` and each of ``dtypes`` that it supports. The method calls ``check(case, device, dtype, op)``.
+    Raise ``RuntimeError`` if no device was loaded before.
     """
     from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
     from torch.testing._internal.common_utils import TestCase

@@ -31,14 +31,15 @@ _frames: Any = torch._C._dynamo.eval_frame
 
 
 def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """Return a function that makes ``call`` and then reports to autograd that the arguments at the positions ``places``
-    were written to, so that a backward which saved their values raises an error. Torch's own operators that write
-    report this themselves; kernels behind a C function do not.
+    """Return a function that makes ``call`` and then reports to autograd that the arguments at ``places`` were written.
+
+    A backward that saved their values then raises an error. Torch's own operators that write report this themselves,
+    but kernels behind a C function do not.
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Make the wrapped call, then increment autograd's version counter of each argument that it writes, and return
-        the result.
+        """Make the wrapped call and return its result. Increment autograd's version counter of each argument that it
+        writes.
         """
         result = call(*args, **kwargs)
         for i in places:
@@ -50,10 +51,10 @@ def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callab
 
 
 def keep_from_dynamo(function: Implementation) -> Implementation:
-    """Mark ``function`` so that Dynamo compiles no frame of it, nor of what it calls, and return it.
+    """Mark ``function`` so that Dynamo compiles neither its frames nor those of what it calls, and return it.
 
-    Where a graph breaks at an op, torch calls the op while Dynamo compiles each frame that runs, for seconds. With
-    ``torch.compiler.disable`` it would not either, but each call would take two frames more.
+    At an op that breaks a graph, torch calls the op while Dynamo compiles each frame that runs, which takes seconds.
+    ``torch.compiler.disable`` would prevent it as well, but adds two frames to each call.
     """
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is not None and available("calls past OpOverload.__call__"):
@@ -63,16 +64,16 @@ def keep_from_dynamo(function: Implementation) -> Implementation:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return the version counter of ``tensor``, the number of writes to it that torch has counted; 0 for one made in
-    inference mode, which has no counter.
+    """Return the number of writes to ``tensor`` that torch has counted. Return 0 for a tensor made in inference mode,
+    which has no such counter.
     """
     return 0 if tensor.is_inference() else tensor._version
 
 
 @contextmanager
 def counting_writes() -> Iterator[None]:
-    """Return a context in which torch counts writes to tensors, as in eager code. Below a compiled graph torch does not
-    count them.
+    """Return a context in which torch counts writes to tensors, as in eager code. Below a compiled graph torch
+    otherwise does not count them.
     """
     if not _is_off(_COUNTS):
         yield
@@ -107,9 +108,10 @@ _AUTOCAST_KEYS = {  # by device type; the one without a name is the device of an
 
 
 def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
-    """Return ``aten/name/key`` of torch's own operators for which Python code has registered another implementation at
-    a dispatch key that computes, unless ``own(file)`` is True for each file that did. Torch's own files do so for
-    tensors without data and, in some versions, for a few GPU operators. Known to work on torch 2.11 to 2.15.
+    """Return ``aten/name/key`` of torch's own operators that Python code has replaced at a dispatch key that computes.
+
+    An operator is left out if ``own(file)`` is True for each file that did so. Torch's own files replace operators for
+    tensors without data and, in some versions, a few GPU operators. It works on torch 2.11 to 2.15.
     """
     made = (k for k in torch.library._impls if k.startswith("aten/") and k.endswith(_COMPUTE))
     return frozenset(k for k in made if not all(map(own, _files_of(k.split("/")[1]))))
@@ -121,23 +123,23 @@ def _files_of(operator: str) -> list[str]:
 
 
 def name_of_edition(name: str, edition: int) -> str:
-    """Return the name under which torch has ``name`` with the ``edition``-th schema that was declared for it in this
-    process: ``name__2`` for the second.
+    """Return the name under which torch has the ``edition``-th schema that was declared for ``name`` in this process.
+    It is ``name__2`` for the second.
     """
     base, dot, overload = name.partition(".")
     return name if edition == 1 else f"{base}__{edition}{dot}{overload}"
 
 
 class Registrations:
-    """Ops of one namespace that belong together, and their implementations.
+    """Ops of one namespace that belong together, with their implementations.
 
-    They stay until the process ends: torch does not record whether a thread is inside a call, and frees removed ops.
-    The ops of another schema, the next ``edition``, therefore have other names in torch, and
-    ``torch.ops.<namespace>.<name>`` is always the op that was defined last.
+    They stay until the process ends, since torch frees removed ops without recording whether a thread is inside a call.
+    Each other schema of an op is a new edition, with another name in torch. ``torch.ops.<namespace>.<name>`` is always
+    the op that was defined last.
     """
 
     def __init__(self, namespace: str, edition: int = 1) -> None:
-        """Open a fragment of the torch library ``namespace``, in which names get the suffix of ``edition``."""
+        """Open a fragment of the torch library ``namespace``. Names in it get the suffix of ``edition``, a number."""
         self.namespace, self.edition = namespace, edition
         library: Any = Library  # torch gives it no types
         self._library = library(namespace, "FRAGMENT")
@@ -152,8 +154,8 @@ class Registrations:
 
     @classmethod
     def of(cls, namespace: str, name: str) -> Registrations:
-        """Return a new registration of the op ``name`` in ``namespace``. If a schema was defined under this name before
-        in the process, torch gets the op under a numbered name (an edition), since it admits one schema for a name.
+        """Return a new registration of the op ``name`` in ``namespace``. If the process has defined this name before,
+        torch gets a numbered name (an edition), since it admits one schema for a name.
         """
         edition = _editions[namespace, name] = _editions.get((namespace, name), 0) + 1
         return cls(namespace, edition)
@@ -166,15 +168,16 @@ class Registrations:
         self._library.define(f"{self._named(name)}{opening}{rest}", tags=tuple(tags))
 
     def _named(self, name: str) -> str:
-        """Return the name under which torch has the op ``name`` of these registrations: with a number behind it if an
-        earlier schema had the same name in this process (an edition).
+        """Return the name under which torch has the op ``name``. It ends in a number (an edition) if an earlier schema
+        had the same name in this process.
         """
         return name_of_edition(name, self.edition)
 
     def overload(self, name: str) -> Overload:
-        """Return the overload ``name`` or ``name.overload`` as users call it. At the first request its function is
-        replaced by one that raises Shiplap's errors in place of torch's and, where the op was registered with a part
-        below autograd, calls that directly if nothing needs autograd.
+        """Return the overload ``name`` or ``name.overload`` as users call it.
+
+        The first request replaces its function by one that raises Shiplap's errors in place of torch's. If the op has a
+        part below autograd, this function calls it directly unless autograd is needed.
         """
         base, _, suffix = self._named(name).partition(".")
         packet: Any = getattr(getattr(torch.ops, self.namespace), base)
@@ -211,9 +214,11 @@ class Registrations:
         return overload
 
     def _leave_autocast(self, name: str, plain: Implementation, *args: Any, **kwargs: Any) -> Any:
-        """Return ``plain(*args, **kwargs)``, called with autocast off and with ``args`` converted by the autocast rule
-        of the op ``name``. This is for calls under both autocast and torch.func: a level of torch.func restores the
-        autocast state of the call when it passes the operator on, so the kernels would see autocast on.
+        """Return ``plain(*args, **kwargs)`` with autocast off, and with ``args`` converted by the autocast rule of the
+        op ``name``.
+
+        This is for calls under both autocast and ``torch.func``. A level of ``torch.func`` passes the operator on with
+        the autocast state of the call, so the kernels would see autocast on.
         """
         if (cast := self._casts.get(name)) is not None:
             values = (*args, *kwargs.values())
@@ -225,25 +230,24 @@ class Registrations:
             return plain(*args, **kwargs)
 
     def _wrap(self, op: Any, packet: Any, function: Implementation) -> None:
-        """Make Python calls of ``op``, an overload or its packet, call ``function``, in place of torch's own function
-        for it.
+        """Make Python calls of ``op``, an overload or its packet, call ``function`` instead of torch's own function.
 
-        A call of ``torch.ops.ns.name`` without gradients is a seventh shorter by this where a Python kernel serves it
-        (torch 2.13, AMD EPYC, 2026-11-28), and native errors keep their classes. Torch has no public hook for either.
-        Only a torch on which a run has verified it gets here: see :meth:`overload`.
+        A call of ``torch.ops.ns.name`` without gradients takes a seventh less time by this if a Python kernel serves it
+        (torch 2.13, AMD EPYC, 2026-11-28). Native errors keep their classes. Torch has no public hook for either. It is
+        done only on a torch on which a run has verified it, by :meth:`overload`.
         """
         op._op = keep_from_dynamo(function)
         self._functions.append(function)  # TorchScript knows functions by their id, and asks for the one in ``_op``
         torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
 
     def show_to_modes(self, name: str, above: str) -> None:
-        """Make dispatch modes, tensor subclasses and traced graphs see the op ``above`` when ``name`` is called.
-        ``above`` is the op that users call, and ``name`` the part of it that runs below autograd.
+        """Make dispatch modes, tensor subclasses and traced graphs see the op ``above``, which users call, when
+        ``name`` is called. ``name`` is its part below autograd.
         """
         self._above[name] = above
 
         def shown(keys: Keys, *args: Any, **kwargs: Any) -> Any:
-            """Dispatch a call of the part below autograd again as a call of the op that users call, with autograd
+            """Dispatch a call of the part below autograd again as a call of the op that users call. Autograd is
             excluded.
             """
             with torch._C._AutoDispatchBelowAutograd():
@@ -252,15 +256,16 @@ class Registrations:
         self._library.impl(self._named(name), shown, "Python", with_keyset=True)
 
     def translate_errors(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
-        """Register ``refusal(error, args, kwargs)`` for the op ``name``, which returns the ShiplapError to raise in
-        place of a RuntimeError of a call, or None to keep that. ``check(args, kwargs)`` is called before torch converts
-        the arguments, and raises for wrong ones.
+        """Register ``refusal(error, args, kwargs)`` for the op ``name``.
+
+        It returns the ``ShiplapError`` to raise in place of a ``RuntimeError`` of a call, or None to keep that one.
+        ``check(args, kwargs)`` is called before torch converts the arguments, and raises an error for wrong ones.
         """
         self._refusals[name], self._checks[name] = refusal, check
 
     def publish(self) -> None:
-        """Make ``torch.ops.<namespace>.<name>`` the op of this edition, for each op defined here, in place of an
-        earlier edition.
+        """Make ``torch.ops.<namespace>.<name>`` the op of this edition (the schema declared last), for each op defined
+        here.
         """
         namespace = getattr(torch.ops, self.namespace)
         for name in self._defined if self.edition > 1 else ():
@@ -274,8 +279,8 @@ class Registrations:
     def new_overload_object(self, name: str) -> Overload:
         """Return the op ``name`` as another Python object of the same registration.
 
-        Compiled code is guarded by the identity of the object, so code compiled for the old object is not used for the
-        new one. Torch does the same when it forgets a library.
+        Compiled code is guarded by the identity of the object. Code compiled for the old object is thus not used for
+        the new one. Torch does the same when it forgets a library.
         """
         namespace, base = getattr(torch.ops, self.namespace), self._named(name).partition(".")[0]
         if base in vars(namespace):
@@ -285,8 +290,9 @@ class Registrations:
 
     def implement(self, name: str, function: Implementation, check: Check | None = None) -> None:
         """Register ``function`` as the implementation of the op for every device type, below autograd and autocast.
-        ``check`` is called first with the arguments of an op that writes, before lazily conjugated and negated tensors
-        are copied: two that share memory are no longer seen to do so in the copies.
+
+        For an op that writes, ``check`` is first called with the arguments. Lazily conjugated and negated tensors are
+        copied only after it, since the copies would no longer share memory.
         """
         self._library.impl(self._named(name), keep_from_dynamo(function), "CompositeExplicitAutograd")
         # Torch's own copies lazily conjugated and negated tensors too, but writes them back for one returned tensor.
@@ -294,8 +300,8 @@ class Registrations:
             self._library.impl(self._named(name), partial(self._write_resolved, name, check), key)
 
     def _write_resolved(self, name: str, check: Check | None, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an op that writes to arguments with plain copies of lazily conjugated and negated tensors, and copy what
-        it wrote back into these.
+        """Call an op that writes to arguments with plain copies of lazily conjugated and negated tensors. Copy what it
+        wrote back into these.
         """
         if check is not None:
             check(args, kwargs)
@@ -313,21 +319,21 @@ class Registrations:
         return result
 
     def implement_by_ops(self, name: str, function: Implementation) -> None:
-        """Register ``function``, which computes the op by calls of other ops. Transforms and traces then see these
-        other ops and not this one (torch's ``CompositeImplicitAutograd``).
+        """Register ``function``, which computes the op by calls of other ops. Transforms and traces then see those and
+        not this op (torch's ``CompositeImplicitAutograd``).
         """
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def map(self, name: str, function: Implementation, *, always: bool = False) -> None:
-        """Register ``function`` as the implementation for tensors over which ``torch.vmap`` maps, with ``always`` for
-        every call inside ``torch.vmap``.
+        """Register ``function`` as the implementation for tensors over which ``torch.vmap`` maps. With ``always``, it
+        serves every call inside ``torch.vmap``.
         """
         for key in ("FuncTorchBatched", *(("FuncTorchVmapMode",) if always else ())):
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def fake(self, name: str, function: Implementation) -> None:
-        """Register ``function`` as the fake implementation, for tensors without data."""
+        """Register ``function`` as the fake implementation, which torch calls for tensors without data."""
         torch.library.register_fake(f"{self.namespace}::{self._named(name)}", function, lib=self._library)
 
     def register_autograd(self, name: str, function: Implementation) -> None:
@@ -335,14 +341,14 @@ class Registrations:
         self._library.impl(self._named(name), keep_from_dynamo(function), "Autograd", with_keyset=True)
 
     def skip_autograd(self, name: str) -> None:
-        """Send calls of the op directly below autograd, because the implementation handles gradients itself or there
-        are none.
+        """Send calls of the op directly below autograd. This is for an implementation that handles gradients itself or
+        has none.
         """
         self._library.impl(self._named(name), torch.library.fallthrough_kernel, "Autograd")
 
     def register_autocast(self, name: str, overload: Overload, cast: Cast) -> None:
-        """Register that, under ``torch.autocast`` of any device type, a call of ``name`` calls ``overload`` with the
-        arguments that ``cast`` returns.
+        """Register that a call of ``name`` under ``torch.autocast`` calls ``overload`` with the arguments that ``cast``
+        returns. This holds for any device type.
         """
         self._casts[name] = cast
         for device_type, key in _AUTOCAST_KEYS.items():
@@ -351,8 +357,8 @@ class Registrations:
 
 
 def _without_marks(value: Any) -> Any:
-    """Return a tensor, or a list of values, with copies in place of lazily conjugated and negated tensors. Other values
-    stay.
+    """Return a tensor, or a list of values, with copies in place of lazily conjugated and negated tensors. Return other
+    values unchanged.
     """
     if isinstance(value, (list, tuple)):
         return [_without_marks(v) for v in value]
@@ -362,15 +368,16 @@ def _without_marks(value: Any) -> Any:
 def _with_own_errors(
     plain: Implementation, refusal: Refusal, check: Check | None = None, leave: Implementation | None = None
 ) -> Implementation:
-    """Return a function that calls ``check``, if given, and then ``plain``, the op's function in torch. A RuntimeError
-    is replaced by the ShiplapError that ``refusal`` returns for it. ``leave`` is called in place of ``plain`` where
-    both autocast and torch.func are active.
+    """Return a function that calls ``check``, if given, and then ``plain``, the op's function in torch.
+
+    A ``RuntimeError`` is replaced by the ``ShiplapError`` that ``refusal`` returns for it. If both autocast and
+    ``torch.func`` are active, ``leave`` is called in place of ``plain``.
     """
     any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
     transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Check the arguments, call the op's function in torch, and raise Shiplap's error in place of a RuntimeError
+        """Check the arguments and call the op's function in torch. Raise Shiplap's error in place of a ``RuntimeError``
         that has one.
         """
         try:
@@ -397,11 +404,11 @@ def _below_autograd(
     *,
     cast: bool = False,
 ) -> Implementation:
-    """Return a function that calls ``raw``, the part of the op below autograd, if neither autograd, autocast,
-    torch.func nor a tracer needs to see the call, and else ``check`` and ``plain``, the op's function in torch; with
-    errors as in :func:`_with_own_errors`. ``leave`` is called in place of ``plain`` where both autocast and torch.func
-    are active. ``cast`` says that autocast has converted the arguments, so that it is not asked for. The reason is
-    speed: autograd's formula is a Python function, and would cost more than most small kernels take.
+    """Return a function that calls ``raw``, the op's part below autograd, if nothing has to see the call.
+
+    If autograd, autocast, ``torch.func`` or a tracer has to, it calls ``check`` and ``plain``, the op's function in
+    torch. Errors and ``leave`` are as in :func:`_with_own_errors`. ``cast`` says that autocast has already converted
+    the arguments. Autograd's formula is a Python function, and would take longer than most small kernels.
     """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     any_autocast: Callable[[], bool] = bool if cast else torch._C._is_any_autocast_enabled
@@ -414,8 +421,8 @@ def _below_autograd(
     enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Call the part of the op below autograd directly if neither autograd nor a mode or tracer has to see the call;
-        otherwise check the arguments and call the op's function in torch.
+        """Call the part of the op below autograd directly if no autograd, mode or tracer has to see the call. Otherwise
+        check the arguments and call the op's function in torch.
         """
         try:
             if (
@@ -447,16 +454,17 @@ def _below_autograd(
 
 
 def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) -> Implementation:
-    """Return a function that calls ``above``, the op with its gradient, if an argument needs a gradient or a tangent,
-    and otherwise ``plain``, the function of the part below autograd; with errors as in :func:`_with_own_errors`. A
-    graph of ``torch.fx.symbolic_trace`` holds calls of the part below, and can be trained by this.
+    """Return a function that calls ``above``, the op with its gradient, if an argument needs a gradient or a tangent.
+
+    Otherwise it calls ``plain``, the function of the part below autograd. Errors are as in :func:`_with_own_errors`. A
+    graph of ``torch.fx.symbolic_trace`` holds calls of that part, and can be trained by this.
     """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
 
     def called(*args: Any, **kwargs: Any) -> Any:  # one frame: compiled code pays for it at every op
-        """Call the op with its gradient if an argument needs a gradient or a tangent, otherwise the part below
-        autograd; raise Shiplap's error in place of a RuntimeError that has one.
+        """Call the op with its gradient if an argument needs a gradient or a tangent, and the part below autograd
+        otherwise. Raise Shiplap's error in place of a ``RuntimeError`` that has one.
         """
         try:
             if forward._current_level >= 0 or (enabled() and any_requires_grad(*args, **kwargs)):
@@ -480,12 +488,14 @@ def find_overload(namespace: str, name: str) -> Overload | None:
 
 
 def _autocast_kernel(overload: Overload, device_type: str, cast: Cast) -> Implementation:
-    """Return the autocast kernel of an overload for ``device_type``, which converts the arguments by ``cast`` and calls
+    """Return the autocast kernel of an overload for ``device_type``. It converts the arguments by ``cast`` and calls
     the overload below autocast.
     """
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        """Convert the arguments by ``cast``, the op's autocast rule, and call the overload with autocast off."""
+        """Convert the arguments by ``cast``, the op's autocast rule. Call the overload with autocast off and return its
+        result.
+        """
         args, kwargs = cast(device_type or torch._C._get_privateuse1_backend_name(), args, kwargs)
         with torch._C._DisableAutocast():
             return getattr(overload._op, "cast", overload)(*args, **kwargs)
@@ -499,8 +509,8 @@ def registered_names() -> frozenset[str]:
 
 
 def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
-    """Return whether one of the names of this op is taken in ``torch.ops`` by an attribute of torch's own, so that the
-    op could not be found there.
+    """Return whether a name of this op is taken in ``torch.ops`` by an attribute of torch's own. The op could then not
+    be found there.
     """
     levels = (
         (torch.ops, namespace, torch._ops._OpNamespace),
@@ -520,8 +530,8 @@ def _custom_op_definition(name: str) -> Any:
 
 
 def custom_op_module(name: str) -> str:
-    """Return the name of the module whose Python function is an op of ``torch.library.custom_op``; empty for another
-    op.
+    """Return the name of the module whose Python function is an op of ``torch.library.custom_op``. Return an empty text
+    for another op.
     """
     return str(getattr(getattr(_custom_op_definition(name), "_init_fn", None), "__module__", ""))
 
@@ -535,8 +545,8 @@ def library_namespaces(package: str) -> frozenset[str]:
 
 
 def is_composite(name: str) -> bool:
-    """Return whether the op ``namespace::name`` is composed of other ops, so that a dispatch mode sees those in place
-    of it.
+    """Return whether the op ``namespace::name`` is composed of other ops. A dispatch mode then sees those in place of
+    it.
     """
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
@@ -548,8 +558,8 @@ _KEYS = (  # of dispatch, for which a library registers kernels and rules
 
 
 def dispatch_keys(name: str) -> frozenset[str]:
-    """Return the dispatch keys (such as ``CPU`` and ``AutogradCPU``), among those in ``_KEYS``, for which the op
-    ``namespace::name`` has a kernel of its own.
+    """Return the dispatch keys in ``_KEYS`` (such as ``CPU`` and ``AutogradCPU``) for which the op ``namespace::name``
+    has its own kernel.
     """
     return frozenset(key for key in _KEYS if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
@@ -557,8 +567,8 @@ def dispatch_keys(name: str) -> frozenset[str]:
 def has_gradient(name: str) -> bool:
     """Return whether torch has a gradient formula for the op ``namespace::name``.
 
-    Each op of ``torch.library.custom_op`` has a kernel for autograd. Where no formula was registered, it raises an
-    error in the backward.
+    Each op of ``torch.library.custom_op`` has a kernel for autograd, which raises an error in the backward if no
+    formula was registered.
     """
     keys, definition = dispatch_keys(name), _custom_op_definition(name)
     if not keys & {"Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd"}:

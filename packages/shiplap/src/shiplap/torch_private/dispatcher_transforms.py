@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AutogradFunction(Protocol):
-    """An ``autograd.Function``: ``apply`` calls its forward and records it."""
+    """A subclass of ``autograd.Function``. Its ``apply`` calls the forward and records the call."""
 
     def apply(self, *args: Any) -> Tensor | tuple[Tensor, ...] | None:
         """Return the results of the forward on ``args``, and record the call for the backward."""
@@ -35,21 +35,24 @@ _AFTER_AUTOGRAD: Any = torch._C._after_autograd_keyset
 
 
 def is_transform_active() -> bool:
-    """Return whether torch.func or forward-mode AD is active in this thread."""
+    """Return whether ``torch.func`` or a forward-mode gradient is active in this thread."""
     return _level() is not None or forward_ad._current_level >= 0
 
 
 def transform_level() -> int:
-    """Return the number of the innermost active transform (level) of torch.func, 0 outside of all transforms."""
+    """Return the number of the innermost active transform (level) of ``torch.func``. Return 0 outside of all
+    transforms.
+    """
     innermost = _level()
     return int(innermost.level()) if innermost is not None else 0
 
 
 def is_nested(own: int, tensors: Iterable[Tensor]) -> bool:
-    """Return whether derivatives of the gradients that a backward computes may be needed: by an outer ``grad``, by
-    forward mode, or because one of ``tensors``, those that the backward uses, requires a gradient. ``own`` is the
-    number of the torch.func level whose gradients are computed. That level may have ended, as in ``jacrev``; then the
-    wrappers of ``tensors`` are no longer open.
+    """Return whether derivatives of the gradients that a backward computes may be needed.
+
+    That is so with an outer ``grad``, with forward mode, or if one of ``tensors``, which the backward uses, requires a
+    gradient. ``own`` is the number of the ``torch.func`` level whose gradients are computed. The level may have ended,
+    as in ``jacrev``. The wrappers of ``tensors`` are then no longer open.
     """
     stack = [(str(each.key()), each.level()) for each in torch._C._functorch.get_interpreter_stack() or ()]
     graphs = [number for key, number in stack if "Grad" in key]
@@ -60,8 +63,8 @@ def is_nested(own: int, tensors: Iterable[Tensor]) -> bool:
 
 
 def is_tracked(tensor: Tensor) -> bool:
-    """Return whether plain autograd or an open level of torch.func records operations on the tensor, or forward-mode AD
-    has a tangent of it.
+    """Return whether plain autograd or an open level of ``torch.func`` records operations on the tensor, or forward
+    mode has a tangent of it.
     """
     if not is_transform_active():
         return tensor.requires_grad
@@ -71,8 +74,8 @@ def is_tracked(tensor: Tensor) -> bool:
 
 
 def is_differentiated(tensor: Tensor) -> bool:
-    """Return whether a derivative with respect to the tensor may be needed, by autograd, torch.func or
-    forward-mode AD.
+    """Return whether a derivative with respect to the tensor may be needed, by autograd, ``torch.func`` or forward
+    mode.
     """
     if torch.compiler.is_dynamo_compiling() or not is_transform_active():
         return torch.is_grad_enabled() and tensor.requires_grad
@@ -81,8 +84,8 @@ def is_differentiated(tensor: Tensor) -> bool:
 
 
 def graph_nodes(tensor: Tensor) -> list[Any]:
-    """Return the autograd nodes whose result the tensor is, one for each level of torch.func, and plain autograd, that
-    records it.
+    """Return the autograd nodes whose result the tensor is. There is one for each level of ``torch.func``, and for
+    plain autograd, that records it.
     """
     return [t.grad_fn for t in _transform_layers(tensor) if t.grad_fn is not None]
 
@@ -91,8 +94,8 @@ _FUNCTORCH: Any = torch._C._functorch
 
 
 def _transform_layers(tensor: Tensor) -> list[Tensor]:
-    """Return the tensor, then the tensor inside each wrapper that a level of torch.func has put around it, down to the
-    plain one.
+    """Return the tensor, then the tensor inside each wrapper that a level of ``torch.func`` has put around it. The last
+    one is plain.
     """
     layers = [tensor]
     while _FUNCTORCH.is_functorch_wrapped_tensor(layers[-1]):
@@ -101,21 +104,19 @@ def _transform_layers(tensor: Tensor) -> list[Tensor]:
 
 
 def _is_open(tensor: Tensor) -> bool:
-    """Return whether the tensor is a wrapper of a gradient level of torch.func that has not ended."""
+    """Return whether the tensor is a wrapper of a gradient level of ``torch.func`` that has not ended."""
     return bool(_FUNCTORCH.is_gradtrackingtensor(tensor) and _FUNCTORCH.maybe_get_level(tensor) > 0)
 
 
 def _unbatched(tensor: Tensor) -> Tensor:
-    """Return the tensor inside the wrappers of ``torch.vmap``, since torch cannot unpack the tangent of a wrapped
-    one.
-    """
+    """Return the tensor inside the wrappers of ``torch.vmap``. Torch cannot unpack the tangent of a wrapped one."""
     while _FUNCTORCH.is_batchedtensor(tensor):
         tensor = _FUNCTORCH.get_unwrapped(tensor)
     return tensor
 
 
 def carries_tangent(values: Iterable[Any]) -> bool:
-    """Return whether any tensor, or tensor of a list, is a dual one, so that forward-mode AD needs the tangent of the
+    """Return whether any tensor, or tensor of a list, is a dual one. Forward mode then needs the tangent of the
     result.
     """
     lists = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
@@ -125,8 +126,10 @@ def carries_tangent(values: Iterable[Any]) -> bool:
 
 
 def with_tangents(values: Any, other: Any) -> Any:
-    """Return ``values`` (tensors, lists of them or numbers) as dual tensors with the tangents of the tensors at the
-    same places in ``other``.
+    """Return ``values`` (tensors, lists of them or numbers) with each tensor as a dual tensor.
+
+    Its tangent is that of the tensor at the same place in ``other``. If that one has no tangent, the tensor stays
+    plain.
     """
     if not isinstance(values, Tensor):
         if not isinstance(values, (list, tuple)):
@@ -139,13 +142,14 @@ def with_tangents(values: Any, other: Any) -> Any:
 
 
 def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
-    """Return a function that calls ``overload`` with autograd skipped at the innermost transform of torch.func.
-    ``keys`` are the dispatch keys of the call. Transforms further out see the call.
+    """Return a function that calls ``overload`` with autograd skipped at the innermost transform of ``torch.func``.
+
+    Transforms further out see the call. ``keys`` are the dispatch keys of the call.
     """
     redispatch = partial(overload.redispatch, keys & _AFTER_AUTOGRAD)
 
     def below(*args: Any, **kwargs: Any) -> Any:
-        """Dispatch the call below autograd, with gradients and tangents enabled for the transforms further out."""
+        """Dispatch the call below autograd. Gradients and tangents are enabled for the transforms further out."""
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # a Function's forward has both off
             return redispatch(*args, **kwargs)
 
@@ -153,8 +157,8 @@ def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
 
 
 def level_function(name: str, members: dict[str, Any]) -> AutogradFunction:
-    """Return a new ``autograd.Function`` class with this name and these members that records at one level of
-    torch.func, as the formulas of torch's own ops do.
+    """Return a new ``autograd.Function`` class with this name and these members. It records at one level of
+    ``torch.func``, as the formulas of torch's own ops do.
     """
     made: Any = type(name, (_SingleLevelFunction,), members)
     recorder: AutogradFunction = made
@@ -162,9 +166,7 @@ def level_function(name: str, members: dict[str, Any]) -> AutogradFunction:
 
 
 def apply_at_level(function: AutogradFunction, *args: Any) -> Tensor | tuple[Tensor, ...] | None:
-    """Call a :func:`level_function` so that the current level of torch.func records the call, and return its
-    results.
-    """
+    """Call a :func:`level_function` and return its results. The current level of ``torch.func`` records the call."""
     from torch._functorch.utils import enable_single_level_autograd_function
 
     with enable_single_level_autograd_function():
@@ -178,17 +180,19 @@ Sample = Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
-    """Return a function that ``torch.vmap`` calls in place of an op: ``function(sample, count)`` returns batched
+    """Return a function that ``torch.vmap`` calls in place of an op. ``function(sample, count)`` computes its batched
     results.
 
-    ``sample(i)`` has the arguments of sample ``i``, views of the mapped tensors. The results have the samples along
-    their first dim, and may be in lists.
+    ``sample(i)`` returns the arguments of sample ``i``, which are views of the mapped tensors. The results have the
+    samples along their first dim, and may be in lists.
     """
     tools: Any = torch._C._functorch
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        """Call the user's function with ``sample(i)``, which returns the arguments of sample ``i`` of this
-        ``torch.vmap`` call, and the number of samples. Return its batched results as mapped tensors.
+        """Return the batched results of the user's function as mapped tensors.
+
+        The function gets ``sample`` and the number of samples. ``sample(i)`` returns the arguments of sample ``i`` of
+        this ``torch.vmap`` call.
         """
         from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
@@ -199,7 +203,9 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
             """Return the positional and keyword arguments of the sample at ``index``."""
 
             def pick(value: Any) -> Any:
-                """Return a view of the sample in a mapped tensor, and any other value unchanged, also inside lists."""
+                """Return a view of the sample in a mapped tensor. Return any other value unchanged, also inside
+                lists.
+                """
                 if isinstance(value, (list, tuple)):
                     return [pick(v) for v in value]
                 if not isinstance(value, Tensor):
@@ -210,7 +216,9 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
             return tuple(pick(a) for a in args), {k: pick(v) for k, v in kwargs.items()}
 
         def wrap(value: Any) -> Any:
-            """Return results, whose first dim has the samples, as tensors over which the current level maps."""
+            """Return ``value`` with each tensor in it wrapped as a batched tensor of the current ``torch.vmap`` level.
+            Its first dim indexes the samples.
+            """
             if isinstance(value, (list, tuple)):
                 return type(value)(wrap(v) for v in value)
             return tools._add_batch_dim(value, 0, level) if isinstance(value, Tensor) else value
@@ -223,7 +231,7 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
 
 
 def vmap_randomness() -> str:
-    """Return ``randomness=`` of the innermost ``torch.vmap``: "error", "same" or "different"."""
+    """Return ``randomness=`` of the innermost ``torch.vmap``, which is ``"error"``, ``"same"`` or ``"different"``."""
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
     interpreter: Any = retrieve_current_functorch_interpreter()

@@ -19,7 +19,9 @@ UNKNOWN, MIXED = "does not have a sharding strategy registered", "got mixed torc
 
 
 def is_dtensor(value: Any) -> bool:
-    """Return whether a value is a DTensor. Without an import of DTensor by the program, no value is."""
+    """Return whether a value is a DTensor. No value is one before the program has imported
+    ``torch.distributed.tensor``.
+    """
     # The module takes long to import, and no DTensor exists before its import.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
@@ -38,14 +40,14 @@ def has_plain_tensors(cause: Exception) -> bool:
 def register_sharding_rules(
     overloads: Iterable[Overload], first_scalar: int, find: Callable[..., Sequence[CallPlacements]]
 ) -> None:
-    """Register for ops with DTensor the function ``find(mesh_sizes, *args)``, which returns the ways to shard a call
-    over one dimension of a mesh.
+    """Register the function ``find(mesh_sizes, *args)`` with DTensor for ``overloads``. It returns the ways to shard a
+    call over one dimension of a mesh.
 
     Args:
         overloads: the ops to register.
         first_scalar: the position of the first argument that is not a tensor. DTensor reuses a result for calls that
-            agree from there on.
-        find: called with a value that has a ``shape`` and ``placements`` for each tensor.
+            have the same arguments from there on.
+        find: a function that gets a value with a ``shape`` and ``placements`` for each tensor.
     """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import OpStrategy, RuntimeSchemaInfo
@@ -56,10 +58,12 @@ def register_sharding_rules(
     uneven: dict[str, Any] = {"allow_uneven_sharding": True} if "allow_uneven_sharding" in known else {}
 
     def strategy(schema: Any) -> Any:
-        """Return DTensor's strategy for one call: all ways to shard it over each dimension of the mesh."""
+        """Return DTensor's strategy for one call. It has all ways to shard the call over each dimension of the mesh."""
 
         def seen(arg: Any) -> Any:
-            """Return the spec, with shape and placements, of a tensor argument, and other arguments unchanged."""
+            """Return the spec of a tensor argument, which has its shape and placements. Return other arguments
+            unchanged.
+            """
             return arg.strategies[0].output_spec if isinstance(arg, OpStrategy) else arg
 
         mesh = schema.get_mesh_from_args()

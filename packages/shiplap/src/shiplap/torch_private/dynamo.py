@@ -20,11 +20,10 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def constant_result(function: Function) -> Function:
-    """Mark ``function`` as one whose result a graph takes as a constant, as ``torch.compiler.assume_constant_result``
-    does, and return it.
+    """Mark ``function`` as one whose result a graph takes as a constant, and return it.
 
-    The function of torch (2.11 to 2.15) sets this mark and nothing else, and imports all of Dynamo for it, which takes
-    as long as the import of torch.
+    This is what ``torch.compiler.assume_constant_result`` does (torch 2.11 to 2.15). That function also imports all of
+    Dynamo, which takes as long as the import of torch.
     """
     vars(function)["_dynamo_marked_constant"] = True
     return function
@@ -34,8 +33,8 @@ def is_folded(node: Node) -> bool:
     """Return whether Inductor computes the value of ``node`` while it compiles, because it depends on frozen parameters
     alone.
 
-    This holds for graphs ahead of autograd, while they are compiled. Dynamo needs the setting as well:
-    ``options={"freezing": True}`` comes too late, and parameters stay inputs.
+    This holds for graphs before autograd, while they are compiled. Dynamo needs the setting as well.
+    ``options={"freezing": True}`` is read too late, and parameters stay inputs.
     """
     from torch._inductor import config
 
@@ -50,8 +49,8 @@ _KEEPS_OBJECTS = (2, 13)  # since then Dynamo makes outputs of the tensors in an
 
 @constant_result
 def checkpoints_keep_objects() -> bool:
-    """Return whether a function inside ``torch.utils.checkpoint`` in a compiled graph may return objects of its own
-    that hold tensors.
+    """Return whether a function in ``torch.utils.checkpoint`` may return its own objects that hold tensors, in a
+    compiled graph.
 
     The result is a constant of the graph. Before torch 2.13 this needs
     ``torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint``, and without it the graph does not run.
@@ -71,10 +70,10 @@ def cudagraph_skips() -> int:
 
 
 def cudagraph_inputs() -> int:
-    """Return the number of inputs that CUDA graphs of Inductor copy before each replay, recorded since
+    """Return the number of inputs that Inductor's CUDA graphs copy before each replay, as recorded since
     ``reset_compiler``.
 
-    0 means that no graph was recorded. The number is only meaningful for a function with at least one input that is
+    It is 0 if no graph was recorded. The number is only meaningful for a function with at least one input that is
     neither parameter nor buffer.
     """
     from torch._dynamo.utils import counters
@@ -87,12 +86,11 @@ _CACHES_CHECKS = (2, 13)  # since then a graph that asserts something with torch
 
 
 def prepare_cache_keys() -> None:
-    """Make this process compute the same keys for cached graphs and kernels as other processes do. Called before
-    compile caches are read.
+    """Make this process compute the same keys for cached graphs and kernels as other processes do.
 
-    Triton's key holds the version of the assembler. Inductor selects torch's own assembler when it compiles a kernel in
-    this process and not in a worker, which depends on the contents of the caches. The assembler is therefore selected
-    here.
+    It must be called before compile caches are read. Triton's key holds the version of the assembler. Inductor selects
+    torch's own assembler when it compiles a kernel in this process and not in a worker. Which of the two it does
+    depends on the contents of the caches. The assembler is therefore selected here.
     """
     from torch._inductor import config
 
@@ -106,7 +104,7 @@ def prepare_cache_keys() -> None:
 
 
 def _name_unsafe_folder() -> None:
-    """Issue a notice if another user could have written Inductor's cache folder, which holds pickles and compiled
+    """Issue a notice if another user could have written Inductor's cache folder. The folder holds pickles and compiled
     code.
     """
     from torch._inductor.runtime import cache_dir_utils
@@ -126,10 +124,10 @@ def _name_unsafe_folder() -> None:
 
 
 def keep_calls_apart(overload: Any) -> None:
-    """Make the partitioner of training graphs keep equal calls of the random op ``overload`` apart, as it keeps those
-    of torch's own random operators.
+    """Make the partitioner of training graphs keep equal calls of the random op ``overload`` apart.
 
-    Up to torch 2.13 at least, it merges equal calls of all but the operators of a list, whatever their tags say.
+    It does so for torch's own random operators. At least up to torch 2.13, it merges equal calls of all operators that
+    are not in a list, whatever their tags say.
     """
     from torch._functorch import compile_utils
 
@@ -138,7 +136,7 @@ def keep_calls_apart(overload: Any) -> None:
 
 
 def is_packaging() -> bool:
-    """Return whether an AOTInductor package is being compiled right now. Imports nothing."""
+    """Return whether an AOTInductor package is being compiled right now. Nothing is imported."""
     inductor = sys.modules.get("torch._inductor.virtualized")
     return inductor is not None and bool(inductor.V.aot_compilation)
 
@@ -151,8 +149,8 @@ def compile_package(program: torch.export.ExportedProgram, path: Path, options: 
 
 
 def processor_features() -> tuple[str, ...]:
-    """Return the vector features of the processor for which Inductor compiles here, such as ``avx2`` and ``fma``, as
-    options of C compilers name them.
+    """Return the vector features of the processor for which Inductor compiles here. They are named as options of C
+    compilers, such as ``avx2`` and ``fma``.
     """
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 

@@ -59,11 +59,11 @@ SAFE = ("_operator", "builtins", "einops", "math", "operator", "torch")  # modul
 
 @dataclass(frozen=True)
 class GraphOperators:
-    """Operators in a graph, as ``namespace::name``.
+    """The operators in a graph, named ``namespace::name``.
 
     Attributes:
         names: the operators that are in the graph.
-        traced_later: whether the graph is one of Dynamo's, ahead of autograd, so that the compiled code may contain
+        traced_later: whether the graph is one of Dynamo's, from before autograd. The compiled code may then contain
             further operators.
         others: whether tensor subclasses or functions in such a graph may call operators.
     """
@@ -78,10 +78,11 @@ _keys: list[Key] = []
 
 
 def install_graph_key(key: Key) -> None:
-    """Make the text ``key(operators)`` a part of the cache key of every graph that torch compiles from now on, in all
-    threads. ``operators`` names the operators of the graph (:class:`GraphOperators`). An empty text adds nothing. Only
-    the first call has an effect. It is made before compile caches are read, at each trace of an op, when torch has
-    loaded the modules of its caches.
+    """Make ``key(operators)``, a text, a part of the cache key of every graph that torch compiles from now on.
+
+    ``operators`` names the operators of the graph (:class:`GraphOperators`). An empty text adds nothing. It holds for
+    all threads, and only the first call has an effect. It must be made before compile caches are read. It is therefore
+    made at each trace of an op after torch has loaded the modules of its caches.
     """
     # copyreg holds one function a class, so a second registration would replace the first.
     if _keys:
@@ -96,9 +97,11 @@ def install_graph_key(key: Key) -> None:
 
 
 def _reduce_key_details(details: Any) -> Any:
-    """Return how to pickle torch's object from which the key of a cached graph is computed: together with the text that
-    the function of ``install_graph_key`` returns for the graph, or as usual where that is empty. Raises PicklingError
-    if the function fails; torch then compiles without its caches.
+    """Return how to pickle ``details``, torch's object from which the key of a cached graph is computed.
+
+    It is pickled together with the text that the function of ``install_graph_key`` returns for the graph. If that text
+    is empty, it is pickled as usual. Raise ``PicklingError`` if the function fails, so that torch compiles without its
+    caches.
     """
     try:
         text = _keys[0](operators_of(details))
@@ -108,15 +111,17 @@ def _reduce_key_details(details: Any) -> Any:
 
 
 def _with_text(text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return ``(text, details)``. Pickled cache keys of graphs with Shiplap's ops refer to this function by name, as
-    the one that would rebuild them; they are never unpickled.
+    """Return ``(text, details)``.
+
+    Pickled cache keys of graphs with Shiplap's ops refer to this function by name, as the one that would rebuild them.
+    They are never unpickled.
     """
     return text, details  # only its name is in a key, which is never unpickled
 
 
 def operators_of(details: Any) -> GraphOperators:
-    """Return the names of the operators in the graph of a cache key, the kind of the key, and whether unknown functions
-    are called.
+    """Return the operators in the graph of a cache key. The result also says whether the graph is one from before
+    autograd, and whether it calls unknown functions.
     """
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
 
@@ -136,15 +141,13 @@ def operators_of(details: Any) -> GraphOperators:
 
 
 def foreign_operators(names: Collection[str]) -> list[str]:
-    """Return those of the operator ``names`` (``namespace::name``) that belong to other libraries than torch,
-    sorted.
-    """
+    """Return those operator ``names`` (``namespace::name``) that belong to libraries other than torch, sorted."""
     return sorted(name for name in names if name.partition("::")[0] not in TORCHS_OWN)
 
 
 def _called_targets(graph: GraphModule) -> Iterator[Any]:
-    """Yield what the nodes of a graph call: functions, operators that are arguments of higher-order ones, and classes
-    of submodules.
+    """Yield what the nodes of a graph call. These are functions, operators that are arguments of higher-order ones, and
+    classes of submodules.
     """
     for node in graph.graph.nodes:
         if node.op == "call_function":
@@ -164,8 +167,8 @@ def _is_subclass(value: Any) -> bool:
 
 
 def _is_safe(target: Any) -> bool:
-    """Return whether a function that a graph calls is Python's, torch's or a graph itself, and so cannot call operators
-    of other libraries.
+    """Return whether a function that a graph calls is Python's, torch's or a graph itself. Such a function cannot call
+    operators of other libraries.
     """
     if isinstance(target, torch._ops.HigherOrderOperator):
         return True

@@ -45,15 +45,15 @@ PLAIN = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torc
 
 
 class _Unusual(Exception):
-    """Raised for a call that is not recorded."""
+    """An error that says that a call cannot be recorded."""
 
 
 def record_graph(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:
-    """Return an FX graph recorded from the torch functions that ``fn`` calls on ``values``, fake tensors of fixed
-    sizes. Its output is a list of the results.
+    """Return an FX graph recorded from the torch functions that ``fn`` calls on ``values``, or None if a call is not
+    recorded.
 
-    None if a call writes to a tensor, switches a mode, makes a tensor of constants, or is unknown. Raises the errors of
-    ``fn``.
+    ``values`` are fake tensors of fixed sizes. The graph's output is a list of the results. A call is not recorded if
+    it is unknown, writes to a tensor, switches a mode or makes a tensor of constants. The errors of ``fn`` are raised.
     """
     if not all(isinstance(v, Tensor) and all(type(n) is int for n in v.shape) for v in values):
         return None
@@ -85,8 +85,8 @@ class _Recorder(TorchFunctionMode):
         self.nodes[id(made)] = made, node
 
     def node(self, given: Any) -> Any:
-        """Return the node of a tensor argument, or a plain value itself. Raises _Unusual for what a graph cannot
-        hold.
+        """Return the node of a tensor argument, or a plain value itself. Raise ``_Unusual`` for a value that a graph
+        cannot hold.
         """
         if isinstance(given, Tensor):
             if id(given) not in self.nodes:
@@ -99,8 +99,8 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Call the torch function ``func`` and record it as a node of the graph. Raises _Unusual for a call that writes
-        to a tensor or is unknown.
+        """Call the torch function ``func`` and record it as a node of the graph. Raise ``_Unusual`` for a call that
+        writes to a tensor or is unknown.
         """
         named = kwargs or {}
         name = str(getattr(func, "__name__", ""))
@@ -121,8 +121,8 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _call(self, func: Any, name: str, args: Sequence[Any], named: dict[str, Any]) -> Node:
-        """Append a node for a call of a torch function, in the way that users write it (function, method, operator or
-        attribute), and return it.
+        """Append a node for a call of a torch function and return it. The node is a call of a function, method,
+        operator or attribute, as users write it.
         """
         given = map_aggregate((tuple(args), dict(named)), self.node)
         assert isinstance(given, tuple)
@@ -162,28 +162,28 @@ def _has_nodes(passed: Any, named: Any) -> bool:
 
 
 def node_value(node: Node) -> Any:
-    """Return the fake value of a node, under the name that the stage of the compiler uses. None if the node has
-    none.
-    """
+    """Return the fake value of a node, or None if it has none. Its name depends on the stage of the compiler."""
     return node.meta.get("val", node.meta.get("example_value"))
 
 
 def set_value(node: Node, value: Any, level: str) -> None:
-    """Store the fake value of ``node`` under the key of ``node.meta`` that torch's compiler reads at ``level``, a stage
-    of the compilation: ``example_value`` for ``"pre-grad"``, else ``val``.
+    """Store the fake value of ``node`` under the key of ``node.meta`` that torch's compiler reads at the stage
+    ``level``.
+
+    The key is ``example_value`` for ``"pre-grad"``, and ``val`` for other stages.
     """
     node.meta["example_value" if level == "pre-grad" else "val"] = value
 
 
 def overload_of(node: Node) -> OpOverload | None:
-    """Return the operator overload that ``node`` calls. None for methods and for Python functions."""
+    """Return the operator overload that ``node`` calls, or None if it calls a method or a Python function."""
     target = node.target
     return target if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else None
 
 
 def schemas_of(node: Node) -> list[Any]:
-    """Return the schemas of the operator that ``node`` calls: one of an overload, several of a packet of overloads,
-    none of a method or Python function.
+    """Return the schemas of the operator that ``node`` calls. An overload has one, a packet of overloads several, and a
+    method or Python function none.
     """
     target: Any = node.target if node.op == "call_function" else None
     if isinstance(target, torch._ops.OpOverloadPacket):
@@ -192,16 +192,18 @@ def schemas_of(node: Node) -> list[Any]:
 
 
 def is_aten(node: Node) -> bool:
-    """Return whether ``node`` calls an overload or packet of ATen. A packet holds forms that write to tensors and forms
-    that do not.
+    """Return whether ``node`` calls an overload or packet of ATen. A packet may have overloads that write to tensors
+    and others that do not.
     """
     return any(schema.name.startswith("aten::") for schema in schemas_of(node))
 
 
 def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
-    """Return the operator and its arguments by name if ``node`` is a functionalised call (torch's
-    ``auto_functionalized`` or ``auto_functionalized_v2``) of an operator that writes to whole tensors, each a base of
-    its own; None for any other call.
+    """Return the operator and its arguments by name if ``node`` is a functionalised call of an operator that writes to
+    whole tensors.
+
+    Such a call is torch's ``auto_functionalized`` or ``auto_functionalized_v2``, and each tensor must be a base of its
+    own. Return None for any other call.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 
@@ -222,11 +224,12 @@ def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
 
 
 def separate_written_views(graph: Graph, operators: Collection[Any], level: str) -> None:
-    """Change functionalised calls of ``operators`` (torch's ``auto_functionalized_v2``) that write to a tensor through
-    a view of all its elements, so that they write to the view itself. Such a call holds the shapes of the view as
-    numbers and returns the base; nodes that view the result again read it as it is. Views of the graph's arguments
-    stay, since Inductor writes to an argument in place only if it is the base. ``level`` is the stage of the
-    compilation.
+    """Change functionalised calls of ``operators`` that write to a tensor through a view of all its elements.
+
+    They are changed to write to the view itself, in the graph of the compiler's stage ``level``. Such a call (torch's
+    ``auto_functionalized_v2``) holds the shapes of the view as numbers and returns the base. Nodes that view the result
+    again then read it directly. Views of the graph's arguments stay, since Inductor writes to an argument in place only
+    if it is the base.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 
@@ -276,8 +279,9 @@ def separate_written_views(graph: Graph, operators: Collection[Any], level: str)
 
 
 def _view_of_all(kwargs: Mapping[str, Any], name: str, base: Node) -> tuple[Any, Tensor] | None:
-    """Return the size and the fake value of the view through which a functionalised call with ``kwargs`` writes to its
-    argument ``name``, or None unless the view has all elements of ``base`` in their order.
+    """Return the size and fake value of the view through which a functionalised call writes to its argument ``name``.
+
+    ``kwargs`` are those of the call. Return None unless the view has all elements of ``base`` in their order.
     """
     size = kwargs.get(f"_{name}_size")
     if size is None:
@@ -302,7 +306,7 @@ def operator_name(target: Any) -> str:
 
 
 def size_hint_of(size: Any) -> int:
-    """Return the value of a size in the call for which the graph is compiled, 0 for a data-dependent size."""
+    """Return the value of a size in the call for which the graph is compiled. Return 0 for a data-dependent size."""
     if isinstance(size, int):
         return size
     value = size.node.hint
@@ -336,9 +340,10 @@ def autocast_at(node: Node) -> Iterator[None]:
 
 
 def trace_to_nodes(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
-    """Return ``fn``, traced on the fake tensors ``values`` under their own fake mode, as a graph of nodes as Inductor
-    has them at ``level``, a stage of the compilation such as ``"pre-grad"``. The output is the flattened list of
-    results. At the stage before autograd no operator is decomposed.
+    """Return ``fn``, traced on the fake tensors ``values`` under their own fake mode, as a graph.
+
+    The nodes are as Inductor has them at ``level``, a stage of the compilation such as ``"pre-grad"``. The output is
+    the flattened list of results. At the stage before autograd no operator is decomposed.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._inductor.decomposition import select_decomp_table
@@ -387,8 +392,8 @@ def rewrite_count(rewrite: str) -> int:
 class OperatorParameter(NamedTuple):
     """A parameter of an operator.
 
-    ``default`` is ``inspect.Parameter.empty`` if there is none. ``numbers`` is the length of a list for which one
-    number may be given (``stride=2`` of a ``conv2d``), else 0.
+    ``default`` is ``inspect.Parameter.empty`` if there is none. ``numbers`` is the length of a list that may be given
+    as one number (``stride=2`` of a ``conv2d``), and 0 for other parameters.
     """
 
     default: Any = inspect.Parameter.empty
@@ -405,8 +410,10 @@ HOMES = (torch, torch.nn.functional, _C._nn, _C._linalg, torch.Tensor)
 
 
 def operator_of(node: Node) -> Any:
-    """Return what ``node`` calls in one form for all spellings: a name such as ``"linear"`` for torch's own operators,
-    ``"ns::name"`` for other ops, else the function itself.
+    """Return what ``node`` calls, in one form for all spellings.
+
+    It is a name such as ``"linear"`` for torch's own operators, ``"ns::name"`` for other ops, and the function itself
+    for the rest.
     """
     target = node.target
     if node.op == "call_method":
@@ -422,7 +429,7 @@ def operator_of(node: Node) -> Any:
 
 
 def _canonical_name(name: str) -> str:
-    """Return one name for all spellings of a torch operator, ``"view"`` for all operators that only change the
+    """Return one name for all spellings of a torch operator. It is ``"view"`` for all operators that only change the
     shape.
     """
     if name.startswith("__") and name.endswith("__"):
@@ -432,8 +439,9 @@ def _canonical_name(name: str) -> str:
 
 
 def signature_of(node: Node, args: Sequence[Any]) -> OperatorSignature:
-    """Return the parameters, with defaults, of the overload or function that ``node`` calls with ``args``, by name in
-    order. Empty if they are not known.
+    """Return the parameters, by name and in order, of the overload or function that ``node`` calls with ``args``.
+
+    Return an empty mapping if they are not known.
     """
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
@@ -453,14 +461,14 @@ def signature_of(node: Node, args: Sequence[Any]) -> OperatorSignature:
 
 
 def _aten_packet(name: str) -> Any:
-    """Return the packet of overloads ``torch.ops.aten.<name>``, or None."""
+    """Return the packet of overloads ``torch.ops.aten.<name>``, or None if there is none."""
     return getattr(torch.ops.aten, name, None)
 
 
 @cache
 def _python_overloads(packet: Any) -> tuple[Any, ...]:
-    """Return the overloads of a packet that Python may call, without those with ``out=`` or named dims, those with the
-    fewest arguments first.
+    """Return the overloads of a packet that Python may call, by ascending number of arguments. Those with ``out=`` or
+    named dims are left out.
     """
     names = packet.overloads() if packet is not None else ()
     overloads = [o for o in (getattr(packet, n) for n in names if "out" not in n) if "Dimname" not in str(o._schema)]
@@ -478,7 +486,9 @@ def _signature_of_schema(overload: Any) -> OperatorSignature:
 
 
 def _overload_fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether an overload takes these arguments, judged by their number, names, and which are tensors."""
+    """Return whether an overload takes these arguments. It is judged by their number and names, and by which are
+    tensors.
+    """
     # Keyword-only arguments can never take a positional value.
     positional = [a for a in overload._schema.arguments if not a.kwarg_only]
     names = {"input" if a.name == "self" else a.name for a in overload._schema.arguments}
@@ -504,7 +514,7 @@ def _is_tensor(v: Any) -> bool:
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return torch's decompositions, a mapping from an operator to a function that computes it from plainer operators.
 
-    The result is empty on a torch without the table.
+    The mapping is empty on a torch without the table.
     """
     try:
         from torch._decomp import core_aten_decompositions
@@ -520,8 +530,9 @@ def core_decompositions() -> dict[Any, Callable[..., Any]]:
 
 @contextmanager
 def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> Iterator[None]:
-    """Return a context in which each tensor that ``program`` returns passes through ``checked(value, holds, message)``,
-    so that assertions about values are not removed with unused results.
+    """Return a context in which each tensor that ``program`` returns passes through ``checked(value, holds, message)``.
+
+    The program's assertions about values are then not removed as unused results.
     """
     graph, specs = program.graph, program.graph_signature.output_specs
     (output,) = graph.find_nodes(op="output")
@@ -529,8 +540,8 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
     results, plain, made = output.args[0], [spec.arg for spec in specs], list[Node]()
 
     def check(value: Node, holds: Any, message: Any) -> Node:
-        """Append a call ``checked(value, holds, message)``, of the function given to the context, to the graph and
-        return its node.
+        """Append a call ``checked(value, holds, message)`` to the graph and return its node. ``checked`` is the
+        function given to the context.
         """
         made.append(graph.call_function(checked._opoverload, (value, holds, message)))
         made[-1].meta.update(value.meta)
@@ -562,8 +573,9 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
 
 @contextmanager
 def shared_onnx_registry() -> Iterator[None]:
-    """Return a context in which exports to ONNX make torch's table of translations once and copy it, since making it
-    takes seconds.
+    """Return a context in which exports to ONNX make torch's table of translations once and copy it.
+
+    Making the table takes seconds.
     """
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -571,8 +583,8 @@ def shared_onnx_registry() -> Iterator[None]:
     known: dict[tuple[Any, ...], Any] = {}
 
     def copied(*args: Any, **kwargs: Any) -> Any:
-        """Return a copy of the registry of translations that was made with these arguments, which is made at the first
-        call.
+        """Return a copy of the registry of translations for these arguments. The first call with them makes the
+        registry.
         """
         key = (*args, *kwargs.items())
         if key not in known:

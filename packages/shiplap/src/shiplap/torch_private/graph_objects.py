@@ -20,7 +20,7 @@ from torch.utils import _pytree
 
 def leaves(tree: Any, whole: tuple[type, ...] = ()) -> list[Any]:
     """Return the leaves of the pytree ``tree`` in order. An object of an unknown class is one leaf, and so is an
-    instance of ``whole``.
+    instance of a class in ``whole``.
     """
     return list(_pytree.tree_leaves(tree, is_leaf=lambda value: isinstance(value, whole)))
 
@@ -38,13 +38,15 @@ def register_node(
     dump: Callable[[Any], Any],
     load: Callable[[Any], Any],
 ) -> None:
-    """Register ``cls`` with torch's pytrees as a container of tensors. A class that is registered already stays as it
-    is.
+    """Register ``cls`` with torch's pytrees as a container of tensors. A class that is already registered stays
+    unchanged.
 
     Args:
-        take: an object → its children in order, and the rest of it, which torch compares with ``==``.
+        take: a function that returns the children of an object in order, and the rest of it. Torch compares the rest
+            with ``==``.
         make: the inverse of ``take``. The children may be anything, since ``tree_map`` replaces them.
-        dump, load: the rest of an object → a value for JSON, and back: ``torch.export.save`` writes it.
+        dump: a function from the rest of an object to a value for JSON, which ``torch.export.save`` writes.
+        load: the inverse of ``dump``.
     """
     if cls in _pytree.SUPPORTED_NODES:
         return
@@ -63,10 +65,10 @@ def register_node(
 
 
 def register_constant(cls: type) -> Callable[[], None]:
-    """Register objects of ``cls`` as constants of compiled graphs and of pytrees, which compare them with ``==`` in
-    each call.
+    """Register objects of ``cls`` as constants of compiled graphs and of pytrees. They are compared with ``==`` in each
+    call.
 
-    Returns a function that undoes it. A class that is registered already stays as it is.
+    Return a function that undoes the registration. A class that is already registered stays unchanged.
     """
     if cls in _pytree.SUPPORTED_NODES:
         # The class was registered by other code, which must not be undone here.
@@ -75,7 +77,7 @@ def register_constant(cls: type) -> Callable[[], None]:
     forget_texts = _trace_computed_texts(cls)
 
     def undo() -> None:
-        """Remove the registration of the class again."""
+        """Remove the registration of the class."""
         if cls in _pytree.SUPPORTED_NODES:
             _pytree._deregister_pytree_node(cls)
         _pytree.CONSTANT_NODES.discard(cls)
@@ -95,12 +97,12 @@ def _text_of_list(items: list[Any]) -> str:
 
 
 def _trace_computed_texts(cls: type) -> Callable[[], None]:
-    """Make Dynamo trace ``str``, ``repr`` and f-strings of objects of ``cls`` that a graph computes, and of tuples and
-    lists of such objects.
-
-    Dynamo (2.11 to 2.14) writes the text of a sequence only if it holds every element as a constant, and fails where an
-    f-string has such an object. It traces ``repr`` of each one, so other texts are traced from that. Returns a function
+    """Make Dynamo trace ``str``, ``repr`` and f-strings of objects of ``cls`` that a graph computes. Return a function
     that undoes it.
+
+    Tuples and lists of such objects are traced as well. Dynamo (2.11 to 2.14) writes the text of a sequence only if it
+    holds every element as a constant. It fails at an f-string of such an object. It does trace ``repr`` of each object,
+    so the other texts are traced by way of ``repr``.
     """
     try:
         from torch._dynamo import variables as kinds
@@ -114,14 +116,16 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
         return lambda: None
 
     def trace(function: Any, given: list[Any], text: Callable[..., str]) -> tuple[Any, Any]:
-        """Return the entry, key and value, for Dynamo's table of handlers by which ``function`` (``str``, ``repr`` or
-        ``str.format``), called on variables of the kinds ``given``, is traced as a call of ``text`` on the value.
+        """Return an entry, as key and value, for Dynamo's table of handlers.
+
+        By it, ``function`` (``str``, ``repr`` or ``str.format``), called on variables of the kinds ``given``, is traced
+        as a call of ``text``.
         """
         usual = make_handler(function, given, False)
 
         def handle(tx: Any, args: Any, kwargs: Any) -> Any:
-            """Trace a call of ``text`` on the value; for a constant, for an object of another class and for a format
-            specification, use Dynamo's own handler.
+            """Trace a call of ``text`` on the value. Use Dynamo's own handler for a constant, an object of another
+            class, or a format specification.
             """
             # ``str.format`` has its format before the value.
             value, *written = reversed(args)
@@ -148,9 +152,9 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
 
 
 def show_fields(cls: type, names: Sequence[str]) -> None:
-    """Make ``cls`` look like a dataclass to torch: ``names`` are its attributes and the keywords of its constructor.
+    """Make ``cls`` look like a dataclass to torch. ``names`` are its attributes and the keywords of its constructor.
 
-    ``DistributedDataParallel`` and ``fully_shard`` look for tensors in tuples, lists, dicts and dataclasses only. They
+    ``DistributedDataParallel`` and ``fully_shard`` look for tensors only in tuples, lists, dicts and dataclasses. They
     make another object by ``cls(**{name: value})``.
     """
     made = dataclasses.make_dataclass("fields", [(name, Any) for name in names])
@@ -182,16 +186,16 @@ except (ImportError, AttributeError, KeyError) as e:
 
 
 def register_opaque(cls: type[Any], fields: Sequence[str]) -> str:
-    """Register ``cls`` with torch as an opaque type, if it is not yet, and return its name in schemas. Compiled code is
-    guarded on the attributes ``fields`` of an object.
+    """Register ``cls`` with torch as an opaque type if it is not registered yet, and return its name in schemas.
+    Compiled code is guarded on the attributes ``fields`` of an object.
     """
     # A class is registered once for the whole process.
     if not _is_registered(cls):
         members = dict.fromkeys(fields, MemberType.USE_REAL)
 
         def guarded(value: Any) -> list[Any]:
-            """Return the values of the attributes of an object on which compiled code is guarded. Code that was
-            compiled for other values is compiled again.
+            """Return the values of the attributes of an object on which compiled code is guarded. With other values,
+            the code is compiled again.
             """
             return [getattr(value, name) for name in fields]
 
@@ -201,12 +205,12 @@ def register_opaque(cls: type[Any], fields: Sequence[str]) -> str:
 
 
 def read_attribute(value: Any, name: str) -> Any:
-    """Return the attribute ``name`` of ``value``, as a function that graphs can call."""
+    """Return the attribute ``name`` of ``value``. This is a function that graphs can call."""
     return getattr(value, name)
 
 
 def real_object(value: Any) -> Any:
-    """Return the real object behind the fake one that stands for an opaque object while a graph is traced, or ``value``
-    itself.
+    """Return the real object that a fake one stands for while a graph is traced. Return ``value`` itself if it is not
+    such a fake.
     """
     return value.real_obj if not REASON and isinstance(value, FakeScriptObject) else value

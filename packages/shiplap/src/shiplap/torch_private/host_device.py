@@ -21,25 +21,25 @@ INDUCTOR = ("CppWrapperCodegen", "PythonWrapperCodegen", "Scheduling", "WrapperF
 
 
 class _LoopSizes(tuple[Any, ...]):
-    """Sizes of a loop nest, whose products are never equal.
+    """The sizes of a group of loops, whose product with those of another group is always -1.
 
-    The scheduler multiplies two of them to reindex loops, except on the CPU. The loops here are those of the CPU, and
-    no nest has the product -1, so nothing is reindexed here either.
+    Except on the CPU, the scheduler multiplies two of them to reindex loops. The loops here are the CPU's. No loop nest
+    has the product -1, so nothing is reindexed here either.
     """
 
     __slots__ = ()
 
     def __mul__(self, other: Any) -> Any:
-        """Return -1, which no loop nest has as the product of its sizes, so that Inductor's scheduler reindexes no
-        loops.
-        """
+        """Return -1, which is the product of sizes of no loop nest. Inductor's scheduler then reindexes no loops."""
         return -1
 
 
 def _host_loops(device: str, discrete: bool) -> type:
-    """Return a subclass of Inductor's C++ scheduling, which groups and generates loops, for ``device``, whose code runs
-    on the host: the CPU's loops are generated, with the CPU as the current device. ``discrete`` says that the host
-    cannot address the device's memory; then generating loops raises NotImplementedError.
+    """Return a subclass of Inductor's C++ scheduling, which groups and generates loops, for ``device``.
+
+    The device's code runs on the host, so the CPU's loops are generated with the CPU as the current device.
+    ``discrete`` says that the host cannot address the device's memory. Generating loops then raises
+    ``NotImplementedError``.
     """
     import torch
     from torch._inductor.codegen.cpp import CppScheduling
@@ -49,13 +49,13 @@ def _host_loops(device: str, discrete: bool) -> type:
 
     class HostLoops(CppScheduling):
         def group_fn(self, sizes: Any) -> Any:
-            """Return the sizes of a node's loops in the groups that the CPU's scheduling makes, each as a sequence
-            whose sizes Inductor does not multiply into one loop.
+            """Return the sizes of a node's loops, in the groups that the CPU's scheduling makes. Inductor does not
+            multiply the sizes of a group into one loop.
             """
             return tuple(_LoopSizes(group) for group in CppScheduling.group_fn(self, sizes))
 
         def codegen_node(self, node: Any) -> Any:
-            """Generate the loops of a node as for the CPU. Raises NotImplementedError for a device whose memory the
+            """Generate the loops of a node as for the CPU. Raise ``NotImplementedError`` for a device whose memory the
             host cannot address.
             """
             if discrete:
@@ -75,21 +75,19 @@ def _host_loops(device: str, discrete: bool) -> type:
 
 
 def _make_interface(device: str, module: ModuleType) -> type:
-    """Return a class with Dynamo's interface of ``device``, whose functions are those of the device module
-    ``module``.
-    """
+    """Return a class with Dynamo's interface of ``device``. Its functions are those of the device module ``module``."""
     import torch
     from torch._dynamo.device_interface import CpuInterface
 
     class Worker:
-        """Answers in Inductor's compiler processes, which must not touch the device."""
+        """The interface of the device in Inductor's compiler processes, which must not touch the device."""
 
         properties = tuple(module.get_device_properties(i) for i in range(module.device_count()))
 
         @staticmethod
         def get_device_properties(which: Any = None) -> Any:
-            """Return the properties of a device, given as an index, a name or None for the first, which were read
-            before the worker started.
+            """Return the properties of a device, which were read before the worker started. ``which`` is an index, a
+            name, or None for the first device.
             """
             index = which if isinstance(which, int) else torch.device(which).index if which is not None else 0
             return Worker.properties[index or 0]
@@ -120,22 +118,22 @@ def _make_interface(device: str, module: ModuleType) -> type:
 
 
 class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Registers the interface of a device when Dynamo's module of interfaces is imported, which takes a second."""
+    """An import finder that registers the interface of a device when Dynamo's module of interfaces is imported. That
+    import takes a second.
+    """
 
     TARGET = "torch._dynamo.device_interface"
 
     def __init__(self, device: str, module: ModuleType) -> None:
-        """Make an import finder that registers the interface of ``device`` once Dynamo's module for interfaces is
-        imported.
-        """
+        """Make a finder that registers the interface of ``device`` once Dynamo's module of interfaces is imported."""
         self._device, self._module = device, module
         self._loader: Any = None
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of Dynamo's module for device interfaces with this finder as its loader, once, and None for
-        other modules.
+        """Return, once, the spec of Dynamo's module for device interfaces, with this finder as its loader. Return None
+        for other modules.
         """
         if name != self.TARGET or self not in sys.meta_path:
             return None
@@ -150,7 +148,7 @@ class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run Dynamo's module of device interfaces by its own loader, then register the interface of the device with
+        """Run Dynamo's module of device interfaces by its own loader. Then register the interface of the device with
         it.
         """
         self._loader.exec_module(module)
@@ -158,8 +156,8 @@ class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _register_interface(device: str, module: ModuleType) -> None:
-    """Register ``module``, the module of functions such as ``synchronize`` and ``current_device`` of ``device``, with
-    Dynamo, under the device's name and under the name with each index.
+    """Register ``module``, which has functions such as ``synchronize`` and ``current_device``, with Dynamo. It is
+    registered as ``device`` and as ``device`` with each index.
     """
     from torch._dynamo.device_interface import register_interface_for_device
 
@@ -170,8 +168,8 @@ def _register_interface(device: str, module: ModuleType) -> None:
 
 
 def register_interface(device: str, module: ModuleType) -> None:
-    """Register ``module``, the module of functions such as ``synchronize`` and ``current_device`` of ``device``, with
-    Dynamo, now or as soon as Dynamo is imported.
+    """Register ``module``, which has functions of ``device`` such as ``synchronize``, with Dynamo. This is done now, or
+    as soon as Dynamo is imported.
     """
     # Up to torch 2.13 Inductor looks for code generators once in a process: a compilation came before the device.
     if common := sys.modules.get("torch._inductor.codegen.common"):
@@ -184,8 +182,10 @@ def register_interface(device: str, module: ModuleType) -> None:
 
 @cache
 def inductor(device: str, discrete: bool) -> dict[str, Any]:
-    """Return Inductor's code generators for ``device``, whose code runs on the host, by the names in ``INDUCTOR``, and
-    register the CPU's device functions for it. With ``discrete``, for memory that the host cannot address, loops are
+    """Return Inductor's code generators for ``device`` by the names in ``INDUCTOR``. Register the CPU's device
+    functions for it.
+
+    The device's code runs on the host. ``discrete`` says that the host cannot address its memory, so that loops are
     refused.
     """
     from torch._inductor.codegen import common, wrapper
@@ -196,20 +196,21 @@ def inductor(device: str, discrete: bool) -> dict[str, Any]:
     common.register_device_op_overrides(device, CpuDeviceOpOverrides())
 
     class HostWrapper(wrapper.PythonWrapperCodegen):
-        """Python code around the loops. Streams of the host's memory order nothing, so none is entered."""
+        """The Python code around the loops. It enters no stream, since streams of the host's memory order nothing."""
 
         @staticmethod
         def create(*args: Any, **kwargs: Any) -> Any:
-            """Return the wrapper generator that torch makes, as an instance of this class unless torch chose a
+            """Return the wrapper generator that torch makes. It is an instance of this class unless torch chose a
             subclass.
             """
+            # Torch's function names the class that it makes, so it cannot make an instance of this one.
             made = wrapper.PythonWrapperCodegen.create(*args, **kwargs)
             if type(made) is wrapper.PythonWrapperCodegen:
                 made.__class__ = HostWrapper
             return made
 
         def codegen_cuda_stream_enter(self, stream_idx: int) -> Any:
-            """Return the line object for a stream without writing the line, so that the generated code enters no
+            """Return the line object for a stream without writing the line. The generated code then enters no
             stream.
             """
             return wrapper.EnterCudaStreamContextLine(stream_idx=stream_idx)

@@ -34,17 +34,17 @@ _names: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()  # of each 
 
 
 class _NamedFallback(ir.FallbackKernel):
-    """A call of an op that Inductor does not look into, by a name of the written module, which is looked up once.
+    """A call of an op that Inductor does not look into, through a variable of the written module.
 
-    ``torch.ops.ns.op.raw(...)`` looks up five attributes at each call, three of them in objects that make missing
-    attributes, and enters ``OpOverload.__call__``. A wrapper that is not torch's Python wrapper gets torch's own text.
-    Of a C++ kernel as short as a call of the dispatcher, these take a third of the time of the call (two busy
-    cores of an AMD EPYC, torch 2.13, 2026-11-28), which is why this stays, on each torch that a run has verified.
+    ``torch.ops.ns.op.raw(...)`` looks up five attributes at each call and enters ``OpOverload.__call__``. Three of them
+    are in objects that make missing attributes. This takes a third of the time of a call of a short C++ kernel (two
+    busy cores of an AMD EPYC, torch 2.13, 2026-11-28). Only torch's Python wrapper gets the variable. Others get
+    torch's own text.
     """
 
     def get_kernel_name(self) -> str:
-        """Return the name by which the generated wrapper calls the op: that of a function of its own in Python
-        wrappers, which calls the op below autograd.
+        """Return the name by which the generated wrapper calls the op. In Python wrappers it is that of a function that
+        calls the op below autograd.
         """
         written = super().get_kernel_name()
         graph: Any = V.graph
@@ -54,8 +54,9 @@ class _NamedFallback(ir.FallbackKernel):
 
 
 def _name_in_wrapper(wrapper: Any, written: str) -> str:
-    """Return the name of a variable in Inductor's generated wrapper that holds the function to call for an op. At the
-    first use, a line that assigns the variable is added to the wrapper's imports. ``written`` is torch's source text of
+    """Return the name of a variable in Inductor's generated wrapper that holds the function to call for an op.
+
+    The first use adds a line that assigns the variable to the wrapper's imports. ``written`` is torch's source text of
     the op, such as ``torch.ops.ns.name.default``.
     """
     while hasattr(wrapper, "parent_wrapper"):  # a part of a graph, whose functions are in the module of the whole
@@ -73,7 +74,7 @@ def _name_in_wrapper(wrapper: Any, written: str) -> str:
 
 def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
     """Return a lowering, Inductor's function from IR arguments to IR nodes, that calls ``overload`` as a whole.
-    ``known`` adds the op to torch's set of fallbacks, ops without a lowering of their own.
+    ``known`` adds it to torch's set of ops without a lowering of their own.
     """
     plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
 
@@ -86,9 +87,7 @@ def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
 
 
 def _lowered(value: Any) -> Any:
-    """Return an IR node in the form in which lowerings return it, other values unchanged. Torch has
-    ``TensorBox.create`` for this up to 2.11.
-    """
+    """Return an IR node in the form in which lowerings return it, and other values unchanged."""
     if not isinstance(value, ir.IRNode):
         return value
     return value.wrap_for_lowering() if hasattr(value, "wrap_for_lowering") else ir.TensorBox.create(value)
@@ -103,7 +102,7 @@ class SizeSymbol:
 
     Attributes:
         symbol: opaque to callers.
-        lower, upper: the range in which the graph may run; ``upper`` is None where it has no end.
+        lower, upper: the range in which the graph may run. ``upper`` is None if it has no end.
         hint: the value in the call for which the graph is compiled.
         backed: whether the size comes from an input, so that a guard can check it. Other sizes depend on data.
     """
@@ -123,7 +122,7 @@ def _simplified_size(size: Any) -> Any:
 
 
 def evaluate_size(size: Any, values: Mapping[Any, int]) -> int:
-    """Return a size as a number: symbols have these ``values``, others that of the call that is compiled."""
+    """Return a size as a number. A symbol has its value in ``values``, or else that of the call that is compiled."""
     expr = _simplified_size(size)
     expr = expr.xreplace({s: sympy.Integer(values[s]) for s in expr.free_symbols if s in values})
     return int(expr) if expr.is_number else int(V.graph.sizevars.optimization_hint(expr, fallback=8192))
@@ -172,7 +171,7 @@ def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]
 
 
 def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
-    """Yield upper bounds of ``symbol``, expressions of other symbols, from the linear inequalities ``conditions``."""
+    """Yield upper bounds of ``symbol`` from the linear inequalities ``conditions``, as expressions of other symbols."""
     for expr in conditions:
         if not isinstance(expr, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)):
             continue
@@ -185,7 +184,7 @@ def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
 
 
 def largest_value(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> int | None:
-    """Return the largest value of an expression whose symbols lie in ``ranges``, None if it is not bounded."""
+    """Return the largest value of an expression whose symbols lie in ``ranges``, or None if it is not bounded."""
     known: dict[Any, Any] = {}
     for symbol in bound.free_symbols:
         low, high = ranges.get(symbol, (0, None))
@@ -197,10 +196,10 @@ def largest_value(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> i
 
 
 def limit_size(symbol: Any, upper: int) -> bool:
-    """Add a guard to the graph that ``symbol`` is at most ``upper``, so that a larger size recompiles it, and return
-    whether the guard exists.
+    """Add a guard to the graph that ``symbol`` is at most ``upper``. Return whether the guard exists.
 
-    A graph that is packaged has no guards, and a symbol that depends on data has none either.
+    A larger size then recompiles the graph. A graph that is packaged has no guards, and a symbol that depends on data
+    has none.
     """
     env = V.graph.sizevars.shape_env
     if env.frozen or V.graph.aot_mode or free_unbacked_symbols(symbol):
@@ -217,8 +216,8 @@ def limit_size(symbol: Any, upper: int) -> bool:
 def replace_lowering(overload: Any, lower: Callable[..., Any]) -> None:
     """Register ``lower`` as Inductor's lowering of ``overload``, in place of an earlier one.
 
-    Since torch 2.13, lowerings of users are called first. A result of None means that the lowering has declined, and
-    the next one is called: for an op without results both would call the op.
+    Since torch 2.13, lowerings of users are called first. If one returns None it has declined, and the next one is
+    called. Both would call an op without results, so such an op gets no lowering of users.
     """
     if hasattr(lowering, "user_lowerings"):
         lowering.user_lowerings.pop(overload, None)
@@ -230,9 +229,10 @@ def replace_lowering(overload: Any, lower: Callable[..., Any]) -> None:
 
 
 def call_below(overload: Any, raw: Any) -> None:
-    """Make the code that Inductor generates call the op ``raw`` for graph nodes of ``overload``. ``raw`` is the part of
-    ``overload`` below autograd: generated code records no gradients, so the Python of autograd is not needed. The
-    layouts that inputs must have stay those of ``overload``.
+    """Make the code that Inductor generates call the op ``raw`` for graph nodes of ``overload``.
+
+    ``raw`` is the part of ``overload`` below autograd, whose Python generated code does not need. The layouts that
+    inputs must have stay those of ``overload``.
     """
     constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(overload, with_default=True))
     lowering.add_needs_realized_inputs(overload)
@@ -242,10 +242,10 @@ def call_below(overload: Any, raw: Any) -> None:
 
 
 def lower_storage_offsets() -> None:
-    """Register a lowering of ``aten.sym_storage_offset`` unless torch has one (it has none up to 2.13 at least).
+    """Register a lowering of ``aten.sym_storage_offset`` unless torch has one (at least up to 2.13 it has none).
 
-    A graph of dynamic sizes reads the offset of a mutated view. Inductor's fallback answers 0, so that the op would
-    write to the beginning of the tensor instead.
+    A graph of dynamic sizes reads the offset of a mutated view. Inductor's fallback answers 0, so the op would write to
+    the beginning of the tensor.
     """
     overload = torch.ops.aten.sym_storage_offset.default
     if overload in lowering.lowerings and overload not in lowering.fallbacks:
@@ -260,15 +260,15 @@ def lower_storage_offsets() -> None:
 
 
 def lower_lone_results() -> None:
-    """Make Inductor accept ``call[0]`` of an op with one result, which torch leaves behind where an argument that the
-    op may write was None: register a lowering of ``getitem`` that returns the result itself.
+    """Make Inductor accept ``call[0]`` of an op with one result, by a lowering of ``getitem`` that returns the result
+    itself.
 
-    The functional form of such a call returns the result and each tensor that was written to. Where there is none of
-    these, torch up to 2.13 at least replaces the form by the call and keeps ``[0]`` on its one result.
+    The functional form of a call returns the result and each tensor that was written to. If an argument that the op may
+    write was None, there may be no such tensor. Up to 2.13 at least, torch then keeps ``[0]`` on the result.
     """
 
     def lone_result(value: Any, index: Any) -> Any:
-        """Return ``value``, the only result. Raises AssertionError for another index or source."""
+        """Return ``value``, the only result. Raise ``AssertionError`` for another index or source."""
         source = current_node().args[0]
         target = source.target if isinstance(source, torch.fx.Node) else None
         if index != 0 or not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
@@ -279,7 +279,7 @@ def lower_lone_results() -> None:
 
 
 def is_autotuning() -> bool:
-    """Return whether this compilation measures candidates (``mode="max-autotune"``)."""
+    """Return whether this compilation measures candidate kernels (``mode="max-autotune"``)."""
     return bool(config.max_autotune or config.max_autotune_gemm)
 
 
@@ -301,12 +301,12 @@ def size_hint(size: Any) -> int:
 
 
 def _expression_hint(size: Any) -> int:
-    """Return the value of a sympy size in the call that is compiled, or torch's default for a data-dependent one."""
+    """Return the value of a sympy size in the call that is compiled. A data-dependent size has torch's default."""
     return int(V.graph.sizevars.optimization_hint(size, fallback=config.unbacked_symint_fallback))
 
 
 def static_size(size: Any) -> int:
-    """Return the value of a size in the call that is compiled, and specialise the graph to that value by a guard."""
+    """Return the value of a size in the call that is compiled. Specialise the graph to that value by a guard."""
     return size if isinstance(size, int) else int(V.graph.sizevars.guard_int(size_expression(size)))
 
 
@@ -318,7 +318,7 @@ def realize_buffer(node: Any) -> Any:
 
 
 def shared_buffer(nodes: Sequence[Any]) -> str:
-    """Return the name of a buffer of which at least two of ``nodes`` are views. Empty if there is none."""
+    """Return the name of a buffer of which at least two of ``nodes`` are views, or an empty text."""
     names = [node.get_name() for node in nodes]
     return next((name for name in names if names.count(name) > 1), "")
 
@@ -332,7 +332,7 @@ def memory_layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
 def launch_run(run: Callable[[], None]) -> None:
     """Run ``run``, a function that Inductor's ``make_run_fn`` prepared to launch a kernel, on the current stream.
 
-    Up to 2.13 it holds the stream that was current when it was prepared. In 2.15 it reads the current stream itself.
+    Up to torch 2.13 it holds the stream that was current when it was prepared. In 2.15 it reads the current stream.
     """
     named = dict(run.keywords) if isinstance(run, partial) else {}
     if "stream" not in named:
@@ -345,7 +345,7 @@ def launch_run(run: Callable[[], None]) -> None:
 
 
 def choice_node(choice: Any, fusion: bool) -> Any:
-    """Return the IR node of the result of a chosen candidate. Without ``fusion``, nothing is fused into its kernel."""
+    """Return the IR node of the result of a chosen candidate kernel. Without ``fusion``, nothing is fused into it."""
     node = choice.output_node()
     if not fusion:
         V.graph.no_fuse_buffer_names.add(node.get_name())
@@ -353,7 +353,7 @@ def choice_node(choice: Any, fusion: bool) -> Any:
 
 
 def exclude_from_fusion(node: Any) -> Any:
-    """Realize the IR node as a buffer into whose kernel nothing is fused, and return it."""
+    """Realize the IR node as a buffer and return it. Nothing is fused into the buffer's kernel."""
     node.realize()
     V.graph.no_fuse_buffer_names.add(node.get_name())
     return node
@@ -372,7 +372,7 @@ def inner_axis(node: Any) -> int:
 
 
 def with_inner_dim(node: Any, dim: int) -> Any:
-    """Return the IR node with stride 1 in ``dim``. A node with another stride there is copied into such a layout."""
+    """Return the IR node with stride 1 in ``dim``. A node with another stride there is copied."""
     strides = node.get_stride() if node.maybe_get_stride() is not None else None
     if strides is not None and V.graph.sizevars.statically_known_equals(strides[dim], 1):
         return node
@@ -385,9 +385,9 @@ def with_inner_dim(node: Any, dim: int) -> Any:
 
 
 def layout_key(node: Any) -> tuple[str, ...]:
-    """Return texts that describe the strides of an IR node, for a cache key: its axes by ascending stride, with the
-    stride where that is 1 or 0. Empty while the layout is not decided. The speed of a kernel depends on this order and
-    on the sizes.
+    """Return texts that describe the strides of an IR node, for a cache key, or none while the layout is open.
+
+    They are its axes by ascending stride, with each stride that is 1 or 0. The speed of a kernel depends on them.
     """
     # The layout of such a node is not decided yet, so it must not be part of a key.
     if node.maybe_get_stride() is None:
@@ -398,14 +398,14 @@ def layout_key(node: Any) -> tuple[str, ...]:
 
 
 def fixed_layout(value: Tensor) -> Any:
-    """Return Inductor's fixed layout for a result like the fake ``value``, contiguous as declarations promise."""
+    """Return Inductor's fixed layout for a result like the fake ``value``. Declarations promise that it is
+    contiguous.
+    """
     return ir.FixedLayout(value.device, value.dtype, [size_expression(s) for s in value.shape])
 
 
 def add_table(table: Tensor, name: str) -> Any:
-    """Add ``table``, a tensor that was computed while compiling, to the graph as a constant, and return its IR node.
-    AOTInductor packages constants.
-    """
+    """Add ``table``, a tensor computed while compiling, as a constant of the graph. Return its IR node."""
     return V.graph.add_tensor_constant(table, name)
 
 
@@ -415,7 +415,7 @@ def extern_call(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
 
 
 def trace_to_aten(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
-    """Return an FX graph of ``fn`` on fake tensors, functional and decomposed into ATen operators."""
+    """Return an FX graph of ``fn`` on fake tensors. It is functional and decomposed into ATen operators."""
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -425,8 +425,8 @@ def trace_to_aten(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.Gra
 
 
 def fixed_fake(value: Any) -> Any:
-    """Return a fake tensor with the sizes and strides of the call that is compiled as numbers, or a symbolic number as
-    that number. Other values stay.
+    """Return a fake tensor with its sizes and strides as the numbers of the call that is compiled. A symbolic number
+    becomes its number, and other values stay.
     """
     if not isinstance(value, Tensor):
         return size_hint(value) if isinstance(value, SymInt) else value
@@ -440,14 +440,15 @@ def fixed_fake(value: Any) -> Any:
 
 
 def fake_contiguous(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a contiguous fake tensor of these sizes, which may be symbolic, in the fake mode of the graph."""
+    """Return a contiguous fake tensor of these sizes, which may be symbolic, in the graph's fake mode."""
     with V.fake_mode:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
 def real_tensor_like(value: Any, given: Tensor | None) -> Any:
-    """Return a real tensor with the sizes, strides, dtype and device of the fake tensor ``value``, filled with
-    ``given`` or else with random values. A symbolic number becomes the number of the call that is compiled, and other
+    """Return a real tensor like the fake tensor ``value``, filled with ``given`` or else with random values.
+
+    It has the sizes, strides, dtype and device of ``value``. A symbolic number becomes that of the call, and other
     values stay.
     """
     if not isinstance(value, Tensor):
@@ -460,7 +461,7 @@ def real_tensor_like(value: Any, given: Tensor | None) -> Any:
 
 
 def with_values(graph: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.GraphModule:
-    """Return ``graph`` with the fake result of every node stored in its ``meta``, for the inputs ``values``."""
+    """Return ``graph`` with the fake result of each node for the inputs ``values`` stored in its ``meta``."""
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     FakeTensorProp(graph, mode=V.fake_mode).propagate_dont_convert_inputs(*values)
@@ -468,26 +469,21 @@ def with_values(graph: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.
 
 
 def inline_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    """Lower the nodes of ``graph`` with these inputs into the current graph, where they may fuse with their neighbours,
-    and return the results.
-    """
+    """Lower the nodes of ``graph`` with these inputs into the current graph and return the results."""
     from torch._inductor.codegen.subgraph import inline_subgraph_to_ir_nodes
 
     return inline_subgraph_to_ir_nodes(graph, list(inputs), "shiplap_reference")
 
 
 def compile_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
-    """Return ``graph`` compiled on its own while another graph is being lowered, as a function of tensors. ``values``
-    are fake inputs of static sizes.
-    """
+    """Return ``graph``, compiled on its own while another is lowered. ``values`` are fake inputs of static sizes."""
     return write_graph(graph, values)()
 
 
 def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[[], Callable[..., Any]]:
-    """Lower ``graph`` and write its code in this thread, and return a function that compiles and loads that code in any
-    thread.
+    """Lower ``graph`` and write its code here. Return a function that compiles and loads it in any thread.
 
-    The function is the second half of :func:`compile_graph`.
+    That function is the second half of :func:`compile_graph`.
     """
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.graph import GraphLowering
@@ -520,15 +516,15 @@ def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[
 
 @contextmanager
 def no_autotuning() -> Iterator[None]:
-    """Return a context in which Inductor does not measure candidates."""
+    """Return a context in which Inductor does not measure candidate kernels."""
     with config.patch(max_autotune=False, max_autotune_gemm=False):
         yield
 
 
 @contextmanager
 def without_graph_caches() -> Iterator[None]:
-    """Return a context in which torch compiles graphs without its graph caches, since our lowering does not run for a
-    cached graph. Kernels are still reused.
+    """Return a context in which torch compiles graphs without its graph caches. Our lowering does not run for a cached
+    graph. Kernels are still reused.
     """
     from torch._functorch import config as autograd
 
@@ -551,7 +547,7 @@ def user_kernels_fuse() -> bool:
 
 
 def emits_python_wrapper() -> bool:
-    """Return whether Inductor writes a Python wrapper for this graph, not a C++ wrapper or a package."""
+    """Return whether Inductor writes a Python wrapper for this graph, and not a C++ wrapper or a package."""
     return not V.graph.cpp_wrapper and not V.graph.aot_mode
 
 
@@ -570,7 +566,7 @@ def user_kernel_node(
         grid: the number of programs along each axis.
         options: Triton's own, such as ``num_warps``.
         arguments: numbers and compile-time values by parameter.
-        tensors: by parameter the node of a tensor, and the fake whose strides it will have.
+        tensors: for each parameter the node of a tensor, and the fake whose strides it will have.
         output: the parameter that is written, and a fake of the result.
     """
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table

@@ -36,14 +36,16 @@ _INFORMED = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
 
 
 class InductorPass(custom_graph_pass.CustomGraphPass):
-    """``run(graph)`` at one hook, after the pass that was installed before. The uuid combines those of both.
+    """A pass that calls ``run(graph)`` at one hook, after the pass that was installed before. The uuid combines those
+    of both.
 
-    Plain functions have no uuid: with one of those before it, nothing is cached, as without us.
+    Plain functions have no uuid. If the pass before is one, no graph is cached, as without this pass.
     """
 
     def __init__(self, run: Callable[[Graph], None], identity: Callable[[], Any], inner: Any = None) -> None:
-        """Make a pass that runs ``run`` on a graph after ``inner``, the pass or passes of the user. ``identity``
-        returns its part of the cache key.
+        """Make a pass that calls ``run`` on a graph after ``inner``, the pass or passes of the user.
+
+        ``identity`` returns its part of the cache key.
         """
         self.run, self.identity, self.users = run, identity, 0
         self.inner: tuple[Any, ...] = tuple(inner) if isinstance(inner, (list, tuple)) else (inner,) if inner else ()
@@ -56,8 +58,11 @@ class InductorPass(custom_graph_pass.CustomGraphPass):
         self.run(graph)
 
     def uuid(self) -> Any | None:
-        """Return the text values by which this pass enters the key of cached graphs: its identity and those of the
-        user's passes that it wraps. None, which means no caching, if one of those has none.
+        """Return the text values by which this pass enters the key of cached graphs, or None so that no graph is
+        cached.
+
+        They are its own identity and those of the user's passes that it wraps. They are None if one of those passes has
+        none.
         """
         inner = [p.uuid() if isinstance(p, custom_graph_pass.CustomGraphPass) else None for p in self.inner]
         return None if None in inner else ("shiplap", self.identity(), *inner)
@@ -67,7 +72,7 @@ class InductorPass(custom_graph_pass.CustomGraphPass):
         return self  # torch copies its configuration
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the identity: before 2.13 the key of a cache holds the pass itself, as bytes."""
+        """Return the identity. Before torch 2.13, the key of a cache holds the pass itself, as bytes."""
         identity = self.uuid()
         if identity is None:
             raise TypeError("a pass without uuid is no part of a key")
@@ -78,7 +83,7 @@ _lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    """Replace the lock in a forked child process, since the thread that may hold the old lock does not exist there."""
+    """Replace the lock in a forked child process. The thread that may hold the old lock does not exist there."""
     global _lock
     _lock = threading.Lock()
 
@@ -88,11 +93,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextmanager
 def install_passes(make: Callable[[str, Any], InductorPass]) -> Iterator[None]:
-    """Return a context in which ``make(level, previous pass)`` is installed at each place where Inductor's
-    configuration takes a pass over graphs, unless a pass of Shiplap is there already. ``level`` names the stage of the
-    compilation. The configuration belongs to the process before torch 2.13, later to the thread. A pass therefore stays
-    until the last context that found it has ended, and ``make`` must return a pass that does nothing in other threads.
-    A pass that other code installed meanwhile stays.
+    """Return a context in which ``make(level, previous pass)`` is installed at each place that takes a pass over
+    graphs.
+
+    The places are options of Inductor's configuration, and ``level`` is the stage of the compilation. A place that
+    already has a pass of Shiplap keeps it. The configuration belongs to the process before torch 2.13, and to the
+    thread since then. A pass therefore stays until the last context that found it has ended. ``make`` must return a
+    pass that does nothing in other threads. A pass that other code installed meanwhile stays.
     """
     handles = {level: _enter_place(place, level, make) for level, place in PLACES.items()}
     try:
@@ -103,8 +110,9 @@ def install_passes(make: Callable[[str, Any], InductorPass]) -> Iterator[None]:
 
 
 def _enter_place(place: str, level: str, make: Callable[[str, Any], InductorPass]) -> InductorPass:
-    """Install ``make(level, user's pass)`` at ``place``, an option of Inductor's configuration that holds a pass,
-    unless a pass of Shiplap is there. Count one more user of the pass and return it.
+    """Install ``make(level, user's pass)`` at ``place`` unless a pass of Shiplap is there.
+
+    Count one more user of the pass and return it. ``place`` is an option of Inductor's configuration that holds a pass.
     """
     with _lock:
         # The look-up and the installation are one step under the lock, as two threads may enter at once.
@@ -117,8 +125,9 @@ def _enter_place(place: str, level: str, make: Callable[[str, Any], InductorPass
 
 
 def _leave_place(place: str, entered: InductorPass) -> None:
-    """Count one user less of the pass ``entered`` at ``place``, an option of Inductor's configuration. After the last
-    one, put the user's own pass back, unless other code has installed another one meanwhile.
+    """Count one user less of the pass ``entered`` at ``place``, an option of Inductor's configuration.
+
+    After the last one, put the user's own pass back unless other code has installed another one meanwhile.
     """
     with _lock:
         entered.users -= 1
@@ -130,15 +139,17 @@ def _leave_place(place: str, entered: InductorPass) -> None:
 
 def user_pass(level: str) -> Any:
     """Return the pass, or list of passes, that the user has configured for ``level``, a stage of Inductor's
-    compilation, without the one that Shiplap has installed around it.
+    compilation.
+
+    The pass that Shiplap has installed around it is left out.
     """
     there = getattr(config, PLACES[level])
     return list(there.inner) if isinstance(there, InductorPass) and there.users else there
 
 
 def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: dict[str, Any]) -> Callable[..., Any]:
-    """Compile an FX graph from Dynamo with Inductor, and return the function. ``options`` extend those that ``mode``
-    implies.
+    """Compile an FX graph from Dynamo with Inductor and return the function. ``options`` are added to those that
+    ``mode`` implies.
     """
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
@@ -149,7 +160,7 @@ def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: d
 
 
 class _Uncached(InductorPass):
-    """A pass without a uuid: a graph compiled with it neither reads nor fills a cache."""
+    """A pass without a uuid. A graph compiled with it neither reads nor fills a cache."""
 
     def uuid(self) -> Any | None:
         """Return None, so that torch caches no graph that this pass has seen."""
@@ -157,7 +168,9 @@ class _Uncached(InductorPass):
 
 
 def active_autocasts() -> tuple[tuple[str, torch.dtype], ...]:
-    """Return (device type, dtype that it casts to) for each device type whose autocast is on in this thread."""
+    """Return the device type and the dtype to which it casts, for each device type whose autocast is on in this
+    thread.
+    """
     kinds = ("cpu", "cuda", "xpu", "mps", torch._C._get_privateuse1_backend_name())
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
 
@@ -173,11 +186,11 @@ def without_autocast() -> Iterator[None]:
 
 @contextmanager
 def preserving_state() -> Iterator[None]:
-    """Return a context for a compilation inside another one, at whose end torch's counters and stack of events are as
+    """Return a context for a compilation inside another one. At its end torch's counters and stack of events are as
     before.
 
-    One thread at a time runs the body, by the lock that a compilation holds. With a lock of our own, two threads that
-    took the two locks in different orders would wait for each other.
+    One thread at a time runs the body, by the lock that a compilation holds. With a second lock, two threads that took
+    the two in different orders would wait for each other.
     """
     from torch._dynamo.convert_frame import compile_lock
 
@@ -188,7 +201,7 @@ def preserving_state() -> Iterator[None]:
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
-    """Return a context outside of dispatch modes and inference mode, after which torch's counters and event log are as
+    """Return a context outside of dispatch modes and inference mode. After it, torch's counters and event log are as
     before.
     """
     from torch._dynamo import utils
@@ -214,14 +227,14 @@ def _as_it_was() -> Iterator[None]:
 
 
 class _Stop(BaseException):
-    """The exception that ends a compilation once its graph was captured. No handler of torch treats it as a failure."""
+    """An exception that ends a compilation once its graph was captured. No handler of torch treats it as a failure."""
 
 
 @dataclass(frozen=True)
 class CapturedGraph:
     """A function as a graph of one level.
 
-    ``roles`` maps each placeholder to the number of the tensor that it stands for, to ``"size"`` for a symbol, or to
+    ``roles`` says what each placeholder stands for. It is the number of a tensor, ``"size"`` for a symbol, or
     ``"grad"`` for the gradient of an output (in the order of outputs).
     """
 
@@ -233,9 +246,11 @@ def capture_graph(
     fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str, *, dynamic: bool | Collection[int]
 ) -> CapturedGraph:
     """Return the FX graph of ``fn(*tensors)`` as Inductor has it at ``level``, a stage of the compilation such as
-    ``"pre-grad"``, and for each placeholder the index of its argument or ``"size"``. The compilation ends there. Sizes
-    of at least 2 are symbols if ``dynamic`` is True, or if it lists them; equal sizes are one symbol. Raises the errors
-    of torch for a function that cannot be one graph.
+    ``"pre-grad"``.
+
+    The result also gives, for each placeholder, the index of its argument or ``"size"``. The compilation ends at that
+    stage. Sizes of at least 2 are symbols if ``dynamic`` is True or lists them. Equal sizes are one symbol. Torch
+    raises its errors for a function that cannot be one graph.
     """
     from torch._dynamo import config as dynamo
 
@@ -245,15 +260,15 @@ def capture_graph(
     symbols = () if isinstance(dynamic, bool) else dynamic
 
     def note(graph: Graph) -> None:
-        """Pass at the stage before autograd: record which argument each placeholder of ``graph`` stands for, and end
-        the compilation if the graph of this stage is wanted.
+        """Record which argument each placeholder of ``graph`` stands for. This pass runs before autograd, and ends the
+        compilation if the graph of this stage is wanted.
         """
         order.extend(_placeholder_role(n) for n in graph.nodes if n.op == "placeholder")
         if level == "pre-grad":
             stop(graph)
 
     def stop(graph: Graph) -> None:
-        """Pass at the wanted stage: keep ``graph`` and raise _Stop, which ends the compilation."""
+        """Keep ``graph`` and raise ``_Stop``, which ends the compilation. This pass runs at the wanted stage."""
         seen.append(graph)
         raise _Stop
 
@@ -278,10 +293,9 @@ def capture_graph(
 
 
 def record_captured(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> CapturedGraph | None:
-    """Return the graph of ``fn(*tensors)`` from before autograd, recorded from its calls of torch functions in a third
-    of the time that Dynamo takes.
+    """Return the graph of ``fn(*tensors)`` from before autograd, recorded from its calls of torch functions.
 
-    None if a call cannot be recorded, or if a result is an argument.
+    This takes a third of Dynamo's time. Return None if a call cannot be recorded, or if a result is an argument.
     """
     from torch._dynamo import config as dynamo
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -306,7 +320,7 @@ def record_captured(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> 
 
 
 def _placeholder_role(node: Node) -> int | str:
-    """Return the index of the argument that a placeholder stands for, or ``"size"``. Raises ValueError for a tensor
+    """Return the index of the argument that a placeholder stands for, or ``"size"``. Raise ``ValueError`` for a tensor
     that is no argument.
     """
     if isinstance(node_value(node), torch.SymInt):
@@ -318,9 +332,7 @@ def _placeholder_role(node: Node) -> int | str:
 
 
 def _of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``fn`` as a function with a new code object, since Dynamo stores sizes and recompile limits by code
-    object.
-    """
+    """Return ``fn`` as a function with a new code object. Dynamo stores sizes and recompile limits by code object."""
 
     def run(*tensors: torch.Tensor) -> Any:
         """Call the wrapped function with ``tensors`` and return its results. This function has a new code object."""

@@ -32,7 +32,7 @@ NAMED = re.compile(r"^(\w+) = in_code\((torch\.ops\.[\w.]+)\)$", re.MULTILINE)  
 
 @dataclass(frozen=True)
 class NodeOrigin:
-    """A node of the traced graph: its name, the ATen or declared operator, the user's line (``file:line``)."""
+    """A node of the traced graph, with its name, its ATen or declared operator, and the user's line (``file:line``)."""
 
     node: str
     operator: str
@@ -41,7 +41,7 @@ class NodeOrigin:
 
 @dataclass(frozen=True)
 class FusedGroup:
-    """Nodes that share a kernel. ``kind``: ``template``, ``extern`` or ``generated``; buffers by name."""
+    """Nodes that share a kernel, with their buffers by name. ``kind`` is ``template``, ``extern`` or ``generated``."""
 
     ops: tuple[str, ...]
     kind: str
@@ -54,21 +54,24 @@ class FusedGroup:
 
 @dataclass
 class ReportedGraph:
-    """One compiled graph. ``refused`` maps pairs of operation names, as Inductor names them, to its last reason."""
+    """One compiled graph. ``refused`` maps a pair of operations, as Inductor names them, to the last reason why they
+    were not fused.
+    """
 
     groups: list[FusedGroup] = field(default_factory=list)
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
     code: str = ""
 
     def groups_with_kernel_names(self) -> list[FusedGroup]:
-        """Return the fused groups of the graph, that is the sets of nodes that became one kernel or call, each with the
-        kernel's name in the generated code; empty where it is not found.
+        """Return the fused groups of the graph, each with its kernel's name in the generated code.
+
+        A group is a set of nodes that became one kernel or call. The name is empty if it is not found in the code.
         """
         return [FusedGroup(**{**vars(g), "kernel": name}) for g, name in zip(self.groups, self._kernels(), strict=True)]
 
     def _kernels(self) -> list[str]:
-        """Return the name of each group's kernel: the first call in the generated code that mentions a buffer which the
-        group writes, or an empty text.
+        """Return the name of each group's kernel, or an empty text. It is the first call in the generated code that
+        mentions a buffer which the group writes.
         """
         ops: dict[str, str] = dict(NAMED.findall(self.code))
         each = [(str(m["name"]), set(re.findall(r"\w+", m[0]))) for m in CALLED.finditer(self.code)]
@@ -80,15 +83,18 @@ class ReportedGraph:
 
 @contextmanager
 def observe_graphs() -> Iterator[list[ReportedGraph]]:
-    """Return a context that yields a list, to which one ``ReportedGraph`` (the fused groups and the generated code of a
-    graph) is appended for each graph that Inductor compiles meanwhile. Cached graphs are not used.
+    """Return a context that yields a list, to which a ``ReportedGraph`` is appended for each graph that Inductor
+    compiles.
+
+    A ``ReportedGraph`` has the fused groups and the generated code of a graph. Cached graphs are not used.
     """
     graphs: list[ReportedGraph] = []
     pending: dict[tuple[str, str], str] = {}
 
     def after_fusion(nodes: list[Any]) -> list[Any]:
-        """Append the report of a graph to the list, given its fused scheduler ``nodes``, and return them unchanged.
-        Graphs that Shiplap compiles only to measure a candidate (trials) are left out.
+        """Append the report of a graph to the list, and return its fused scheduler ``nodes`` unchanged.
+
+        Trials, which are graphs that Shiplap compiles only to measure a candidate kernel, are left out.
         """
         # Trials compile graphs of their own inside the compilation that is observed.
         if not _is_trial_graph():
@@ -97,8 +103,8 @@ def observe_graphs() -> Iterator[list[ReportedGraph]]:
         return nodes
 
     def log(record: logging.LogRecord) -> None:
-        """Store the code of the last graph, or the reason why two nodes were not fused, if ``record`` is one of
-        Inductor's log records with that.
+        """Store the code of the last graph, or the reason why two nodes were not fused. Ignore a log record of Inductor
+        that has neither.
         """
         if _is_trial_graph():
             return
@@ -115,8 +121,8 @@ def observe_graphs() -> Iterator[list[ReportedGraph]]:
 
 
 def _is_trial_graph() -> bool:
-    """Return whether the graph being compiled is a trial, one that Shiplap compiles inside another compilation to
-    measure a candidate.
+    """Return whether the graph being compiled is a trial. A trial is compiled inside another compilation to measure a
+    candidate kernel.
     """
     return getattr(V.graph, "name", None) == TRIAL
 
@@ -154,7 +160,7 @@ def _fused_groups(nodes: list[Any]) -> list[FusedGroup]:
 
 
 def _describe_group(fused: Any, makers: dict[Any, Any]) -> FusedGroup:
-    """Return the description of the scheduler node ``fused``: its kind, operators, and buffers that are read and
+    """Return the description of the scheduler node ``fused``. It has its kind, operators, and buffers that are read and
     written.
 
     ``makers`` maps a traced node to the kernel that computes it, since origins also name nodes that are only read.

@@ -45,11 +45,11 @@ def cpp_choice(
     values: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> Any:
-    """Return a candidate for Inductor's choice that renders the C++ template ``source``.
+    """Return a candidate kernel for Inductor's choice that renders the C++ template ``source``.
 
-    ``arguments`` holds input buffers by name. ``values`` and ``config`` are variables of the template. The choice has a
-    ``sized``, a function from ``evaluate_size`` with values (torch_private/inductor_lowering.py) to the last arguments
-    of its kernel.
+    ``arguments`` holds input buffers by name. ``values`` and ``config`` are variables of the template. The attribute
+    ``sized`` of the candidate is a function. It gets a function that evaluates a size (``evaluate_size`` of
+    ``inductor_lowering.py`` with values), and returns the last arguments of the kernel.
     """
     template = _Template(name, source, dict(arguments), layout, {**values, **config})
     made = CppTemplate.generate(template)
@@ -59,7 +59,9 @@ def cpp_choice(
 
 
 class _Template(CppTemplate):
-    """A template that is rendered twice: without epilogues to be verified and timed, and with them by the scheduler."""
+    """A template that is rendered twice. The first rendering has no epilogues and is verified and timed. The scheduler
+    asks for the second, with epilogues.
+    """
 
     def __init__(self, name: str, source: str, arguments: dict[str, Any], layout: Any, values: dict[str, Any]) -> None:
         """Make a C++ template from its source, its input buffers, the layout of its output and its variables."""
@@ -75,7 +77,7 @@ class _Template(CppTemplate):
         epilogue_nodes: list[Any] | None = None,
         **_: Any,
     ) -> str:
-        """Return the C++ source of the kernel, rendered from the template, as Inductor's scheduler asks for it.
+        """Return the C++ source of the kernel, rendered from the template as Inductor's scheduler asks for it.
         ``epilogue_nodes`` are the fused neighbours that are computed when the result is stored.
         """
         self.alone = self.alone or kernel
@@ -106,20 +108,22 @@ class _Template(CppTemplate):
         return text
 
     def _buffer(self, name: str, raw: Any) -> Any:
-        """Return the buffer of an argument by name; ``raw`` is that of the output."""
+        """Return the buffer of an argument by name. The output's name ``"out"`` stands for ``raw``."""
         return raw if name == "out" else self.arguments[name]
 
 
 class _Store:
-    """The way in which the kernel stores a tile of results: as computed, after the fused epilogues, or both.
+    """The way in which the kernel stores a tile of results. It stores them as computed, after the fused epilogues, or
+    both.
 
-    A raw output with another reader is stored first, and the epilogues read it back. Given the tile itself, Inductor
-    would remove the raw buffer as unused.
+    A raw output with another reader is stored first, and the epilogues read it back. If they were given the tile
+    itself, Inductor would remove the raw buffer as unused.
     """
 
     def __init__(self, kernel: Any, raw: Any, epilogues: list[Any], keep_raw: bool) -> None:
-        """Prepare the stores of the kernel's result ``raw`` with the fused ``epilogues``. With ``keep_raw``, the result
-        without them is stored too.
+        """Prepare to store the kernel's result ``raw`` with the fused ``epilogues``.
+
+        With ``keep_raw``, the result without them is stored as well.
         """
         self.kernel, self.raw, self.epilogues = kernel, raw, epilogues
         self.keep_raw = keep_raw and bool(epilogues)
@@ -128,9 +132,7 @@ class _Store:
         self.aliases = {raw.get_name(): self.last.get_name()} if epilogues and not self.keep_raw else {}
 
     def tile(self, name: str, *sizes: Any, dtype: str = "float32") -> str:
-        """Declare a buffer of these sizes on the stack, ``name`` in C++, that :meth:`output` can store, and return the
-        declaration.
-        """
+        """Return C++ that declares a buffer ``name`` of these sizes on the stack. :meth:`output` can store it."""
         text: str = self.kernel.define_stack_allocated_buffer(name, list(sizes), getattr(torch, dtype))
         return text
 
@@ -138,14 +140,14 @@ class _Store:
         """Return C++ that stores the tile ``name`` into the given ranges of the output, with the fused neighbours
         applied to it.
 
-        Fewer ranges than the output has dims address it with its leading dims merged.
+        If there are fewer ranges than the output has dims, its leading dims are merged.
         """
         aliases, renamed = rename_sympy_names(ranges)
         return f"{{ {aliases}{self._stores(name, renamed)} }}"
 
     def _stores(self, name: str, ranges: Sequence[tuple[str, str]]) -> str:
         """Return the C++ statements that store the tile ``name`` into the given ranges of the output, with the fused
-        neighbours applied. Where the result without the neighbours is needed as well, it is stored too.
+        neighbours applied. A result that is also needed without them is stored as well.
         """
         kernel = self.kernel
         result = self.raw if len(self.raw.get_size()) == len(ranges) else _merge_leading_dims(self.raw, len(ranges))
@@ -165,8 +167,10 @@ class _Store:
 
 
 def rename_sympy_names(ranges: Sequence[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
-    """Return C++ that defines other names for variables whose names sympy has for something else (``N``, ``E``,
-    ``beta``), and ``ranges`` with these names. Inductor parses ranges by sympy.
+    """Return C++ that defines other names for some variables, and ``ranges`` with these names.
+
+    They are the variables whose names sympy uses for something else (``N``, ``E``, ``beta``). Inductor parses ranges by
+    sympy.
     """
     taken = {word for pair in ranges for text in pair for word in WORD.findall(str(text)) if hasattr(sympy, word)}
     if not taken:
@@ -177,7 +181,7 @@ def rename_sympy_names(ranges: Sequence[tuple[str, str]]) -> tuple[str, list[tup
 
 
 def _always_divisible(size: Any, by: int) -> bool:
-    """Return whether ``by`` divides the size in every call of the compiled code, so that fixed tiles leave no tail."""
+    """Return whether ``by`` divides the size in every call of the compiled code. Fixed tiles then leave no tail."""
     return bool(V.graph.sizevars.statically_known_multiple_of(size, by))
 
 
@@ -187,9 +191,7 @@ def _is_one(stride: Any) -> bool:
 
 
 def _merge_leading_dims(buffer: Any, rank: int) -> Any:
-    """Return a view of a contiguous ``buffer`` with ``rank`` dims, in which its leading dims are merged into the
-    first.
-    """
+    """Return a view of a contiguous ``buffer`` with ``rank`` dims. Its leading dims are merged into the first."""
     sizes = list(buffer.get_size())
     cut = len(sizes) - rank + 1
     sizes = [sympy.Mul(*sizes[:cut]), *sizes[cut:]]
@@ -201,10 +203,10 @@ def _merge_leading_dims(buffer: Any, rank: int) -> Any:
 
 
 class _Quoted(str):
-    """The value of a compile-time constant, which Inductor writes into the kernel with ``format``."""
+    """The value of a compile-time constant, in a form that Inductor can write into the kernel with ``format``."""
 
     def __format__(self, spec: str) -> str:
-        """Return the ``repr`` of the text, so that a string value is written into Triton code with quotes."""
+        """Return the ``repr`` of the text. A string value is then written into Triton code with quotes."""
         return repr(str(self))
 
 
@@ -215,9 +217,9 @@ SPREAD = re.compile(r"tl\.load\((\w+) \+ \(tl\.broadcast_to\((\w+), \[[\w, ]+\]\
 class _Kernel(TritonTemplateKernel):
     """A template kernel that loads values of one row or one column once, not once for each element of the tile.
 
-    Inductor broadcasts every index of an epilogue to the tile. Spread over all lanes, scale and shift of a batch norm
-    take 70 registers and up to a third of the kernel's time (H200, 2026-11-21). An index ``i`` is not broadcast where
-    the template defines its bound, in ``i_mask``.
+    Inductor broadcasts every index of an epilogue to the tile. The scale and shift of a batch norm, spread over all
+    lanes, take 70 registers and up to a third of the kernel's time (H200, 2026-11-21). An index ``i`` is not broadcast
+    if the template defines its bound, in ``i_mask``.
     """
 
     bounded: frozenset[str] = frozenset()
@@ -233,19 +235,19 @@ class _Kernel(TritonTemplateKernel):
         return _bracketed(super().size(self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> Any:
-        """Return one stride as text in brackets, or torch's text of all strides without an index."""
+        """Return one stride as text in brackets. Without an index, return torch's text of all strides."""
         parent: Any = super()
         text = parent.stride(self._named(name), index)
         return text if index is None else _bracketed(text)
 
     def _named(self, name: str | None) -> str | None:
-        """Return torch's name of a tensor: None for the output, which templates call ``out``, unless an input has that
-        name.
+        """Return torch's name of a tensor. It is None for the output, which templates call ``out``, unless an input has
+        that name.
         """
         return None if name == "out" and name not in self.named_input_nodes else name
 
     def _register_hook(self, hook_name: str, hook_fn: Callable[[], str], *args: Any, **kwargs: Any) -> Any:
-        """Register ``hook_fn`` of a placeholder in the rendered code, for that of the output with its loads narrowed by
+        """Register ``hook_fn`` of a placeholder in the rendered code. For that of the output, narrow its loads by
         ``narrow_loads``.
         """
         if hook_name.startswith("<STORE_OUTPUT"):
@@ -254,20 +256,20 @@ class _Kernel(TritonTemplateKernel):
 
 
 def _bracketed(text: str) -> str:
-    """Return the text of a size, in brackets unless it is one name or number, since ``at % {{size("out", 0)}}`` reads
-    it as one value.
+    """Return the text of a size, in brackets unless it is one name or number. ``at % {{size("out", 0)}}`` then reads it
+    as one value.
     """
     return text if re.fullmatch(r"\w+", text) else f"({text})"
 
 
 def narrow_loads(code: str, bounded: frozenset[str]) -> str:
-    """Return Triton ``code`` in which loads of single rows or columns are not broadcast to a tile first, for the
-    indices in ``bounded``.
+    """Return Triton ``code`` in which loads of single rows or columns are not broadcast to a tile first. This holds for
+    the indices in ``bounded``.
     """
 
     def one(match: re.Match[str]) -> str:
-        """Return the matched load of Triton code without the broadcast to a tile, or the match unchanged if its index
-        is not one of those that have a mask.
+        """Return the matched load of Triton code without the broadcast to a tile. Return it unchanged if its index has
+        no mask.
         """
         pointer, index = match.groups()
         return f"tl.load({pointer} + ({index}), {index}_mask" if index in bounded else match[0]
@@ -284,17 +286,15 @@ def triton_choice(
     layout: Any,
     config: Mapping[str, Any],
 ) -> Any:
-    """Return a candidate for Inductor's choice that renders the Triton template ``source`` for these inputs and this
-    config.
+    """Return a candidate kernel for Inductor's choice that renders the Triton template ``source`` for these inputs and
+    this config.
 
-    The choice has a ``sized``, a function from ``evaluate_size`` with values (torch_private/inductor_lowering.py) to
-    the last arguments of its kernel.
-
-    ``grid(*sizes, config, cdiv=)`` is evaluated on numbers and on expressions. Template names are global to the process
-    and asserted unique, so ``name`` must stand for this source.
+    The attribute ``sized`` of the candidate is a function. It gets a function that evaluates a size, and returns the
+    last arguments of the kernel. ``grid(*sizes, config, cdiv=)`` is evaluated on numbers and on expressions. Template
+    names are global to the process and asserted unique, so ``name`` must stand for this source.
 
     Raises:
-        NotImplementedError: in torch's words, when the template cannot serve these inputs.
+        NotImplementedError: with torch's message, if the template cannot serve these inputs.
     """
     template = TritonTemplate.all_templates.get(name)
     if template is None:
@@ -334,8 +334,8 @@ _loaded: set[str] = set()  # of those, the kernels that a worker process has com
 
 
 def current_graph() -> Any:
-    """Return Inductor's graph that is being lowered, the same object for all of its nodes, to which weak references are
-    possible.
+    """Return Inductor's graph that is being lowered. It is the same object for all of its nodes, and weak references to
+    it are possible.
     """
     return V.graph
 
@@ -349,8 +349,8 @@ def nodes_behind(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 @contextmanager
 def lowering_at(node: torch.fx.Node) -> Iterator[None]:
-    """Return a context in which ``node`` is the node being lowered, since lowerings read the fakes of their arguments
-    from it.
+    """Return a context in which ``node`` is the node being lowered. Lowerings read the fakes of their arguments from
+    it.
     """
     # Lowerings read the current node, for example to find the fakes of their arguments.
     before = V.graph.current_node
@@ -363,15 +363,17 @@ def lowering_at(node: torch.fx.Node) -> Iterator[None]:
 
 @contextmanager
 def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return a context that yields, by name, IR inputs that stand for the fake tensors ``values``: buffers of their
-    sizes, strides and dtypes, with which a kernel can be rendered on its own. They are removed from the graph at the
-    end.
+    """Return a context that yields, by name, IR inputs that stand for the fake tensors ``values``.
+
+    They are buffers of their sizes, strides and dtypes, with which a kernel can be rendered on its own. They are
+    removed from the graph at the end.
     """
     made, known = {}, V.graph.name_to_buffer
     for name, value in values.items():
         if isinstance(value, Tensor):
             sizes, strides = ([size_expression(s) for s in of] for of in (value.shape, value.stride()))
             layout = ir.FixedLayout(value.device, value.dtype, sizes, strides)
+            # Inductor finds the dtype of a buffer in the graph, by its name.
             known[f"shiplap_ahead_{name}"] = buffer = ir.InputBuffer(name=f"shiplap_ahead_{name}", layout=layout)
             made[name] = ir.TensorBox.create(buffer)
     try:
@@ -382,8 +384,8 @@ def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def kernel_source(choice: Any) -> str:
-    """Return the source text of the kernel of ``choice``, a candidate of Inductor's autotuning, as it is compiled to be
-    verified.
+    """Return the source text of the kernel of ``choice``, a candidate of Inductor's autotuning. It is the text that is
+    compiled to be verified.
     """
     request = choice.bmreq
     return Path(request.module_path).read_text() if _is_triton(choice) else str(request.source_code)
@@ -395,9 +397,10 @@ def _is_triton(choice: Any) -> bool:
 
 
 def compile_apart(choice: Any) -> bool:
-    """Start to compile the kernel of ``choice``, a candidate of Inductor's autotuning, in the background, at most once,
-    and return whether that was started. Triton's compiler runs in a worker process of Inductor. The compiler of C++ is
-    a process itself, for which a thread waits.
+    """Start to compile the kernel of ``choice``, a candidate of Inductor's autotuning, in the background, at most once.
+
+    Return whether that was started. Triton's compiler runs in a worker process of Inductor. The compiler of C++ is a
+    process itself, for which a thread waits.
     """
     name = _kernel_name(choice)
     # A name stays in the table after its result was taken, so that no kernel is compiled twice.
@@ -415,14 +418,12 @@ def compile_apart(choice: Any) -> bool:
 
 
 def _kernel_name(choice: Any) -> str:
-    """Return a text that is the same for choices with the same kernel, the path or the hash of its source."""
+    """Return a text that is the same for choices with the same kernel. It is the path or the hash of its source."""
     return str(choice.bmreq.module_path if _is_triton(choice) else hash(choice.bmreq.source_code))
 
 
 def _has_workers() -> bool:
-    """Return whether Inductor has worker processes to compile in, after they had at most ``PATIENCE`` seconds to
-    start.
-    """
+    """Return whether Inductor has worker processes to compile in. They get at most ``PATIENCE`` seconds to start."""
     if get_compile_threads() < 2:
         return False
     # Inductor starts its workers in the background, so the first graph may be lowered before they are ready.
@@ -435,8 +436,8 @@ def _has_workers() -> bool:
 
 
 def precompile_kernel(choice: Any) -> None:
-    """Compile the kernel of ``choice``, a candidate of Inductor's autotuning, now, or load the one that
-    ``compile_apart`` has compiled in the background.
+    """Compile the kernel of ``choice``, a candidate of Inductor's autotuning, now. If ``compile_apart`` has compiled it
+    in the background, load that one.
     """
     name = _kernel_name(choice)
     kernel = _compiled_kernel(name)
@@ -450,9 +451,11 @@ def precompile_kernel(choice: Any) -> None:
 
 
 def run_function(choice: Any, inputs: Sequence[Tensor], out: Tensor, sizes: Mapping[Any, int]) -> Callable[[], Any]:
-    """Return a function without arguments that runs the compiled kernel of ``choice``, a candidate of Inductor's
-    autotuning, on the tensors ``inputs`` and writes ``out``. Size symbols have the values in ``sizes``, and those of
-    the compiled call if they are not in it.
+    """Return a function without arguments that runs the compiled kernel of ``choice`` on the tensors ``inputs`` and
+    writes ``out``.
+
+    ``choice`` is a candidate of Inductor's autotuning. Size symbols have the values in ``sizes``, or else those of the
+    compiled call.
     """
     request = choice.bmreq
     if sizes:
@@ -466,7 +469,9 @@ def run_function(choice: Any, inputs: Sequence[Tensor], out: Tensor, sizes: Mapp
 
 
 def kernel_library(choice: Any) -> Path | None:
-    """Return the path of the shared library of a compiled C++ choice, None for a Triton choice or before compiling."""
+    """Return the path of the shared library of a compiled C++ choice. Return None for a Triton choice, or before
+    compiling.
+    """
     loaded = None if _is_triton(choice) else choice.bmreq.DLL
     return None if loaded is None else Path(loaded._name)
 

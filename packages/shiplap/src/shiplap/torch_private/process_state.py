@@ -20,7 +20,7 @@ _PYTHON = re.compile(r"registered at (\S+\.py):\d+")
 
 
 def frozen_code(name: str) -> CodeType | None:
-    """Return the code object of a module that is frozen into the Python executable, or None."""
+    """Return the code object of a module that is frozen into the Python executable, or None if it is not frozen."""
     try:
         code: CodeType = _imp.get_frozen_object(name)
     except ImportError:
@@ -29,8 +29,8 @@ def frozen_code(name: str) -> CodeType | None:
 
 
 def process_settings() -> dict[str, Any]:
-    """Return by name the hooks and flags of torch that hold for all code in this process or thread, as values to
-    compare.
+    """Return, by name, the hooks and flags of torch that hold for all code in this process or thread. The values can be
+    compared.
     """
     return {
         "hooks of all modules of torch": tuple(_count_hooks(vars(modules)[name]) for name in _HOOKS),
@@ -55,15 +55,15 @@ def process_settings() -> dict[str, Any]:
 
 
 def _count_hooks(hooks: Any) -> int:
-    """Return the number of hooks, 0 or 1 for a flag: whether backward hooks are of the full kind is a flag, which torch
-    sets and never clears.
+    """Return the number of hooks. For a flag, such as the one that says whether backward hooks are full ones, return 0
+    or 1.
     """
     return len(hooks) if isinstance(hooks, Mapping) else int(hooks is not None)
 
 
 def fallback_table() -> str:
-    """Return the dispatcher's table of fallbacks as text: for each dispatch key, the kernel for operators that register
-    none.
+    """Return the dispatcher's table of fallbacks as text. For each dispatch key, it has the kernel for operators that
+    register none.
     """
     table: str = torch._C._dispatch_dump_table(_SHOWN)
     return table
@@ -90,8 +90,10 @@ def overloads_of_torch() -> dict[str, Any]:
 
 
 def altered_overloads(before: Mapping[str, Any], own: Callable[[Any], bool]) -> list[str]:
-    """Return the names of objects in ``torch.ops`` that call another function than in ``before``, an earlier result of
-    ``overloads_of_torch``, or are new, unless ``own(function)`` is True for the function that they call now.
+    """Return the names of objects in ``torch.ops`` that are new or call another function than in ``before``.
+
+    ``before`` is an earlier result of ``overloads_of_torch``. An object is left out if ``own(function)`` is True for
+    the function that it calls now.
     """
     now = overloads_of_torch()
     gone = [name for name in before if now.get(name) is not before[name]]
@@ -102,7 +104,9 @@ def altered_overloads(before: Mapping[str, Any], own: Callable[[Any], bool]) -> 
 
 def replaced_registrations(before: Mapping[str, str], own: Callable[[str], bool]) -> list[str]:
     """Return the names of operators whose registrations have changed since ``before``, an earlier
-    ``operators_of_torch()``, by a file for which ``own(file)`` is False.
+    ``operators_of_torch()``.
+
+    Only changes by a file for which ``own(file)`` is False count.
     """
     now = operators_of_torch()
     return [
@@ -113,8 +117,8 @@ def replaced_registrations(before: Mapping[str, str], own: Callable[[str], bool]
 
 
 def _has_foreign_lines(before: str, now: str, own: Callable[[str], bool]) -> bool:
-    """Return whether ``now``, the dispatcher's dump of an operator, has registrations that the earlier dump ``before``
-    lacks, from files for which ``own(file)`` is False.
+    """Return whether ``now``, the dispatcher's dump of an operator, has new registrations since the dump ``before``.
+    Those from files for which ``own(file)`` is True do not count.
     """
     known = set(before.splitlines())
     new = [line for line in now.splitlines() if line not in known and "registered at" in line]
@@ -123,10 +127,9 @@ def _has_foreign_lines(before: str, now: str, own: Callable[[str], bool]) -> boo
 
 
 def all_threads_config() -> Any:
-    """Return the profiler configuration that lists operators of all threads, also of those that exist already. None if
-    this torch has none.
+    """Return the profiler configuration that lists operators of all threads, also of those that exist already.
 
-    Known to work on torch 2.11 and 2.13.
+    Return None if this torch has none. It is known to work on torch 2.11 and 2.13.
     """
     try:
         return _ExperimentalConfig(profile_all_threads=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice, product
 from typing import Any
@@ -21,14 +21,14 @@ def is_size(held: Any) -> bool:
 
 
 def is_number(held: Any) -> bool:
-    """Return whether a fake value is a size, or a symbolic float that was computed from sizes, as in
-    ``x.shape[-1] ** -0.5``.
+    """Return whether a fake value is a size, or a symbolic float that was computed from sizes, as in ``x.shape[-1] **
+    -0.5``.
     """
     return is_size(held) or isinstance(held, torch.SymFloat)
 
 
 def size_in_call(size: int | torch.SymInt) -> int | None:
-    """Return the value of a size in the call for which a graph is made, None for a size that depends on data."""
+    """Return the value of a size in the call for which a graph is made. Return None for a size that depends on data."""
     if isinstance(size, int):
         return size
     known = size.node.hint
@@ -36,11 +36,13 @@ def size_in_call(size: int | torch.SymInt) -> int | None:
 
 
 def new_size() -> torch.SymInt:
-    """Return a new data-dependent size of at least 0, for use in a fake implementation.
+    """Return a new data-dependent size of at least 0, for use in a fake implementation, which computes the shapes of
+    results.
 
     ``ctx.new_dynamic_size`` refuses it to ``torch.compile`` without ``fullgraph=True`` or
-    ``capture_dynamic_output_shape_ops``, which breaks the graph. A size with a proven bound needs no such caution: the
-    graph breaks at the later line that needs an unknown value. torch's own ops for device meshes do the same.
+    ``capture_dynamic_output_shape_ops``, and thereby breaks the graph. A size with a proven bound needs no such
+    caution. The graph breaks at the later line that needs an unknown value. Torch's own ops for device meshes do the
+    same.
     """
     ctx = torch.library.get_ctx()
     env = getattr(ctx, "_shape_env", None)
@@ -62,22 +64,22 @@ def in_graph(number: int) -> int | torch.SymInt:
     """Return ``number`` as a size that a graph can hold, for a fake implementation whose only result is an integer.
 
     Dynamo stops at an op that returns an integer, and accepts a symbol. The dispatcher turns a symbol of a known value
-    into an integer again, so the value of this one is left open.
+    back into an integer. The value of this symbol is therefore left open.
     """
     known = in_trace() and getattr(torch.library.get_ctx(), "_shape_env", None) is not None
     return new_size() if known and number >= 0 else number
 
 
 def assert_in_graph(condition: torch.Tensor, message: str) -> None:
-    """Raise RuntimeError with ``message`` when a compiled graph runs with a false ``condition``; on a GPU the error
-    shows later.
+    """Make a compiled graph raise ``RuntimeError`` with ``message`` if it runs with a false ``condition``. On a GPU the
+    error shows later.
     """
     torch._assert_async(condition, message)
 
 
 def check_condition(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
-    """Call ``torch._check``: raise RuntimeError for a false condition, and make a symbolic one a guard or an assertion
-    of the graph.
+    """Raise ``RuntimeError`` if the condition is false. A symbolic condition becomes a guard or an assertion of the
+    graph, by ``torch._check``.
     """
     torch_check: Any = torch._check
     torch_check(condition, message)
@@ -91,24 +93,24 @@ def not_one(size: int | torch.SymInt) -> bool:
 
 
 def unknown_size_error() -> type[Exception]:
-    """Return the exception class that a trace raises where it needs a number that depends on data, at which graphs
-    break.
-    """
+    """Return the exception class that a trace raises if it needs a number that depends on data. Graphs break there."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return GuardOnDataDependentSymNode
 
 
 class SizeBindings:
-    """A map from symbols of a pattern to expressions of a graph."""
+    """A map from symbols of a pattern graph to expressions of the user's graph."""
 
     def __init__(self, known: dict[Any, Any] | None = None) -> None:
-        """Start with the sizes in ``known``, a mapping from symbols of the pattern to sizes of the graph."""
+        """Start with the sizes in ``known``, which maps symbols of the pattern to sizes of the graph."""
         self._known: dict[Any, Any] = dict(known or {})
 
     def bind(self, pattern: Any, actual: Any) -> bool:
         """Map ``pattern``, a size in a rewrite's pattern graph, to ``actual``, the size at the same place of the user's
-        graph. Returns False if it stands for another size already.
+        graph.
+
+        Return whether the pattern equals it then. That is not so if it stands for another size already.
         """
         expr, value = _size_to_sympy(pattern), _size_to_sympy(actual)
         if expr.is_Symbol and expr not in self._known:
@@ -117,7 +119,9 @@ class SizeBindings:
 
     def same(self, pattern: Any, actual: Any) -> bool:
         """Return whether ``pattern``, a size in a rewrite's pattern graph, equals the size ``actual`` of the user's
-        graph once its symbols are replaced by what they are mapped to. False if a symbol is not mapped.
+        graph.
+
+        Its symbols are first replaced by what they are mapped to. Return False if a symbol is not mapped.
         """
         expr = _size_to_sympy(pattern)
         if not expr.free_symbols <= self._known.keys():
@@ -128,8 +132,8 @@ class SizeBindings:
         return bool(mine - theirs == 0)
 
     def format_size(self, pattern: Any) -> str:
-        """Return a size of a rewrite's pattern graph as text, in which symbols are replaced by the numbers or symbols
-        of the user's graph that they are mapped to.
+        """Return a size of a rewrite's pattern graph as text. Symbols are replaced by the numbers or symbols of the
+        user's graph to which they are mapped.
         """
         return str(_size_to_sympy(pattern).xreplace(self._known))
 
@@ -144,8 +148,8 @@ def _size_to_sympy(size: Any) -> Any:
 
 
 def condition_holds(condition: Any, *, may_guard: bool) -> bool:
-    """Return whether a condition on sizes holds: for all sizes, or with ``may_guard`` in the current call, and a guard
-    is added.
+    """Return whether a condition on sizes holds for all sizes. With ``may_guard``, return whether it holds in the
+    current call, and add a guard.
     """
     if isinstance(condition, torch.SymBool) and not may_guard:
         from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -158,7 +162,7 @@ def sizes_equal(a: Any, b: Any, *, may_guard: bool) -> bool:
     """Return whether two sizes, or two tuples of sizes, are equal.
 
     With ``may_guard``, the equality of two symbols that are equal in the current call becomes a guard. Different sizes
-    add none.
+    add no guard.
     """
     if isinstance(a, tuple) or isinstance(b, tuple):
         pairs = zip(a, b, strict=False) if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) else None
@@ -171,7 +175,7 @@ def sizes_equal(a: Any, b: Any, *, may_guard: bool) -> bool:
 
 
 def data_dependent() -> type[Exception]:
-    """Return the exception class that torch raises where a condition depends on a data-dependent size."""
+    """Return the exception class that torch raises if a condition depends on a data-dependent size."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return GuardOnDataDependentSymNode
@@ -179,9 +183,10 @@ def data_dependent() -> type[Exception]:
 
 @contextmanager
 def forgotten_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
-    """While this lasts, ``program`` may be traced without binding each data-dependent size that the trace makes.
+    """Return a context in which ``program`` may be traced without binding each data-dependent size that the trace
+    makes.
 
-    Torch would take a size that is left for an error of the next trace of the program.
+    Torch would report a size that is left over as an error of the next trace of the program.
     """
     modes = [getattr(node.meta.get("val"), "fake_mode", None) for node in program.graph.nodes]
     environment = next((mode.shape_env for mode in modes if mode is not None), None)
@@ -205,7 +210,7 @@ def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     """Yield copies of ``args`` with numbers for symbolic sizes and meta tensors for fake ones: first with the sizes of
     the traced call, then with other sizes. There each symbol is once a multiple of 16 and once an odd number, in up to
     16 combinations near the traced sizes, and so near the end of their ranges, since other kernels may serve such
-    sizes.
+    sizes. Last, all symbols together and each alone lie at every power of two of their ranges and just below it.
     """
     sizes = list(_symbolic_sizes(args))
     symbols = sorted({s for size in sizes for s in size.node.expr.free_symbols}, key=str)
@@ -215,15 +220,29 @@ def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     ends = [int(min(ranges[symbol].upper, LARGE)) if symbol in ranges else LARGE for symbol in symbols]
     # Triton compiles a form of its own for multiples of 16, so both kinds of sizes are needed.
     scales = [product(*[(-(-n // ALIGNED) * ALIGNED, max(3, n | 1)) for n in near]) for near in (hints, ends)]
-    for values in dict.fromkeys([tuple(hints), *islice(scales[0], MOST - 1), *islice(scales[1], MOST)]):
+    near = [tuple(hints), *islice(scales[0], MOST - 1), *islice(scales[1], MOST)]
+    # Kernels have tiles whose width is a size rounded up to a power of two, and each width is a form of its own.
+    powers = [1 << k for k in range(1, max(ends, default=0).bit_length())]
+    for values in dict.fromkeys([*near, *_sizes_at(hints, ends, [n for p in powers for n in (p, p - 1) if n > 1])]):
         yield tuple([_with_concrete_sizes(a, dict(zip(symbols, values, strict=True))) for a in args])
 
 
+def _sizes_at(hints: Sequence[int], ends: Sequence[int], numbers: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """Yield for each of ``numbers`` the sizes with all symbols at the number, and then with one symbol after the other
+    at it. Any other symbol, and one whose largest size in ``ends`` is smaller, has its size in ``hints``.
+    """
+    for n in numbers:
+        at = [n if n <= end else hint for hint, end in zip(hints, ends, strict=True)]
+        yield tuple(at)
+        for k in range(len(hints) if len(hints) > 1 else 0):
+            yield (*hints[:k], at[k], *hints[k + 1 :])
+
+
 def distinct_sizes(args: Sequence[Any], numbers: Sequence[int]) -> tuple[Any, ...]:
-    """Return ``args`` with a different number for each symbol and with meta tensors, so that the number of a size shows
+    """Return ``args`` with a different number for each symbol and with meta tensors. The number of a size thus shows
     its symbol.
 
-    Raise ValueError if there are more symbols than ``numbers``.
+    Raise ``ValueError`` if there are more symbols than ``numbers``.
     """
     symbols = sorted({s for size in _symbolic_sizes(args) for s in size.node.expr.free_symbols}, key=str)
     if len(symbols) > len(numbers):
@@ -244,7 +263,7 @@ def _symbolic_sizes(args: Sequence[Any]) -> Iterator[Any]:
 
 
 def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
-    """Return an argument with each symbol replaced by its number in ``values``; tensors become meta tensors of such
+    """Return an argument with each symbol replaced by its number in ``values``. Tensors become meta tensors of such
     sizes.
     """
     if isinstance(arg, torch.SymInt):
@@ -258,10 +277,10 @@ def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
 
 
 def computed_sizes_unguarded() -> AbstractContextManager[None]:
-    """Return a context in which ``torch.export`` adds no guard that a size which is computed from others is not 1.
+    """Return a context in which ``torch.export`` adds no guard that a size computed from others is not 1.
 
-    Torch tells by such a guard whether a result is contiguous. It contradicts a range of sizes from 2 on where a result
-    has, say, a number for every 64 rows.
+    Torch tells by such a guard whether a result is contiguous. It contradicts a range of sizes from 2 on if, for
+    example, a result has a number for every 64 rows.
     """
     from torch.fx.experimental import _config
 
@@ -271,7 +290,7 @@ def computed_sizes_unguarded() -> AbstractContextManager[None]:
 
 @contextmanager
 def sizes_from_zero() -> Iterator[None]:
-    """Return a context in which ``torch.export`` takes a varying size for 0 or more, where it otherwise takes 2 or
+    """Return a context in which ``torch.export`` assumes that a varying size is 0 or more. It otherwise assumes 2 or
     more.
     """
     from torch.fx.experimental import symbolic_shapes
@@ -280,7 +299,7 @@ def sizes_from_zero() -> Iterator[None]:
     make: Any = symbolic_shapes.make_symbol  # type: ignore[attr-defined]
 
     def make_from_zero(kind: Any, number: int, **facts: Any) -> Any:
-        """Return a new symbol; that of a size may be 0."""
+        """Return a new symbol. If it stands for a size, it may be 0."""
         # A positive symbol is not 0 for sympy, whatever its range.
         if kind is SymT.SIZE and facts.get("positive"):
             facts = {**facts, "positive": None, "nonnegative": True}
@@ -294,7 +313,8 @@ def sizes_from_zero() -> Iterator[None]:
 
 
 class DecideConditions(TorchFunctionMode):
-    """Answers that a traced function gets where Python needs the truth value of a tensor or of a condition on sizes.
+    """A mode that answers where Python needs the truth value of a tensor or of a condition on sizes in a traced
+    function.
 
     Other threads get torch's own answers. One thread at a time may decide.
 
@@ -304,8 +324,9 @@ class DecideConditions(TorchFunctionMode):
     """
 
     def __init__(self, answers: Sequence[bool], most: int, number: int) -> None:
-        """Make a mode that answers data-dependent conditions with ``answers`` in order, raises after ``most``
-        conditions, and takes ``number`` for every number that is read from a tensor.
+        """Make a mode that answers data-dependent conditions with ``answers`` in order.
+
+        It raises an error after ``most`` conditions. Every number that is read from a tensor is ``number``.
         """
         super().__init__()
         self.asked: list[Any] = []
@@ -329,8 +350,9 @@ class DecideConditions(TorchFunctionMode):
         thread = threading.get_ident()
 
         def decide(held: Any) -> bool:
-            """Return the truth of a symbolic condition that Python asks for: the usual one if torch's own code or
-            another thread asks, else the answer that this mode has for it.
+            """Return the truth of a symbolic condition that Python asks for.
+
+            It is the usual one if torch's own code or another thread asks, and this mode's answer otherwise.
             """
             condition = held != 0 if isinstance(held, torch.SymInt) else held
             # torch's own questions about sizes, such as those of broadcasting, stay with torch.
@@ -351,8 +373,11 @@ class DecideConditions(TorchFunctionMode):
         self._patches.close()
 
     def _answer(self, condition: Any) -> bool:
-        """Return the truth of a condition where it is known for all sizes, else the next of the answers that the mode
-        was given, False behind the last one. The condition is recorded. Raises RuntimeError after too many conditions.
+        """Return the truth of a condition if it is known for all sizes. Otherwise record it and return the next given
+        answer.
+
+        After the last of the answers that the mode was given, return False. Raise ``RuntimeError`` after too many
+        conditions.
         """
         if isinstance(condition, torch.SymBool) and (known := _statically_known(condition)) is not None:
             return known
@@ -364,7 +389,7 @@ class DecideConditions(TorchFunctionMode):
 
 
 def _statically_known(condition: torch.SymBool) -> bool | None:
-    """Return the truth of a condition that holds for all sizes or for none, else None."""
+    """Return the truth of a condition that holds for all sizes or for none, and None for any other."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     if statically_known_true(condition):
@@ -373,7 +398,7 @@ def _statically_known(condition: torch.SymBool) -> bool | None:
 
 
 def number_as_tensor(number: int | torch.SymInt) -> torch.Tensor:
-    """Return ``number`` as an int64 tensor without dims; in a graph, a symbolic number becomes a tensor of its
+    """Return ``number`` as an int64 tensor without dims. In a graph, a symbolic number becomes a tensor of its
     symbol.
     """
     make: Any = torch.full  # documented for symbols, but typed for numbers only
@@ -382,8 +407,8 @@ def number_as_tensor(number: int | torch.SymInt) -> torch.Tensor:
 
 
 def number_of_tensor(tensor: torch.Tensor) -> Any:
-    """Return the number that a tensor without dims holds, in a graph a symbol. An integer symbol is taken for a size of
-    at least 0.
+    """Return the number that a tensor without dims holds. In a graph it is a symbol, and an integer symbol is assumed
+    to be at least 0.
     """
     number: Any = tensor.item()
     if isinstance(number, torch.SymInt):
@@ -393,8 +418,8 @@ def number_of_tensor(tensor: torch.Tensor) -> Any:
 
 
 def dtype_of_number(held: Any) -> torch.dtype | None:
-    """Return the dtype of the tensor that stands for a symbolic number, bool or float in a model without torch. None
-    for another value.
+    """Return the dtype of the tensor that stands for a symbolic number, bool or float in a model without torch. Return
+    None for another value.
     """
     kinds = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
     return next((dtype for kind, dtype in kinds.items() if isinstance(held, kind)), None)

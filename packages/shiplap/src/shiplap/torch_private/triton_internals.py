@@ -28,11 +28,10 @@ _CHOSEN = "TRITON_PTXAS_PATH"
 
 @cache
 def use_torch_assembler() -> None:
-    """Set the variable by which Triton finds its assembler to torch's own ``ptxas``, as Inductor does, unless the user
-    has set it.
+    """Set the variable by which Triton finds its assembler to torch's own ``ptxas``, unless the user has set it.
 
-    Called before Triton compiles a kernel of ours. Inductor's own function is not called: importing its module takes
-    longer than an eager program needs to start.
+    Inductor does the same. It must be called before Triton compiles a kernel of ours. Inductor's own function is not
+    called, since importing its module takes longer than an eager program needs to start.
     """
     if torch.version.cuda is None or _CHOSEN in os.environ:
         return
@@ -52,17 +51,17 @@ def settle_cache_key(kernel: Any) -> None:
     """Compute the cache key of the Triton ``kernel`` so that it is the same in every process, whatever was launched
     before.
 
-    Triton's key of a function holds the globals of the functions that it calls, but only of those whose own key was
-    computed before (3.6 and 3.7). Two kernels that share a function therefore have other keys in a process that
-    launches the second one first, and all are compiled again. Here the keys of called functions are computed first,
-    innermost first.
+    Triton's key of a function holds the globals of the functions that it calls. It holds only those of functions whose
+    own key was computed before (Triton 3.6 and 3.7). If a process first launches the second of two kernels that share a
+    function, their keys differ. All kernels are then compiled again. Here the keys of called functions are computed
+    first, from the innermost on.
     """
     _settle_called_keys(kernel, set())
 
 
 def _settle_called_keys(kernel: Any, begun: set[int]) -> None:
-    """Compute the cache keys of the Triton functions that ``kernel`` calls, innermost first. ``begun`` holds the ids of
-    kernels that were begun.
+    """Compute the cache keys of the Triton functions that ``kernel`` calls, from the innermost on. ``begun`` holds the
+    ids of kernels that were begun.
     """
     function, known = getattr(kernel, "fn", None), getattr(kernel, "hash", "")
     settled = isinstance(known, str) and not known.startswith("recursion:")  # which is: another thread is at it
@@ -102,10 +101,12 @@ def triton_attributes(
     constants: Mapping[Any, object],
     attributes: Mapping[Any, Any],
 ) -> dict[Any, Any]:
-    """Return the attributes of a kernel's arguments, such as divisibility by 16, in the form that a launch by Triton
-    itself passes to its compiler, where they are part of the cache key. ``signature`` has the types by parameter;
-    ``constants`` and ``attributes`` are keyed by position. Triton 3.7 lists constants among them, without any
-    attribute; Triton 3.6 lists arguments alone. The kernel's own part of the key is computed first.
+    """Return the attributes of a kernel's arguments, such as divisibility by 16, as a launch by Triton itself passes
+    them to its compiler.
+
+    There they are part of the cache key. ``signature`` has the types by parameter. ``constants`` and ``attributes`` are
+    keyed by position. Triton 3.7 also lists constants, without any attribute. Triton 3.6 lists arguments alone. The
+    kernel's own part of the key is computed first.
     """
     settle_cache_key(kernel)
     special = [
@@ -121,8 +122,8 @@ def triton_attributes(
 
 
 def _specialisation_mark(attribute: object) -> str | None:
-    """Return the mark of Triton's binder for an argument: "D" for a multiple of 16, an empty text for another number,
-    None where it does not check.
+    """Return the mark of Triton's binder for an argument. It is ``"D"`` for a multiple of 16, an empty text for another
+    number, and None if Triton does not check it.
     """
     return None if attribute is None else "D" if attribute else ""
 
@@ -140,7 +141,7 @@ BLOCK = 32  # of generated pointwise kernels and reductions: the interpreter run
 
 
 def _tanh(x: Any) -> Any:
-    """Return ``tanh(x)`` for Triton's interpreter, computed without an overflow for large numbers."""
+    """Return ``tanh(x)`` for Triton's interpreter. It is computed without an overflow for large numbers."""
     import triton.language as tl
 
     shrunk = tl.exp(tl.abs(x) * -2.0)
@@ -149,7 +150,7 @@ def _tanh(x: Any) -> Any:
 
 
 def _nearbyint(x: Any) -> Any:
-    """Return ``x`` rounded to the nearest integer, and to the even one of two, for Triton's interpreter."""
+    """Return ``x`` rounded to the nearest integer for Triton's interpreter. Halves are rounded to the even one."""
     import triton.language as tl
 
     rounded = tl.floor(x + 0.5)
@@ -163,11 +164,14 @@ LIBDEVICE_FUNCTIONS = {"tanh": _tanh, "nearbyint": _nearbyint, "rint": _nearbyin
 
 
 class _Libdevice:
-    """``libdevice`` of a GPU, with those functions that Triton's language has, and those that GELU and int8 need."""
+    """The ``libdevice`` module of a GPU. It has those functions that Triton's language has, and those that GELU and
+    int8 need.
+    """
 
     def __getattr__(self, name: str) -> Any:
-        """Return the function of ``tl.math``, ``tl`` or our own table that stands for ``libdevice.<name>``. Raises
-        NotImplementedError if there is none.
+        """Return the function of ``tl.math``, ``tl`` or our own table that stands for ``libdevice.<name>``.
+
+        Raise ``NotImplementedError`` if there is none.
         """
         import triton.language as tl
 
@@ -178,7 +182,7 @@ class _Libdevice:
 
 
 class InterpretedKernel:
-    """The result of Inductor's decorators, launched in the same way but interpreted."""
+    """The result of Inductor's decorators. It is launched in the same way, but interpreted."""
 
     def __init__(self, kind: str, fn: Any, meta: dict[str, Any]) -> None:
         """Wrap a generated Triton kernel ``fn`` of Inductor's ``kind``, such as ``template``, with its metadata."""
@@ -188,10 +192,10 @@ class InterpretedKernel:
         fn.fn.__globals__["libdevice"] = _Libdevice()
 
     def precompile(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: an interpreted kernel is not compiled."""
+        """Do nothing, since an interpreted kernel is not compiled."""
 
     def run(self, *args: Any, stream: Any = None, benchmark_run: bool = False, **kwargs: Any) -> None:
-        """Launch the kernel once in Triton's interpreter. Raises NotImplementedError for bfloat16, since the
+        """Launch the kernel once in Triton's interpreter. Raise ``NotImplementedError`` for bfloat16, since the
         interpreter multiplies its bit patterns.
         """
         if any(isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in args):
@@ -216,13 +220,13 @@ class InterpretedKernel:
 
 
 def _make_decorator(kind: str) -> Callable[..., Any]:
-    """Return the replacement for one of Inductor's decorators of Triton kernels (``kind``, such as ``pointwise``),
-    which wraps the decorated kernel to run in Triton's interpreter.
+    """Return the replacement for one of Inductor's decorators of Triton kernels. ``kind`` names it, such as
+    ``pointwise``. The decorated kernel runs in Triton's interpreter.
     """
 
     def factory(*args: Any, **kwargs: Any) -> Callable[[Any], InterpretedKernel]:
-        """Return a decorator that wraps a generated kernel to run in Triton's interpreter. Of the arguments, those of
-        Inductor's own decorator, only ``triton_meta`` is used.
+        """Return a decorator that wraps a generated kernel to run in Triton's interpreter. Of the arguments, which are
+        those of Inductor's own decorator, only ``triton_meta`` is used.
         """
         return lambda fn: InterpretedKernel(kind, fn, kwargs.get("triton_meta", {}))
 
@@ -230,8 +234,9 @@ def _make_decorator(kind: str) -> Callable[..., Any]:
 
 
 def _load_interpreted(self: Any, name: str, source: str, device_str: str = "cuda", **kwargs: Any) -> InterpretedKernel:
-    """Return the kernel ``name`` of a generated ``source``, loaded to run in Triton's interpreter. The source of a
-    template is first passed through the function in ``edit``, a variable of this module, where one is set.
+    """Return the kernel ``name`` of a generated ``source``, loaded to run in Triton's interpreter.
+
+    The source of a template is first passed through the function in ``edit``, a variable of this module, if one is set.
     """
     from torch._inductor.codecache import PyCodeCache
 
@@ -243,7 +248,7 @@ def _load_interpreted(self: Any, name: str, source: str, device_str: str = "cuda
 
 
 class InterpreterTarget:
-    """The driver that Triton queries before it launches."""
+    """The driver that Triton asks for its device and stream before it launches."""
 
     is_active = classmethod(lambda cls: True)
 
@@ -267,9 +272,7 @@ class InterpreterTarget:
 
 
 def imported_before() -> bool:
-    """Return whether Triton was imported without its interpreter already, so that its functions can no longer be
-    interpreted.
-    """
+    """Return whether Triton was imported without its interpreter. Its functions can then no longer be interpreted."""
     return "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1"
 
 

@@ -21,14 +21,14 @@ TABLE = Path(__file__).with_name("verified.json")
 
 
 def minor_version(version: str) -> str:
-    """Return the major and minor number of a version: "2.13" of "2.13.0+cpu"."""
+    """Return the major and minor number of a version, such as ``"2.13"`` for ``"2.13.0+cpu"``."""
     return ".".join(version.split(".")[:2])
 
 
 @cache
 def read_table() -> dict[str, Any]:
-    """Return the table of capabilities: for each minor version of torch a row with the names that a run has
-    verified.
+    """Return the table of capabilities (uses of private torch). Each minor version of torch has a row with the names
+    that a run has verified.
     """
     table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return table
@@ -36,8 +36,8 @@ def read_table() -> dict[str, Any]:
 
 @cache
 def verified_on(version: str) -> frozenset[str]:
-    """Return the names of the capabilities that a run on this version of torch has verified.
+    """Return the names of the capabilities (uses of private torch) that a run on this version of torch has verified.
 
-    Empty for an unlisted one.
+    The set is empty for a version that is not in the table.
     """
     return frozenset(read_table().get(minor_version(version), {}).get("verified", ()))

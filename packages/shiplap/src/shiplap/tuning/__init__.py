@@ -92,17 +92,18 @@ def tune(
         isolate: whether candidates run in a separate process. True by default.
         timeout: the seconds after which a candidate is given up, 60 by default.
         progress: whether a progress bar is shown on stderr. By default it is shown if stderr is a terminal.
-        compiled: whether templates are measured in compiled code, too. By default only if some of them run nowhere
-            else, such as those in C++.
+        compiled: whether templates are measured in compiled code, too. By default they are only if some of them run
+            nowhere else, such as those in C++.
 
     Returns:
-        The result. Its choices are one for each bucket, in the order of ``samples``. Where templates are measured in
-        compiled code, a second choice follows: ``choice.compiled`` is True, and the candidates were measured in a
-        compilation of the op alone. ``findings`` name what was left out, with the reason.
+        The result. It has one choice for each bucket (class of sizes), in the order of ``samples``. If templates are
+        measured in compiled code, a second choice follows with ``choice.compiled`` set. Its candidates were measured in
+        a compilation of the op alone. ``findings`` name what was left out, with the reason.
 
     Raises:
-        ShiplapError: SL613 for no samples. SL606 for integer arguments without a builder. SL608 inside an op, a
-            backward pass, a trace or a capture. SL502 or SL610 for samples that cannot be drawn.
+        ShiplapError: ``SL613`` if there are no samples. ``SL606`` for integer arguments without a builder of samples.
+            ``SL608`` inside an op, a backward pass, a trace or a capture. ``SL502`` or ``SL610`` for samples that
+            cannot be drawn.
     """
     # The import is inside the function because the engine imports the sampler and the worker process, which no call
     # needs.
@@ -121,10 +122,11 @@ def tune(
 
 
 def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> list[Choice]:
-    """Write the choices that are valid on this machine (of ``ops``, by default of all) to ``path``, for :func:`frozen`.
+    """Write the choices that are valid on this machine to the file ``path``, for :func:`frozen`, and return them.
 
-    The choices come from the store and from this process. A choice for another device, library version or version of a
-    declared op is left out. Returns the choices that were written. SL602 when the file cannot be written.
+    The choices come from the store and from this process. They are those of ``ops``, by default of all ops. A choice
+    for another device, library version or version of a declared op is left out. Raise ``SL602`` if the file cannot be
+    written.
     """
     from shiplap.tuning.frozen_table import write_frozen_table
 
@@ -132,8 +134,8 @@ def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> lis
 
 
 def apply_tuning_settings() -> None:
-    """Install the table of choices that SHIPLAP_TUNED names and start the recording that SHIPLAP_RECORD names. Called
-    when the first op is called or traced.
+    """Install the table of choices that the environment variable ``SHIPLAP_TUNED`` names, and start the recording that
+    ``SHIPLAP_RECORD`` names. This function is called when the first op is called or traced.
     """
     current = settings()
     if current.tuned:
@@ -147,7 +149,9 @@ def apply_tuning_settings() -> None:
 
 
 def load_packaged_choices() -> None:
-    """Install the tuning choices that the packages of declared ops contain, below the choices of this process."""
+    """Install the tuning choices that the packages of declared ops contain. Other choices of this process take
+    precedence over them.
+    """
     if any(packaged_choice_tables(op) for op in registry.declared_op_list()):
         from shiplap.tuning.packaged_choices import install_packaged_choices
 

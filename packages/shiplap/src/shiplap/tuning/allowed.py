@@ -18,8 +18,8 @@ WORKER = "_SHIPLAP_TUNE_WORKER"  # set in the worker's own environment, by the w
 
 
 def blocked() -> str:
-    """Return the reason why kernels may not be measured now, such as that a graph is being captured or that this is
-    called inside an op, or an empty text.
+    """Return why kernels may not be measured now, or an empty text. Such a reason is that a graph is being captured, or
+    that an op is being called.
     """
     # The process id is compared because a child that the worker starts inherits the variable.
     if os.environ.get(WORKER) == str(os.getpid()):
@@ -35,9 +35,9 @@ def blocked() -> str:
 
 
 def _inside_op() -> bool:
-    """Return whether this thread is inside the call of an op, found by searching its stack.
+    """Return whether this thread is inside the call of an op.
 
-    The function searches the stack, so that calls of ops need not count themselves.
+    The function searches the stack of the thread. Calls of ops then need not be counted.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not Op.execute.__code__:
@@ -46,8 +46,8 @@ def _inside_op() -> bool:
 
 
 def require_quiet(where: str) -> None:
-    """Raise SL608 for ``where``, the function that was called, if kernels may not be measured now: inside an op, a
-    backward, a trace, a CUDA graph capture or a worker.
+    """Raise ``SL608`` if kernels may not be measured now. This holds inside an op, a backward, a trace, a CUDA graph
+    capture or a worker process. ``where`` names the function that was called.
     """
     if reason := blocked():
         raise error("SL608", where=where, got=f"tuning inside {reason}", expected="tuning outside the model's own work")

@@ -25,10 +25,11 @@ COMPILERS = -2  # instead of an index: compilers of any candidates are waited fo
 
 @dataclass(frozen=True)
 class ConfirmedClaim:
-    """The result of confirming a winner.
+    """The result of confirming the winner of a race between candidates.
 
     Attributes:
-        problem: the reason why the candidate is rejected; empty if it is confirmed, or if it cannot be confirmed.
+        problem: the reason why the candidate is rejected. It is empty if the candidate is confirmed, or if it cannot be
+            confirmed.
         factor: the candidate's time on new values, as a multiple of the time that its own process reported.
     """
 
@@ -39,45 +40,45 @@ class ConfirmedClaim:
 class Bench(Protocol):
     """An object that verifies and times candidates, which it identifies by index.
 
-    ``confirms`` is the verdict on confirmations, as of a check: ``"ok"`` if a winner is called again on secret values
-    in a locked process, ``"skip"`` if that does not apply, else ``"incomplete"``, and the reason.
+    A candidate is a kernel with a config (values for its tuning parameters).
     """
 
     @property
     def confirms(self) -> tuple[str, str]:
         """The verdict on whether this bench can confirm claimed times by a clock that the candidates cannot influence,
-        such as ``"ok"`` or ``"skip"``, and the reason.
+        and the reason.
+
+        The verdict is ``"ok"`` if a winner is called again on secret values in a locked process. It is ``"skip"`` if
+        that does not apply, and ``"incomplete"`` otherwise.
         """
         ...
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Start to compile the candidates at ``indices`` in parallel, and return how many were started.
+        """Start to compile the candidates at ``indices`` in parallel. Return how many were started.
 
         The verification of a candidate waits for the compilation of that candidate only.
         """
         ...
 
     def quiet(self) -> None:
-        """Start no more compilations, and return when all running ones have ended, so that nothing disturbs the
-        clock.
-        """
+        """Start no more compilations, and wait until all running ones have ended. Nothing then disturbs the clock."""
         ...
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Run the candidate at ``index`` on all verification cases (samples of the call's sizes and of others), and
-        return whether its results agree with the reference's.
+        """Run the candidate at ``index`` on all verification cases, which are samples with the call's sizes and with
+        others. Return the outcome, which is a problem, a refusal or neither.
         """
         ...
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure the candidates at ``indices`` in turns. Return the timings by index, and for each candidate without
-        one the reason.
+        """Measure the candidates at ``indices`` in turns. Return the timings by index, and the reason for each
+        candidate without a timing.
         """
         ...
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Measure confirmed candidates, those whose times in the race were checked, in turns by one clock. Return their
-        seconds for a call by index, and for each candidate without them the reason.
+        """Measure confirmed candidates in turns by one clock. Confirmed candidates are those whose times in the race
+        were checked. Return the seconds of a call by index, and the reason for each candidate without such a time.
 
         Args:
             indices: the candidates to compare.
@@ -89,7 +90,7 @@ class Bench(Protocol):
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Check the times of a race's winner and of the candidates near it by a clock that they cannot influence, and
+        """Check the times of a race's winner and of the candidates near it, by a clock that they cannot influence and
         on other values. Return for each, by index, the problem or the factor by which its time differs.
 
         Args:
@@ -101,7 +102,7 @@ class Bench(Protocol):
 
 
 class LocalBench:
-    """A bench in this process. A candidate that crashes ends the process."""
+    """A bench that runs candidates in this process. A candidate that crashes ends the process."""
 
     confirms = "incomplete", "tuned in the calling process, without the sandbox"
 
@@ -113,15 +114,15 @@ class LocalBench:
         at: Callable[[int], None] = lambda index: None,
     ) -> None:
         """Make a bench that runs ``candidates`` in this process. ``at`` is called with the index of the candidate that
-        runs next, or -1.
+        runs next, or with -1 if none does.
         """
         self.inputs, self.candidates, self.capture, self.at = inputs, candidates, capture, at
         self._verifier = Verifier(inputs)
         self._compiling: dict[int, Future[None]] = {}
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Start to compile the candidates at ``indices`` in threads and worker processes, and return how many are
-        compiled in this way; 0 if fewer than two can be.
+        """Start to compile the candidates at ``indices`` in threads and worker processes. Return how many are compiled
+        in this way, which is 0 if fewer than two can be.
         """
         able = [i for i in indices if self.candidates[i].compiles]
         if len(able) < 2:
@@ -139,7 +140,7 @@ class LocalBench:
         return len(able)
 
     def _precompile(self, candidate: Candidate) -> None:
-        """Compile a candidate for all sizes and layouts on which it will be verified, without launching it.
+        """Compile a candidate for all sizes and layouts on which it will be verified.
 
         Nothing is launched, so the arguments that several candidates share are not written to.
         """
@@ -151,7 +152,7 @@ class LocalBench:
     def _compiled(self, index: int) -> None:
         """Wait until the compilation of the candidate at ``index`` has ended, if one was started.
 
-        A failed compilation is not reported here: ``prepare`` compiles again and raises the same error.
+        A failed compilation is not reported here, since ``prepare`` compiles again and raises the same error.
         """
         if (compiling := self._compiling.pop(index, None)) is not None:
             wait([compiling])
@@ -167,16 +168,16 @@ class LocalBench:
         self.at(-1)
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Compare the candidate at ``index`` with the reference on all verification cases, and return the outcome: a
-        problem, a refusal or neither.
+        """Compare the candidate at ``index`` with the reference on all verification cases. Return the outcome, which is
+        a problem, a refusal or neither.
         """
         self.at(index)
         self._compiled(index)
         return self._verifier.check(self.candidates[index])
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure the candidates at ``indices`` in turns. Return the timings, and the reason for each that could not be
-        prepared.
+        """Measure the candidates at ``indices`` in turns. Return the timings, and the reason for each candidate that
+        could not be prepared.
         """
         self.quiet()  # the clock is for candidates alone
         clock = clock_for(self.inputs.device, self.capture)
@@ -198,13 +199,14 @@ class LocalBench:
             return (race_runs(ready, clock, plan, self.at) if ready else {}), failed
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Return no times and no failures: the candidates have been measured side by side by one clock in the race."""
+        """Return no times and no failures. The race has already measured the candidates side by side by one clock."""
         return {}, {}  # they raced side by side
 
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Return every claim (a candidate's time in the race) with neither a problem nor a correction: candidates run
-        in this process, and it cannot check a clock that it shares with them.
+        """Return every claim (a candidate's time in the race) with neither a problem nor a correction.
+
+        Candidates run in this process, which cannot check a clock that it shares with them.
         """
         return dict.fromkeys(claims, ConfirmedClaim())  # candidates share this process, which cannot check them

@@ -24,12 +24,14 @@ CandidateRun = Callable[[], tuple[Tensor, ...]]
 
 
 class CandidateRefused(Exception):
-    """Raised for a candidate that does not support these arguments. It is not wrong, and it is not timed."""
+    """An error that says that a candidate does not support these arguments. Such a candidate is not wrong, but it is
+    not timed.
+    """
 
 
 class Candidate(ABC):
-    """Code that can be verified and timed, identified by the name ``kernel`` and a ``config``. No gradients are
-    recorded.
+    """Code that can be verified and timed. The name ``kernel`` and the values in ``config`` identify it. Gradients are
+    not recorded.
 
     Attributes:
         fixed: whether the candidate supports only the sizes of this call.
@@ -47,7 +49,7 @@ class Candidate(ABC):
 
     @abstractmethod
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
-        """Compile and check the candidate for ``args`` (all arguments in schema order), and return the function without
+        """Compile and check the candidate for ``args`` (all arguments in schema order). Return the function without
         arguments that is timed.
 
         Raises:
@@ -56,23 +58,25 @@ class Candidate(ABC):
         """
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile what :meth:`prepare` needs for ``args`` without launching anything. Raises NotImplementedError for a
-        candidate that compiles nothing.
+        """Compile what :meth:`prepare` needs for ``args`` without launching anything. Raise ``NotImplementedError`` if
+        the candidate compiles nothing.
 
         Several threads may call this method in parallel.
         """
         raise NotImplementedError(f"{candidate_label(self)} compiles nothing")
 
     def compile_apart(self) -> bool:
-        """Start the compilation of :meth:`precompile` in another process, and return whether it was started; False by
-        default.
+        """Start the compilation of :meth:`precompile` in another process. Return whether it was started, which is False
+        by default.
 
         Unlike a thread, another process does not compete for Python's global lock.
         """
         return False
 
     def estimate(self, env: Mapping[str, Any]) -> float | None:
-        """Return the author's estimate of the time of a call with these sizes, in any unit, or None."""
+        """Return the author's estimate of the time of a call with the sizes ``env``, in any unit. Return None if there
+        is none.
+        """
         return None
 
 
@@ -83,7 +87,7 @@ def candidate_label(candidate: Candidate) -> str:
 
 @dataclass(frozen=True)
 class KernelCandidate(Candidate):
-    """A kernel bound to an op, with one of its configs. The kernel runs below autograd and the dispatcher."""
+    """A kernel that is bound to an op, with one of its configs. It runs below autograd and the dispatcher."""
 
     op: Op
     bound: Kernel
@@ -92,7 +96,7 @@ class KernelCandidate(Candidate):
     compiles: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Copy name, config and the need to compile from the kernel into the fields of the candidate."""
+        """Copy the name, the config and the flag ``compiles`` from the kernel into the fields of the candidate."""
         for name, value in (
             ("kernel", self.bound.name),
             ("config", self.bound.config),
@@ -102,21 +106,23 @@ class KernelCandidate(Candidate):
             object.__setattr__(self, name, value)
 
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
-        """Return a function that runs the kernel on ``args``. Raises CandidateRefused for unsuitable arguments."""
+        """Return a function that runs the kernel on ``args``. Raise ``CandidateRefused`` if the kernel refuses the
+        arguments.
+        """
         call = self.op.bind(args)
         if reason := self.bound.why_refused(call):
             raise CandidateRefused(reason)
         return partial(self.bound.run_call, call)
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile the kernel for a call with ``args``, unless it refuses the call, without running it."""
+        """Compile the kernel for a call with ``args`` without running it. Do nothing if the kernel refuses the call."""
         call = self.op.bind(args)
         if not self.bound.why_refused(call):
             self.bound.compile(call)
 
     def estimate(self, env: Mapping[str, Any]) -> float | None:
-        """Return the estimate of the kernel's ``prior`` for a call with these sizes, in any unit, None if it has
-        none.
+        """Return the estimate of the kernel's ``prior`` for a call with the sizes ``env``, in any unit. Return None if
+        the kernel has none.
         """
         space = self.bound.space
         return None if space is None or space.prior is None else space.prior(env, self.config.as_dict())
@@ -124,23 +130,21 @@ class KernelCandidate(Candidate):
 
 @dataclass(frozen=True)
 class ReferenceCandidate(Candidate):
-    """The reference as the fallback. The reference is correct by definition, so every op has a valid candidate."""
+    """The op's reference as a candidate. It is correct by definition, so every op has a valid candidate."""
 
     op: Op
     kernel: str = REFERENCE
     config: Config = NO_CONFIG
 
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
-        """Return a function that computes the op's reference on ``args`` and checks the outputs."""
+        """Return a function that computes the op's reference on ``args`` and checks its outputs."""
         call = self.op.bind(args)
         return lambda: check_outputs(self.op.spec, call, self.op.run_reference(call.args))
 
 
 def kernel_candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
-    """Return the candidates of ``op`` for a device type: its reference, then each kernel with each of its configs for
-    the sizes in ``env``.
-
-    The reference comes first, then the declared default.
+    """Return the candidates of ``op`` for a device type. They are its reference, then each kernel with each of its
+    configs for the sizes in ``env``. The first candidate after the reference is the declared default.
     """
     valid: list[Candidate] = [ReferenceCandidate(op)]
     for kernel in op.kernels.get(torch.device(device).type, ()):
@@ -150,8 +154,9 @@ def kernel_candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candi
 
 
 def declared_default(op: Op, call: Binding, device: str) -> tuple[str, Config]:
-    """Return the name and config of the kernel that serves ``call`` on this device type without a tuned choice, or of
-    the reference. The tensors of ``call`` may have no values.
+    """Return the name and config of the kernel that serves ``call`` on this device type if nothing was tuned.
+
+    Return those of the reference if no kernel serves it. The tensors of ``call`` may have no values.
     """
     for kernel in op.eager_kernels(torch.device(device).type):
         try:

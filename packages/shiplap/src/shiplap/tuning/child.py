@@ -36,18 +36,17 @@ from shiplap.tuning.verify import is_device_lost
 
 
 class DeviceLost(BaseException):
-    """Raised to end a process that can no longer use its device, and that cannot even be torn down in order."""
+    """An error that ends a process because it can no longer use its device. Such a process cannot even be torn down in
+    order.
+    """
 
 
 class OpenedTask:
-    """The op of a task, its inputs, and its candidates in the order of the request.
-
-    Raises LookupError if the op, or a candidate, differs in this process.
-    """
+    """The op of a task, its inputs, and its candidates in the order of the request."""
 
     def __init__(self, order: workers.OpenTask, heartbeat: Heartbeat | None) -> None:
-        """Import the op that ``order`` names, draw its inputs, and find its candidates. Raises LookupError if op or
-        candidates differ from the caller's.
+        """Import the op that ``order`` names, draw its inputs, and find its candidates. Raise ``LookupError`` if the op
+        or the candidates differ from the caller's.
         """
         self.order, self.heartbeat = order, heartbeat
         self.op = import_op(order)
@@ -69,9 +68,11 @@ class OpenedTask:
         return LocalBench(self.inputs, self.candidates, self.order.capture, begin_run)
 
     def prepare(self, index: int, poison: int | None, args: list[Any]) -> CandidateRun:
-        """Return a function without arguments that calls the candidate at ``index`` on ``args``. For index -1 check the
-        arguments against the declaration, and return a function that computes nothing, whose time is subtracted. With
-        ``poison``, allocated memory is filled with that byte first, so that reads of uninitialised memory show.
+        """Return a function without arguments that calls the candidate at ``index`` on ``args``.
+
+        For index -1, check the arguments against the declaration and return a function that computes nothing. Its time
+        is subtracted from the others. If ``poison`` is a byte, allocated memory is filled with it first, so that reads
+        of uninitialised memory show. Raise ``ArgumentsDeclined`` if the candidate refuses the arguments.
         """
         if index < 0:
             self.op.bind(tuple(args))
@@ -86,13 +87,13 @@ class OpenedTask:
 
 
 def _poisoned(run: CandidateRun, candidate: Candidate, byte: int) -> CandidateRun:
-    """Return ``run`` as a function in which all memory that the candidate allocates is filled with ``byte`` first, so
-    that reads of uninitialised memory show.
+    """Return ``run`` as a function in which all memory that the candidate allocates is filled with ``byte`` first.
+    Reads of uninitialised memory then show.
     """
 
     def run_poisoned() -> Any:
-        """Run the candidate while all memory that it allocates is filled with the chosen byte first, and return its
-        results as a tuple.
+        """Run the candidate and return its results as a tuple. All memory that it allocates is filled with the chosen
+        byte first.
         """
         with poisoned_workspace(byte), nullcontext() if candidate.opaque else Poison(byte):
             return tuple(run())
@@ -104,8 +105,8 @@ _opened: OpenedTask | None = None
 
 
 def opened_task() -> OpenedTask:
-    """Return the task (an op, its candidates and the drawn inputs) that this process has opened by the request
-    ``open_task``.
+    """Return the task that this process has opened by the request ``open_task``. A task is an op with its candidates
+    and its drawn inputs.
     """
     assert _opened is not None
     return _opened
@@ -113,8 +114,8 @@ def opened_task() -> OpenedTask:
 
 @handles(workers.OpenTask)
 def open_task(child: Child, order: workers.OpenTask, file: int) -> Done:
-    """Handle the request that opens a task: set environment and threads, import the op and draw its inputs. ``file`` is
-    the shared memory of a heartbeat, or -1.
+    """Handle the request that opens a task. This sets the environment variables and the number of threads, imports the
+    op and draws its inputs. ``file`` is the shared memory of a heartbeat, or -1.
     """
     global _opened
     if order.environment:  # of a worker, which is a process of the user like any other
@@ -133,8 +134,8 @@ def open_task(child: Child, order: workers.OpenTask, file: int) -> Done:
 
 @handles(workers.CompileCandidates)
 def compile_candidates(child: Child, message: workers.CompileCandidates, file: int) -> Number:
-    """Handle the request to start compiling candidates in parallel, and return how many were started. ``file``, a
-    descriptor that a request may bring, is not used.
+    """Handle the request to start compiling candidates in parallel. Return how many were started. ``file`` is a
+    descriptor that a request may bring, and is not used.
     """
     return Number(opened_task().bench.compile(message.indices))
 
@@ -148,13 +149,13 @@ def finish_compiling(child: Child, message: workers.FinishCompiling, file: int) 
 
 @handles(workers.VerifyCandidate)
 def verify_candidate(child: Child, message: workers.VerifyCandidate, file: int) -> workers.Verified:
-    """Handle the request to compare a candidate with the reference, and return the outcome."""
+    """Handle the request to compare a candidate with the reference. Return the outcome."""
     return workers.Verified(opened_task().bench.verify(message.index))
 
 
 @handles(workers.RaceCandidates)
 def race_candidates(child: Child, message: workers.RaceCandidates, file: int) -> workers.Raced:
-    """Handle the request to time candidates in turns, and return the timings. Raises DeviceLost if the device can no
+    """Handle the request to time candidates in turns. Return the timings. Raise ``DeviceLost`` if the device can no
     longer be used.
     """
     try:
@@ -166,8 +167,10 @@ def race_candidates(child: Child, message: workers.RaceCandidates, file: int) ->
 
 
 def candidates_by_provider(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
-    """Return the candidates that the function ``provider`` (``module:name``) offers for the drawn inputs, as the parent
-    process does; for an empty text, the op's own kernels.
+    """Return the candidates that the function ``provider`` (``module:name``) offers for the drawn inputs.
+
+    The parent process calls the same function. If ``provider`` is empty, return the op's own kernels with their
+    configs.
     """
     if not provider:
         return kernel_candidates(op, drawn.device, drawn.call.env)
@@ -180,8 +183,8 @@ def candidates_by_provider(provider: str, op: Op, drawn: Inputs) -> Sequence[Can
 
 
 def import_op(order: workers.OpenTask) -> Op:
-    """Import the modules or the file that declare the op and its kernels, and return the op. Raises LookupError if they
-    did not declare it.
+    """Import the modules or the file that declare the op and its kernels, and return the op. Raise ``LookupError`` if
+    none of them has declared it.
     """
     sys.path[:] = [*order.path, *(p for p in sys.path if p not in order.path)]
     problem: Exception | None = None
@@ -202,7 +205,7 @@ def import_op(order: workers.OpenTask) -> Op:
 
 
 def _import_file(path: Path) -> None:
-    """Import a file under a name that is not ``__main__``, so that code behind that guard does not run."""
+    """Import a file under a name other than ``__main__``. Code behind a test for ``__main__`` does not run."""
     name = f"_shiplap_tuned_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

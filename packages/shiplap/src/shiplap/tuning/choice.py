@@ -21,21 +21,20 @@ class Choice:
 
     Attributes:
         op, device, bucket, dtypes, layout: the calls that the choice is for. ``device`` is a device type.
-        kernel, config: the candidate; kernel ``"reference"`` is the plain PyTorch body.
-        time: median seconds of a run, 0.0 when nothing was measured.
-        runner_up, runner_up_time: the next candidate. Empty without one.
-        default_time: the time of the declared default, 0.0 when it was not measured.
-        reason: one line.
+        kernel, config: the candidate. The kernel ``"reference"`` is the plain PyTorch body.
+        time: the median seconds of a run, or 0.0 if nothing was measured.
+        runner_up, runner_up_time: the label and the time of the next candidate. The label is empty if there is none.
+        default_time: the time of the declared default, or 0.0 if it was not measured.
+        reason: the reason of the choice on one line.
         findings: the candidates that were dropped, and why. Empty in a choice read from the store or a table.
-        tried: candidates considered.
+        tried: the number of candidates that were considered.
         origin: ``"measured"``, ``"stored"``, ``"frozen"``, ``"default"``, ``"received"`` (from another rank),
-            ``"in force"`` (in compiled code: received, or from a package), or ``"left out"``: the budget ended before
-            this bucket had a choice, and ``kernel`` is empty.
+            ``"in force"`` (in compiled code, received or from a package), or ``"left out"``. In the last case the
+            budget ended before this bucket had a choice, and ``kernel`` is empty.
         sizes: the recipe of the call that was measured.
-        unverified: the reason why the kernel is not verified, where a required cell of the ledger is untouched. Empty
-            for a verified kernel.
-        place: further fields of the key, by name: the code around a call in a compiled graph. Empty for a choice that
-            eager calls use.
+        unverified: the reason why the kernel is not verified. Empty for a verified kernel.
+        place: further fields of the key as (name, value), which describe the code around a call in a compiled graph.
+            Empty for a choice that eager calls use.
     """
 
     op: str
@@ -59,7 +58,7 @@ class Choice:
 
     @property
     def compiled(self) -> bool:
-        """Whether the choice is for compiled code and not for eager calls."""
+        """Whether the choice is for compiled code. Otherwise it is for eager calls."""
         return bool(self.place)
 
     @property
@@ -68,7 +67,7 @@ class Choice:
         return self.config.label(self.kernel)
 
     def but(self, **changes: Any) -> Choice:
-        """Return a copy of the choice with these fields changed."""
+        """Return a copy of the choice with the fields in ``changes`` replaced."""
         return replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:
@@ -85,8 +84,8 @@ class Choice:
         }
 
     def value(self) -> dict[str, Any]:
-        """Return the fields of the choice that are not part of its key, such as kernel, config, times and reason, as
-        plain data for an entry of the store.
+        """Return the fields of the choice that are not part of its key, such as kernel, config, times and reason. They
+        are plain data for an entry of the store.
         """
         return {
             "kernel": self.kernel,
@@ -104,8 +103,8 @@ class Choice:
 
 
 def choice_from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
-    """Return the choice that an entry of the store or of a table holds as ``key`` and ``value``. Raises ValueError when
-    the content is not a choice.
+    """Return the choice that an entry of the store or of a table holds as ``key`` and ``value``. ``origin`` says where
+    the entry comes from. Raise ``ValueError`` if the content is not a choice.
     """
     # msgspec is imported late because a program that reads no stored choice does not need it.
     import msgspec
@@ -140,16 +139,16 @@ def choice_from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
 
 
 def place_of_key(key: Key) -> tuple[tuple[str, str], ...]:
-    """Return the (name, value) pairs of ``key`` that only some choices have, its fields ``extra.*``, as in
-    :attr:`Choice.place`.
+    """Return the (name, value) pairs of ``key`` that only some choices have, as in :attr:`Choice.place`. These are its
+    fields ``extra.*``, without the prefix.
     """
     prefix = "extra."
     return tuple((name.removeprefix(prefix), value) for name, value in key.fields if name.startswith(prefix))
 
 
 def choice_table_entry(choice: Choice, source: str) -> ChoiceEntry:
-    """Return the entry of a choice for the table in which an op looks up its kernel and config when it is called.
-    ``source`` is the digest of the op's code, for which alone the entry holds.
+    """Return the entry of a choice for the table in which an op looks up its kernel and config when it is called. The
+    entry holds only for the op's code with the digest ``source``.
     """
     key: tuple[Any, ...] = (choice.device, *(v for _, _, v in choice.bucket.limits), choice.dtypes, choice.layout)
     return ChoiceEntry(choice.op, source, key, choice.kernel, choice.config, choice.place)

@@ -27,12 +27,12 @@ template_tuners: list[TemplateTuner] = []  # the package ``shiplap`` adds the on
 
 
 def templates_by_need(op: Op, device: str) -> tuple[list[Template], list[Template]]:
-    """Return the templates of ``op`` for a device type in two lists: those that only compiled code can run, since no
-    kernel has their name, and the others.
+    """Return the templates of ``op`` for a device type in two lists, those that only compiled code can run and the
+    others.
 
-    A template in C++ is code only together with its neighbours in a graph, so Inductor alone can run it. A template
-    that is a PyTorch function is always in the second list, because it serves as a comparison and is no reason to
-    compile.
+    A template belongs to the first list if no kernel has its name. A template in C++ is code only together with its
+    neighbours in a graph, so only Inductor can run it. A template that is a PyTorch function is always in the second
+    list. It serves as a comparison, and nothing is compiled only for it.
     """
     kind = device.partition(":")[0]
     kernels: set[Any] = {k.name for k in op.kernels.get(kind, ())}
@@ -42,8 +42,10 @@ def templates_by_need(op: Op, device: str) -> tuple[list[Template], list[Templat
 
 
 def measured_when_compiled(op: Op, device: str, compiled: bool | None) -> bool:
-    """Return whether the op's templates, kernels that are compiled together with neighbouring ops, are measured in
-    compiled code. ``compiled`` is the user's setting; None, the default, means if some of them run only in compiled
+    """Return whether the op's templates are measured in compiled code. Templates are kernels that are compiled together
+    with neighbouring ops.
+
+    ``compiled`` is the user's setting. With None, the default, they are measured if some of them run only in compiled
     code.
     """
     there_only, both = templates_by_need(op, device)
@@ -51,8 +53,8 @@ def measured_when_compiled(op: Op, device: str, compiled: bool | None) -> bool:
 
 
 def describe_unmeasured(op: Op, device: str, compiled: bool | None) -> str:
-    """Return a text that says which templates are not measured in compiled code although they may run there, and why;
-    empty if there is none.
+    """Return a text that says which templates are not measured in compiled code although they may run there, and why.
+    The text is empty if there are none.
     """
     there_only, both = templates_by_need(op, device)
     if compiled and not (there_only or both):

@@ -17,17 +17,18 @@ T = TypeVar("T")
 
 
 class OutOfTime(Exception):
-    """Raised when the budget is spent."""
+    """An error that says that the time budget is spent."""
 
 
 class Deadline:
-    """The end of a budget, as a context manager. ``on_end`` is called to end work that is still running at that time.
+    """The end of a time budget, as a context manager.
 
-    All work runs in one thread, since a tuning process ends with the thread that started it.
+    ``on_end`` is called at that time to end work that is still running. All work runs in one thread, since a tuning
+    process ends with the thread that started it.
     """
 
     def __init__(self, seconds: float, on_end: Callable[[], None] = lambda: None) -> None:
-        """Start the time budget of ``seconds``, and the thread in which work runs. ``on_end`` is called when the budget
+        """Start the time budget of ``seconds`` and the thread in which work runs. ``on_end`` is called if the budget
         ends while work runs.
         """
         self.ends, self.on_end, self.over = monotonic() + seconds, on_end, False
@@ -43,25 +44,27 @@ class Deadline:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the working thread after its present work, which is treated as abandoned."""
+        """End the working thread after its present work. That work is treated as abandoned."""
         self.over = True
         self._work.put(None)
 
     @property
     def seconds_left(self) -> float:
-        """The seconds that are left of the time budget for all measurements, negative after its end."""
+        """The seconds that are left of the time budget. The number is negative after its end."""
         return self.ends - monotonic()
 
     def check(self) -> None:
-        """Raise OutOfTime if the work was abandoned, so that it neither stores nor starts anything. Work calls this
-        method now and then.
+        """Raise ``OutOfTime`` if the work was abandoned. Work calls this method now and then, so that abandoned work
+        neither stores nor starts anything.
         """
         if self.over:
             raise OutOfTime
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in a separate thread and return its result. Raise ``OutOfTime`` when the budget ends, even if
-        ``work`` hangs. The thread cannot be stopped from outside: it continues until ``work`` next calls ``check``.
+        """Run ``work`` in a separate thread and return its result. An exception of ``work`` is raised here.
+
+        Raise ``OutOfTime`` when the budget ends, even if ``work`` hangs. The thread cannot be stopped from outside. It
+        continues until ``work`` next calls ``check``, or indefinitely if it never does.
         """
         if self.seconds_left <= 0:
             raise OutOfTime
@@ -81,7 +84,7 @@ class Deadline:
 
     def _serve(self) -> None:
         """Run pieces of work from the queue in this thread, one after another, each in the context variables of its
-        caller, and put the result or the error into the caller's queue. None in the queue ends the thread.
+        caller. Put the result or the error into the caller's queue. None in the queue ends the thread.
         """
         if self._device is not None:
             torch.cuda.set_device(self._device)  # of this thread

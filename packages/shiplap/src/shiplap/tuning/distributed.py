@@ -15,7 +15,7 @@ from shiplap.errors import error
 
 
 def rank_and_count() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks: ``(0, 1)`` in a program that is not distributed."""
+    """Return this process's rank and the number of ranks. They are ``(0, 1)`` in a program that is not distributed."""
     dist = torch.distributed
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
@@ -23,8 +23,9 @@ def rank_and_count() -> tuple[int, int]:
 
 
 def run_on_rank_zero(work: Callable[[], Any]) -> Any:
-    """Run ``work`` on rank 0 and return its result, plain data for JSON, on every rank. If ``work`` raises, every rank
-    raises, the others SL611.
+    """Run ``work`` on rank 0 and return its result on every rank. The result must be plain data for JSON.
+
+    If ``work`` raises, rank 0 raises the same error, and the other ranks raise ``SL611``.
     """
     rank, _ = rank_and_count()
     failure: BaseException | None = None
@@ -50,8 +51,8 @@ def run_on_rank_zero(work: Callable[[], Any]) -> Any:
 
 
 def broadcast_device() -> torch.device:
-    """Return a device on which the default process group can send a tensor: the CPU if it can, else the current device
-    of the type that it serves.
+    """Return a device on which the default process group can send a tensor. It is the CPU if the group serves it, else
+    the current device of the first type that the group serves.
 
     The configuration of a group names the backend of each device type, as in ``"cpu:gloo,cuda:nccl"``. A group of NCCL
     alone supports GPUs only, under any name by which it was requested.
@@ -63,7 +64,7 @@ def broadcast_device() -> torch.device:
 
 
 def _broadcast_json(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``content`` of rank 0 on every rank, sent as JSON bytes after their length.
+    """Return the ``content`` of rank 0 on every rank. It is sent as JSON bytes after their length.
 
     The sender decodes its own bytes as well, so that all ranks use the same value.
     """

@@ -40,8 +40,10 @@ EACH = 30.0  # seconds per bucket without a budget
 
 
 def make_requests(op: Op, samples: Iterable[Any], device: str | None) -> list[TuningRequest]:
-    """Return a tuning request (op, recipe, device) for each of ``samples``: argument tuples, sizes by name, recipes or
-    their labels. Raises SL613 for anything else.
+    """Return a tuning request (op, recipe, device) for each of ``samples``.
+
+    A sample is a tuple of arguments, a mapping of sizes by name, a recipe or the label of a recipe. Raise ``SL613`` for
+    anything else.
     """
     # The first three types are iterable, but iterating over one of them is a mistake: the user passed one sample, not a
     # list.
@@ -54,7 +56,7 @@ def make_requests(op: Op, samples: Iterable[Any], device: str | None) -> list[Tu
 
 
 def _no_sample_error(op: Op, got: str, expected: str) -> ShiplapError:
-    """Return SL613 for samples that are no arguments of ``op``."""
+    """Return ``SL613`` for samples that are not arguments of ``op``."""
     return error(
         "SL613",
         where=f"{op.spec.name}: samples to tune on",
@@ -75,16 +77,16 @@ def tune_all(
     compiled: bool | None = None,
 ) -> TuneResult:
     """Return a choice for each bucket (class of sizes) of ``requests``, in order, measured within ``budget``. Under
-    torch.distributed, rank 0 measures for all ranks.
+    ``torch.distributed``, rank 0 measures for all ranks.
 
-    If templates of the op are measured in compiled code (``compiled``, see :func:`shiplap.tune`), a choice among these
-    follows the choice for eager calls.
+    If templates of the op are measured in compiled code, a choice among them follows the choice for eager calls.
+    ``compiled`` is the user's setting for that (see :func:`shiplap.tune`).
     """
     require_quiet("tune")
     wanted = _list_measurements(_first_of_each_bucket(requests), compiled)
 
     def work() -> list[Choice]:
-        """Measure all calls that were requested, within the budget if there is one, and return the choices in order."""
+        """Measure all calls that were requested, within the budget if there is one. Return the choices in order."""
         seconds = None if budget is None else parse_budget(budget)
         with tuning_progress(progress) as report, WorkerProcess(timeout) as isolation:
             rest = options, isolation if isolate else None, report
@@ -99,7 +101,7 @@ def tune_all(
     mine: list[Choice] = []
 
     def tell() -> list[dict[str, Any]]:
-        """Measure all calls that were requested, in the process of rank 0, keep the choices for this rank's result, and
+        """Measure all calls that were requested in the process of rank 0. Keep the choices for this rank's result, and
         return them as plain data for the other ranks.
         """
         mine.extend(work())
@@ -120,8 +122,9 @@ def _choose_each(
     report: Report,
 ) -> list[Choice]:
     """Return the choice for each of ``wanted``, (op, recipe, device, tuner) tuples, read from the store or measured.
-    Until ``deadline`` each has an equal share of the time; one that is not reached gets a choice without a kernel.
-    ``isolation`` runs candidates in other processes.
+
+    Each has an equal share of the time until ``deadline``. One that the time does not reach gets a choice without a
+    kernel. ``isolation`` runs candidates in other processes. ``report`` is called with the progress.
     """
     choices: list[Choice] = []
     for number, (op, recipe, device, tuner) in enumerate(wanted):
@@ -130,7 +133,7 @@ def _choose_each(
 
         # Progress reports are frequent, so they are also the places where work that was abandoned ends.
         def report_here(what: str, done: int, total: int, place: str = place) -> None:
-            """Report progress for this measurement, and raise OutOfTime if it was abandoned."""
+            """Report progress for this measurement. Raise ``OutOfTime`` if the measurement was abandoned."""
             if deadline is not None:
                 deadline.check()
             report(f"{place}: {what}", done, total)
@@ -149,8 +152,8 @@ def _choose_each(
 
 
 def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bool) -> Choice:
-    """Return the choice without a kernel that stands for a bucket (class of sizes) which the budget did not reach. It
-    is not stored.
+    """Return the choice without a kernel that stands for a bucket (class of sizes) which the budget did not reach. Such
+    a choice is not stored.
     """
     env = dim_environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
     dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
@@ -169,15 +172,19 @@ def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bo
 
 
 def _choice_message(choice: Choice) -> dict[str, Any]:
-    """Return what other ranks need to rebuild a choice of rank 0: its values and its place (eager or compiled code).
-    Empty for a call that the budget did not reach.
+    """Return what other ranks need to rebuild a choice of rank 0. It holds the values of the choice and its place
+    (eager or compiled code).
+
+    Return an empty dict for a call that the budget did not reach.
     """
     return {"value": choice.value(), "place": dict(choice.place)} if choice.origin != LEFT_OUT else {}
 
 
 def _install_received(work: Measurement, told: Mapping[str, Any]) -> Choice:
-    """Install the choice that rank 0 has made for the call ``work`` in this process, and return it. ``told`` is its
-    ``_choice_message``; if that is empty, the choice without a kernel is returned.
+    """Install the choice that rank 0 has made for the call ``work`` in this process, and return it.
+
+    ``told`` is the choice as made by ``_choice_message``. If it is empty, return the choice without a kernel and
+    install nothing.
     """
     op, recipe, device, tuner = work
     if not told:
@@ -190,8 +197,8 @@ def _install_received(work: Measurement, told: Mapping[str, Any]) -> Choice:
 
 
 def _first_of_each_bucket(requests: Iterable[TuningRequest]) -> list[TuningRequest]:
-    """Return, in order, the first request of each group that would share one choice: the same op, dtypes, layouts,
-    device and bucket (class of sizes).
+    """Return, in order, the first request of each group that would share one choice. Such requests have the same op,
+    dtypes, layouts, device and bucket (class of sizes).
     """
     by_bucket: dict[tuple[Any, ...], TuningRequest] = {}
     for op, recipe, device in requests:
@@ -202,8 +209,10 @@ def _first_of_each_bucket(requests: Iterable[TuningRequest]) -> list[TuningReque
 
 
 def _list_measurements(requests: Iterable[TuningRequest], compiled: bool | None) -> list[Measurement]:
-    """Return what has to be measured for each request: (op, recipe, device, None) for eager calls, then the same with
-    each template tuner, which measures in compiled code, where ``compiled`` asks for that.
+    """Return what has to be measured for each request, as (op, recipe, device, tuner) tuples.
+
+    The first has None as tuner and stands for eager calls. If ``compiled`` requires it, a tuple with each template
+    tuner follows. A template tuner measures in compiled code.
     """
     works: list[Measurement] = []
     for op, recipe, device in requests:
@@ -219,8 +228,8 @@ def _list_measurements(requests: Iterable[TuningRequest], compiled: bool | None)
 def _with_unmeasured_findings(
     works: Sequence[Measurement], made: Sequence[Choice], compiled: bool | None
 ) -> list[Choice]:
-    """Return the choices ``made`` for ``works``, those for eager calls with a finding if templates of the op were left
-    out because they are not measured in compiled code.
+    """Return the choices ``made`` for ``works``. A choice for eager calls gets a finding if templates of the op are not
+    measured in compiled code.
     """
     told = []
     for (op, recipe, device, tuner), choice in zip(works, made, strict=True):
@@ -231,8 +240,8 @@ def _with_unmeasured_findings(
 
 
 def _make_request(op: Op, sample: Any, device: str | None) -> TuningRequest:
-    """Return the op, recipe and device of one sample, which is a recipe, its label, sizes by name, or arguments. Raises
-    SL613 for another value.
+    """Return the op, recipe and device of one sample, which is a recipe, its label, sizes by name, or arguments. Raise
+    ``SL613`` for another value.
     """
     if isinstance(sample, SampleRecipe):
         return op, sample, device or "cpu"
@@ -256,8 +265,8 @@ def _make_request(op: Op, sample: Any, device: str | None) -> TuningRequest:
 
 
 def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> SampleRecipe:
-    """Return the recipe of a call with these sizes and scalars by name, and defaults for other scalars. Raises SL502
-    when a size is missing, or a name or dtype does not fit.
+    """Return the recipe of a call with these sizes and scalars by name. Other scalars have their defaults. Raise
+    ``SL502`` if a size is missing, or if a name or dtype does not fit.
 
     ``dtype`` applies to the tensors whose declaration admits it. The others have float32, or the first admitted dtype.
     """
@@ -304,15 +313,17 @@ def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -
 
 
 def _is_dim_size(value: Any, kind: str) -> bool:
-    """Return whether a dim of this kind can have this size: one number, or a list of them for ``"variadic"``."""
+    """Return whether ``value`` can be the size of a dim of this kind. It is a list of numbers for ``"variadic"``, and
+    one number for other kinds.
+    """
     sizes = value if kind == "variadic" else [value]
     return isinstance(sizes, (list, tuple)) and all(type(n) is int and n >= 0 for n in sizes)
 
 
 @contextlib.contextmanager
 def tuning_progress(wanted: bool | None) -> Iterator[Report]:
-    """Return a context that yields a function to report progress, which a bar on stderr shows if ``wanted``, or by
-    default if stderr is a terminal.
+    """Return a context that yields a function to report progress. A bar on stderr shows the progress if ``wanted`` is
+    set, or by default if stderr is a terminal.
     """
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda what, done, total: None

@@ -32,8 +32,8 @@ def remember_choice(key: Key, choice: Choice) -> None:
 def write_frozen_table(
     path: str | os.PathLike[str], ops: Iterable[Op] | None = None, *, store: ChoiceStore | None = None
 ) -> list[Choice]:
-    """Write the choices of the store and of this process that are valid here, for ``ops`` or for all, to the file
-    ``path``, and return them. See :func:`shiplap.freeze`.
+    """Write the choices of the store and of this process that are valid here to the file ``path``, and return them.
+    ``ops`` restricts them to these ops. See :func:`shiplap.freeze`.
     """
     entries: dict[str, tuple[Key, Mapping[str, Any]]] = {}
     for entry in (store or ChoiceStore()).entries():
@@ -50,8 +50,8 @@ def write_frozen_table(
 
 
 def _key_is_current(key: Key) -> bool:
-    """Return whether a choice with this key is valid on this machine, with these versions and with the declared op's
-    present source.
+    """Return whether a choice with this key is valid here. The machine, the versions of libraries and the source of the
+    op must be those of the key.
     """
     op = registry.find_declared_op(key["op"])
     if op is not None and key["source"] != op.identity:
@@ -61,7 +61,7 @@ def _key_is_current(key: Key) -> bool:
 
 
 def device_environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the key fields of machine and versions for each of the device types that this machine has."""
+    """Return the key fields of machine and versions for each device type in ``devices`` that this machine has."""
     environments = {}
     for device in set(devices):
         if device != "cuda" or torch.cuda.is_available():
@@ -70,8 +70,8 @@ def device_environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def dump_table(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
-    """Write a table of choices with its checksum to the file ``path``, whole or not at all. Raises SL602 when it cannot
-    be written.
+    """Write a table of choices with its checksum to the file ``path``, whole or not at all. Raise ``SL602`` if it
+    cannot be written.
     """
     body = {"format": FORMAT, "entries": [seal_entry(key, value) for key, value in entries]}
     # Indented, so that tables of two machines can be compared line by line.
@@ -81,8 +81,8 @@ def dump_table(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mappin
 
 
 def read_frozen_table(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
-    """Return the keys and values of the table in the file ``path``. Raises SL602 when the file cannot be read, SL609
-    when it is damaged.
+    """Return the keys and values of the table in the file ``path``. Raise ``SL602`` if the file cannot be read, and
+    ``SL609`` if it is damaged.
     """
     try:
         raw = safe_io.read_file(path, LIMIT, safe_io.NAMED)
@@ -114,7 +114,7 @@ def read_frozen_table(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[s
 
 
 def _check_device_type(key: Key) -> None:
-    """Raise ValueError unless the key names a device type that torch defines."""
+    """Raise ``ValueError`` unless the key names a device type that torch defines."""
     try:
         known = torch.device(key["device"]).type == key["device"]
     except RuntimeError:
@@ -127,9 +127,11 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     """Install the choices of the table in the file ``path`` in this process, and return them. From now on nothing is
     measured.
 
-    A call without an entry runs its declared default, and a notice reports that once. With ``SHIPLAP_STRICT=1`` the
-    call raises SL607. Entries of another machine are left out, entries of other library versions are used, both with a
-    notice. If entries for the same calls differ in version, the one that matches this machine is used.
+    A call without an entry runs its declared default, and a notice reports that once. With ``SHIPLAP_STRICT=1`` such a
+    call raises ``SL607``.
+
+    Entries of another machine are left out, with a notice. Entries of other library versions are used, with a notice.
+    If entries for the same calls differ in version, the one that matches this machine is used.
     """
     entries = read_frozen_table(path)
     now = device_environments(key["device"] for key, _ in entries)
@@ -141,6 +143,7 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
             other += [f"no device {key['device']}"] if here is None else differs
             continue
         taken.append((key, choice_from_json(key, value, "frozen"), key_differences(key.as_dict(), here, VERSIONS)))
+    # An entry of other versions gives way to one of these versions for the same calls.
     exact = {choice_table_entry(choice, key["source"]).call for key, choice, differs in taken if not differs}
     taken = [each for each in taken if not each[2] or choice_table_entry(each[1], each[0]["source"]).call not in exact]
     older = [text for _, _, differs in taken for text in differs]
@@ -155,5 +158,5 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
 
 
 def thaw() -> None:
-    """Undo :func:`frozen`: remove the installed choices, so that measurements are allowed again."""
+    """Undo :func:`frozen`. The installed choices are removed, and measurements are allowed again."""
     tuned_choices.install_choice_entries([], "")

@@ -38,7 +38,7 @@ _facts: dict[tuple[Any, ...], tuple[Bucket, str, str]] = {}
 class Inputs:
     """The arguments for ``recipe``, drawn when they are first used.
 
-    The process that plans the tuning may run no candidate itself, and then needs no arguments.
+    The process that plans the tuning may run no candidate itself. It then needs no arguments.
     """
 
     op: Op
@@ -58,14 +58,16 @@ class Inputs:
 
     @cached_property
     def small(self) -> SampleCase | None:
-        """One draw of arguments with small, odd, distinct sizes, or None if the declaration admits none."""
+        """One draw of arguments with small, odd, distinct sizes. It is None if the declaration admits no such sizes."""
         return _small_case(Samples(self.op, self.seed, self.device), self.recipe)
 
     @cached_property
     def odd(self) -> tuple[SampleCase, ...]:
-        """Samples on which a candidate must be right too, because the same choice serves such calls: tensors that begin
-        at unaligned addresses, and values near zero and far below it. The sizes are those of the call, halved while
-        there are many elements, since code for aligned rows may serve multiples of some size alone.
+        """Samples with unusual starts or values, on which a candidate must be right, too, because the same choice
+        serves such calls.
+
+        Some have tensors that begin at unaligned addresses, others have values near zero and far below it. The sizes
+        are those of the call, halved as long as there are too many elements.
         """
         samples, sizes = Samples(self.op, self.seed, self.device), dict(self.recipe.sizes)
         while prod(v for v in sizes.values() if type(v) is int and v) > MOST_ODD_ELEMENTS:
@@ -79,8 +81,10 @@ class Inputs:
 
     @cached_property
     def edges(self) -> tuple[SampleCase, ...]:
-        """Samples at the smallest and at odd large sizes of the bucket, the class of sizes for which one choice is
-        made. Empty for a bucket whose calls all have the sizes of this one; sizes that take too long are left out.
+        """Samples at the smallest and at odd large sizes of the bucket, which is the class of sizes for which one
+        choice is made.
+
+        The tuple is empty if all calls of the bucket have the sizes of this one. Sizes that take too long are left out.
         """
         samples, made = Samples(self.op, self.seed, self.device), list[SampleCase]()
         for sizes in _bucket_edge_sizes(self.op, self.recipe):
@@ -98,8 +102,10 @@ class Inputs:
 
     @cached_property
     def call(self) -> Binding:
-        """The call with its arguments checked and its dims known. The tensors are on the meta device, without values,
-        unless the op has a builder of samples, whose values may decide on sizes.
+        """The call with its arguments checked and its dims known.
+
+        The tensors are on the meta device, without values. If the op has a builder of samples, they have values, since
+        sizes may depend on these.
         """
         if self.op.sampler is None:
             return Samples(self.op, self.seed, "meta").blank(self.recipe)
@@ -107,15 +113,17 @@ class Inputs:
 
     @cached_property
     def identity(self) -> str:
-        """The digest of the op with all of its kernels, cached because ``Op.identity`` computes it at every access."""
+        """The digest of the op with all of its kernels. It is cached, because ``Op.identity`` computes it at every
+        access.
+        """
         return self.op.identity
 
     @cached_property
     def facts(self) -> tuple[Bucket, str, str]:
-        """The bucket (class of sizes), the dtypes and the layout of the arguments, which are parts of the key of a
+        """The bucket (class of sizes), the dtypes and the layout of the arguments. They are parts of the key of a
         choice.
 
-        Equal calls have equal facts, which are cached, so nothing is drawn for the second call.
+        They are cached, so nothing is drawn for a second call that is equal.
         """
         asked = self.identity, id(self.op.sampler), str(self.recipe), self.device, self.seed
         if (facts := _facts.get(asked)) is None:
@@ -129,23 +137,23 @@ class Inputs:
 
     @property
     def bucket(self) -> Bucket:
-        """The bucket of the call, that is its class of sizes for which one choice is made."""
+        """The bucket of the call, which is the class of sizes for which one choice is made."""
         return self.facts[0]
 
     @property
     def dtypes(self) -> str:
-        """The dtypes of the arguments as text, a part of the key of a choice."""
+        """The dtypes of the arguments as text. They are a part of the key of a choice."""
         return self.facts[1]
 
     @property
     def layout(self) -> str:
-        """The layout of the arguments as text, a part of the key of a choice."""
+        """The layout of the arguments as text. It is a part of the key of a choice."""
         return self.facts[2]
 
 
 def draw_inputs(op: Op, recipe: SampleRecipe, device: str, seed: int = SEED) -> Inputs:
-    """Return the source of arguments for ``recipe``, on which candidates run. Raises SL606 for integer tensors without
-    a builder, SL502 or SL610 for a bad recipe.
+    """Return the source of arguments for ``recipe``, on which candidates run. Raise ``SL606`` for integer tensors
+    without a builder of samples, and ``SL502`` or ``SL610`` for a recipe that does not fit.
     """
     # Random integers are rarely valid indices, and a kernel may read out of bounds with them.
     if needs_builder(op):
@@ -166,8 +174,8 @@ def draw_inputs(op: Op, recipe: SampleRecipe, device: str, seed: int = SEED) -> 
 
 
 def _small_case(samples: Samples, recipe: SampleRecipe) -> SampleCase | None:
-    """Return a sample with small, distinct, odd sizes and with the dtypes and scalars of the call, or None if none is
-    admitted.
+    """Return a sample with small, distinct, odd sizes and with the dtypes and scalars of the call. Return None if the
+    declaration admits none.
     """
     same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent}
     try:
@@ -185,8 +193,8 @@ def _small_case(samples: Samples, recipe: SampleRecipe) -> SampleCase | None:
 
 
 def _bucket_edge_sizes(op: Op, recipe: SampleRecipe) -> Iterator[dict[str, Any]]:
-    """Yield sizes at the ends of the bucket of a recipe: its smallest sizes, those just below the largest, and the
-    largest ones. Nothing for a bucket of one size.
+    """Yield sizes at the ends of the bucket of a recipe. They are its smallest sizes, those just below the largest, and
+    the largest ones. Yield nothing for a bucket of one size.
     """
     sizes, kinds = dict(recipe.sizes), dict(op.rule.kinds)
     free = [n for n, v in sizes.items() if kinds.get(n) == "pow2" and type(v) is int and v > 2]
@@ -198,15 +206,15 @@ def _bucket_edge_sizes(op: Op, recipe: SampleRecipe) -> Iterator[dict[str, Any]]
 
 
 def given_ones(spec: OpSpec, recipe: SampleRecipe) -> dict[str, int]:
-    """Return the sizes, by name, that the recipe gives to dims which broadcast. They are 1, and stay so if the other
-    sizes are changed.
+    """Return the sizes, by name, that the recipe gives to dims which broadcast. They are 1, and stay 1 if other sizes
+    are changed.
     """
     return {n: v for n, v in recipe.sizes if n in spec.broadcasts}
 
 
 def recipe_of(op: OpState, args: tuple[Any, ...]) -> SampleRecipe:
-    """Return the recipe of a call, the description from which similar arguments can be drawn: sizes, scalars, dtypes,
-    layouts and absent arguments, without values.
+    """Return the recipe of a call, from which similar arguments can be drawn. It has sizes, scalars, dtypes, layouts
+    and absent arguments, but no values.
     """
     call = op.bind(args)
     sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env} | broadcast_ones(op.spec, call.env)
@@ -219,7 +227,7 @@ def recipe_of(op: OpState, args: tuple[Any, ...]) -> SampleRecipe:
 
 
 def layout_name(t: Tensor) -> str:
-    """Return the name of the layout of ``t``. Empty for a contiguous tensor and for a layout without a name."""
+    """Return the name of the layout of ``t``. It is empty for a contiguous tensor and for a layout without a name."""
     if t.is_contiguous():
         return ""
     code = bucket_layout([t])

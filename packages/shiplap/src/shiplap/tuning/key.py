@@ -24,34 +24,40 @@ VERSIONS = ("driver", "cuda", "cublas", "triton", "torch", "shiplap")
 
 @dataclass(frozen=True)
 class Key:
-    """``fields``, sorted by name: CALL, ``source`` (digest of the op), MACHINE, VERSIONS, and any ``extra.*``."""
+    """All facts on which a choice depends, as (name, value) pairs sorted by name. They are the fields ``CALL``,
+    ``source`` (the digest of the op), ``MACHINE``, ``VERSIONS``, and any ``extra.*``.
+    """
 
     fields: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> Key:
-        """Return a key with these fields, sorted by name, so that equal keys are equal tuples."""
+        """Return a key with these fields, sorted by name. Keys with equal fields are then equal."""
         return cls(tuple(sorted(fields.items())))
 
     def __getitem__(self, name: str) -> str:
-        """Return the value of the field ``name``, empty if the key has none."""
+        """Return the value of the field ``name``, or an empty text if the key lacks it."""
         return dict(self.fields).get(name, "")
 
     def as_dict(self) -> dict[str, str]:
-        """Return the fields by name in the order for readers: call, source, machine, versions, then the others."""
+        """Return the fields by name in an order for readers. The order is call, source, machine, versions, then the
+        others.
+        """
         order = {n: i for i, n in enumerate((*CALL, "source", *MACHINE, *VERSIONS))}
         return dict(sorted(self.fields, key=lambda pair: (order.get(pair[0], 99), pair[0])))
 
     @property
     def digest(self) -> str:
-        """A short sha256 digest of all fields of the key, under which the store of tuning choices names its file."""
+        """A short SHA-256 digest of all fields of the key. The store of tuning choices uses it as the name of a
+        file.
+        """
         return hashlib.sha256(json.dumps(self.fields).encode()).hexdigest()[:32]
 
 
 @cache
 def rooms_digest(*rooms: str) -> str:
     """Return the digest of the source files in the packages ``rooms`` of Shiplap, such as ``"dispatch"``. It is part of
-    a key, so that choices made by other code are not used.
+    a key, so choices made by other code are not used.
     """
     package = Path(__file__).parents[1]
     files = sorted(f for room in rooms for f in (package / room).rglob("*.py"))
@@ -59,7 +65,7 @@ def rooms_digest(*rooms: str) -> str:
 
 
 def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> Key:
-    """Return the key of a choice for these inputs on this machine, with the fields ``extra`` beside those of call,
+    """Return the key of a choice for these inputs on this machine. The fields ``extra`` are added to those of call,
     source, machine and versions.
     """
     fields = {
@@ -99,8 +105,10 @@ def key_environment(device: str) -> dict[str, str]:
 
 @cache
 def _library_versions() -> tuple[tuple[str, str], ...]:
-    """Return (name, version) of each library on which a choice depends, with ``-`` for one that is missing, and for the
-    driver and CUDA libraries, which only keys of a GPU name.
+    """Return (name, version) of each library on which a choice depends.
+
+    The version is ``-`` if the library is missing. It is also ``-`` for the driver and the CUDA libraries, which only
+    keys of a GPU name.
     """
     versions = {
         "triton": _package_version("triton") or "-",
@@ -115,7 +123,7 @@ def _library_versions() -> tuple[tuple[str, str], ...]:
 
 @cache
 def _package_version(*names: str) -> str:
-    """Return the version of the first installed package of ``names``, or ""."""
+    """Return the version of the first installed package of ``names``, or an empty text if none is installed."""
     for name in names:
         try:
             return importlib.metadata.version(name)
@@ -126,7 +134,7 @@ def _package_version(*names: str) -> str:
 
 @cache
 def _processor_name() -> str:
-    """Return the model name of the processor, or else its architecture."""
+    """Return the model name of the processor, or its architecture if the name is not known."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -137,8 +145,8 @@ def _processor_name() -> str:
 
 @cache
 def _driver_version() -> str:
-    """Return the release of the NVIDIA kernel module if its file exists, else the version of the CUDA API that the
-    driver supports.
+    """Return the release of the NVIDIA kernel module if its file exists. Otherwise return the version of the CUDA API
+    that the driver supports.
     """
     try:
         words = Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split()
@@ -148,8 +156,8 @@ def _driver_version() -> str:
 
 
 def key_differences(a: Mapping[str, str], b: Mapping[str, str], only: tuple[str, ...] = ()) -> list[str]:
-    """Return a text ``name: old → new`` for each field in which the keys ``a`` and ``b`` differ, among the names
-    ``only`` if any are given.
+    """Return a text ``name: old → new`` for each field in which the keys ``a`` and ``b`` differ. If ``only`` has names,
+    other fields are left out.
     """
     names = [n for n in {**a, **b} if not only or n in only]
     return [f"{n}: {a.get(n, '(none)')} → {b.get(n, '(none)')}" for n in names if a.get(n) != b.get(n)]

@@ -26,8 +26,10 @@ benchmarks = 0  # samples taken in this process: frozen mode is tested to leave 
 
 
 class Clock(Protocol):
+    """The protocol of a clock by which candidates are timed."""
+
     def ready(self, run: CandidateRun) -> CandidateRun:
-        """Return ``run`` in the form that is timed, such as a captured graph. Raises Uncapturable if a capture is
+        """Return ``run`` in the form that is timed, such as a captured graph. Raise ``Uncapturable`` if a capture is
         required and fails.
         """
         ...
@@ -38,11 +40,11 @@ class Clock(Protocol):
 
 
 class Uncapturable(Exception):
-    """Raised for a candidate that cannot be captured in a CUDA graph."""
+    """An error that says that a candidate cannot be captured in a CUDA graph."""
 
 
 class CpuClock:
-    """A clock of wall-clock time."""
+    """A clock that measures wall-clock time."""
 
     def ready(self, run: CandidateRun) -> CandidateRun:
         """Return ``run`` itself."""
@@ -58,16 +60,16 @@ class CpuClock:
 
 
 class CudaClock:
-    """A clock of device time, measured with CUDA events.
+    """A clock that measures device time with CUDA events.
 
-    ``capture="auto"`` replays a captured graph where the run can be captured, ``"always"`` requires that, and
-    ``"never"`` times direct calls. Without a graph, the time of a launcher that is slower than its kernel is the
-    launcher's.
+    With ``capture="auto"`` it replays a captured graph if the run can be captured. ``"always"`` requires a capture, and
+    ``"never"`` times direct calls. If a direct call launches more slowly than its kernel runs, its time is that of the
+    launches.
     """
 
     def __init__(self, device: str, capture: str = "auto") -> None:
-        """Make a clock for a CUDA device. ``capture`` is ``"auto"``, ``"always"`` or ``"never"``: whether runs are
-        timed as replayed CUDA graphs.
+        """Make a clock for a CUDA device. ``capture`` says whether runs are timed as replays of CUDA graphs. It is
+        ``"auto"``, ``"always"`` or ``"never"``.
         """
         self.device, self.capture = torch.device(device), capture
         # Twice the cache, since the replacement policy need not evict everything when as many bytes as the cache has
@@ -77,7 +79,7 @@ class CudaClock:
         self._kept: list[Any] = []
 
     def ready(self, run: CandidateRun) -> CandidateRun:
-        """Return ``run`` as a replay of a CUDA graph where it can be captured, else ``run`` itself. Raises Uncapturable
+        """Return a replay of a CUDA graph of ``run`` if it can be captured, else ``run`` itself. Raise ``Uncapturable``
         if captures are required.
         """
         if self.capture == "never":
@@ -96,8 +98,8 @@ class CudaClock:
 
     @contextmanager
     def _on(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Return a context in which ``stream`` is current, ordered after the earlier work and before the later work of
-        the current stream.
+        """Return a context in which ``stream`` is current. Its work runs after the earlier work and before the later
+        work of the current stream.
         """
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
@@ -106,8 +108,8 @@ class CudaClock:
         current.wait_stream(stream)
 
     def _captured(self, run: CandidateRun, stream: torch.cuda.Stream) -> CandidateRun:
-        """Capture ``run`` into a CUDA graph on ``stream``, and return a function that replays the graph and returns its
-        outputs. Raises Uncapturable.
+        """Capture ``run`` into a CUDA graph on ``stream``. Return a function that replays the graph and returns its
+        outputs. Raise ``Uncapturable`` if the capture fails.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
@@ -118,15 +120,15 @@ class CudaClock:
         self._kept.append((graph, outs, run))  # a graph holds addresses, so the tensors of run must stay
 
         def replay() -> Any:
-            """Replay the graph and return its outputs, which each replay overwrites."""
+            """Replay the graph and return its outputs. The next replay overwrites them."""
             graph.replay()
             return outs
 
         return replay
 
     def sample(self, run: CandidateRun, repeats: int) -> float:
-        """Run ``run`` ``repeats`` times and return the mean seconds of one run on the device, measured between events,
-        with flushed caches before each.
+        """Run ``run`` ``repeats`` times and return the mean seconds of one run on the device. Caches are flushed before
+        each run, and CUDA events measure the time.
         """
         _count_sample()
         for _ in range(3):  # the device is busy while the host gets ahead, so that the next launches queue up
@@ -145,13 +147,17 @@ class CudaClock:
 
 
 def clock_for(device: str, capture: str = "auto") -> Clock:
-    """Return the clock for a device: that of CUDA, with its setting ``capture``, or that of the CPU."""
+    """Return the clock for a device. It is a CUDA clock with the setting ``capture`` for a CUDA device, and a CPU clock
+    otherwise.
+    """
     return CudaClock(device, capture) if torch.device(device).type == "cuda" else CpuClock()
 
 
 @dataclass(frozen=True)
 class RacePlan:
-    """The limits of a race, in seconds. A candidate ``hopeless`` times slower than the best is dropped."""
+    """The limits of a race, in rounds and seconds. A candidate that is ``hopeless`` times slower than the best is
+    dropped.
+    """
 
     rounds: int = 25
     least: int = 5
@@ -162,7 +168,9 @@ class RacePlan:
 
 @dataclass(frozen=True)
 class Timing:
-    """Median and quartiles of one candidate, in seconds. ``finished`` is True if the candidate was timed to the end."""
+    """The median and the quartiles of the times of one candidate, in seconds. ``finished`` says whether the candidate
+    was timed to the end.
+    """
 
     median: float
     low: float
@@ -172,8 +180,8 @@ class Timing:
 
     @classmethod
     def of(cls, samples: Sequence[float], finished: bool) -> Timing:
-        """Return the timing of samples in seconds: median, quartiles and count. ``finished`` says whether the candidate
-        stayed in the race to the end.
+        """Return the timing of ``samples``, which are times in seconds. ``finished`` says whether the candidate stayed
+        in the race to the end.
         """
         ranked = sorted(samples)
         return cls(median(ranked), ranked[len(ranked) // 4], ranked[(3 * len(ranked)) // 4], len(ranked), finished)
@@ -182,8 +190,9 @@ class Timing:
 def race_runs(
     runs: Mapping[int, CandidateRun], clock: Clock, plan: RacePlan, at: Callable[[int], None] = lambda index: None
 ) -> dict[int, Timing]:
-    """Time ``runs`` in turns and return the timings by index. Clearly slower ones are dropped early. ``plan`` has the
-    rounds and the seconds, and ``at`` is called with the index before each run.
+    """Time ``runs`` in turns and return the timings by index. Clearly slower ones are dropped early.
+
+    ``plan`` has the limits on rounds and seconds. ``at`` is called with the index before each run.
     """
     deadline = monotonic() + plan.seconds
     samples: dict[int, list[float]] = {}
@@ -220,14 +229,15 @@ def race_runs(
 
 
 def _count_sample() -> None:
-    """Count one more sample in this process, so that tests see whether anything was measured."""
+    """Count one more sample in this process. Tests read the count to see whether anything was measured."""
     global benchmarks
     benchmarks += 1
 
 
 def _drop_far_slower(live: list[int], samples: dict[int, list[float]], remeasure: Callable[[int], float]) -> list[int]:
-    """Return the candidates in ``live`` whose best sample (seconds of a call) is at most four times the fastest. A slow
-    first sample is repeated by ``remeasure(index)``, so that no candidate is dropped for one disturbed sample.
+    """Return the candidates in ``live`` whose best sample (seconds of a call) is at most four times the fastest.
+
+    A slow first sample is repeated by ``remeasure(index)``. No candidate is then dropped for one disturbed sample.
     """
     fastest = min(samples[i][0] for i in live)
     for index in live:
@@ -239,8 +249,9 @@ def _drop_far_slower(live: list[int], samples: dict[int, list[float]], remeasure
 
 
 def _still_in_race(live: list[int], samples: dict[int, list[float]], number: int, plan: RacePlan) -> list[int]:
-    """Return the candidates in ``live`` that may still win: those whose best sample is at most ``plan.hopeless`` times
-    the best median. In the first two rounds (``number`` 0 and 1) all are returned.
+    """Return the candidates in ``live`` that may still win. In the first two rounds (``number`` 0 and 1) these are all.
+
+    The best sample of such a candidate is at most ``plan.hopeless`` times the best median.
     """
     if number < 2:
         return live

@@ -23,7 +23,8 @@ from shiplap.tuning.key import Key
 class TableConflict:
     """Two tables that chose differently for the same key.
 
-    ``kept`` and ``dropped`` are candidates with their times in seconds, ``kept_in`` and ``dropped_in`` their tables.
+    ``kept`` and ``dropped`` are the two candidates. Their times are in seconds. ``kept_in`` and ``dropped_in`` are the
+    tables that chose them.
     """
 
     op: str
@@ -37,8 +38,8 @@ class TableConflict:
     dropped_in: str
 
     def __str__(self) -> str:
-        """Return one line that names op, bucket and device, and which choice of which table is kept and which is
-        not.
+        """Return one line that names the op, the bucket and the device. It says which choice of which table is kept,
+        and which one is dropped.
         """
         return (
             f"{self.op}  {self.bucket}  {self.device}: {self.kept} {_show_conflict_time(self.kept_time)} of "
@@ -49,8 +50,8 @@ class TableConflict:
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of a merge: the number of choices by name of a device, of entries that several tables share, and
-    conflicts.
+    """The result of a merge. It has the number of choices by name of a device, the number of entries that several
+    tables share, and the conflicts.
     """
 
     tables: tuple[str, ...]
@@ -60,12 +61,12 @@ class Merged:
 
 
 def merge_frozen_tables(sources: Iterable[str | Path], output: str | Path) -> Merged:
-    """Write the entries of all frozen tables in ``sources`` to the file ``output``, and return counts and conflicts. A
-    folder stands for the ``.json`` files in it.
+    """Write the entries of all frozen tables in ``sources`` to the file ``output``. Return the counts and the
+    conflicts. A folder stands for the ``.json`` files in it.
 
     Raises:
-        ShiplapError: SL602 for a table that cannot be read, an empty folder or an output that cannot be written. SL609
-            for a damaged table. Nothing is written then.
+        ShiplapError: ``SL602`` for a table that cannot be read, for an empty folder or for an output that cannot be
+            written. ``SL609`` for a damaged table. Nothing is written in these cases.
     """
     paths = [path for source in sources for path in _list_tables(Path(source), Path(output))]
     kept: dict[Key, tuple[Choice, Mapping[str, Any], Path]] = {}
@@ -92,8 +93,8 @@ def merge_frozen_tables(sources: Iterable[str | Path], output: str | Path) -> Me
 
 
 def _list_tables(source: Path, output: Path) -> list[Path]:
-    """Return the table files that ``source`` names: itself, or the JSON files of a folder, with the output of an
-    earlier merge first. Raises SL602 for an empty folder.
+    """Return the table files that ``source`` names. It is a file, or a folder of JSON files, of which the output of an
+    earlier merge comes first. Raise ``SL602`` for a folder without tables.
     """
     if not source.is_dir():
         return [source]
@@ -110,8 +111,8 @@ def _list_tables(source: Path, output: Path) -> list[Path]:
 
 
 def _replaces_choice(one: Choice, other: Choice) -> bool:
-    """Return whether the choice ``one``, of a later table, replaces ``other`` under the same key: it was measured, and
-    either ``other`` was not or ``one`` has the smaller time.
+    """Return whether the choice ``one`` of a later table replaces ``other`` under the same key. It must have been
+    measured, and must be faster than ``other`` unless ``other`` was not measured.
     """
     return one.time > 0 and (other.time <= 0 or one.time < other.time)
 
@@ -119,7 +120,9 @@ def _replaces_choice(one: Choice, other: Choice) -> bool:
 def _make_conflict(
     key: Key, best: tuple[Choice, Mapping[str, Any], Path], rest: tuple[Choice, Mapping[str, Any], Path]
 ) -> TableConflict:
-    """Return the record of two tables that chose differently under one key."""
+    """Return the record of two tables that chose differently under one key. ``best`` is the kept choice, and ``rest``
+    the dropped one.
+    """
     (won, _, here), (lost, _, there) = best, rest
     return TableConflict(
         op=key["op"],
@@ -135,5 +138,5 @@ def _make_conflict(
 
 
 def _show_conflict_time(seconds: float) -> str:
-    """Return the time of a choice in parentheses, or ``(not measured)`` for 0."""
+    """Return the time of a choice in parentheses. For 0 it is ``(not measured)``."""
     return f"({show_time(seconds)})" if seconds else "(not measured)"

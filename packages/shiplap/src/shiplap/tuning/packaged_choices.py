@@ -36,12 +36,12 @@ LIMIT = 1 << 24  # bytes of a table
 
 
 def write_packaged_table(folder: Path, table: Path, ops: Iterable[Op]) -> int:
-    """Write the entries of the frozen table ``table`` that are for ``ops`` into ``folder``, for a package, and return
-    their number.
+    """Write the entries of the frozen table ``table`` that are for ``ops`` into ``folder``, as part of a package.
+    Return their number.
 
     Raises:
-        CommandError: SL602 for a table that cannot be read. SL609 for a table that is damaged, and for an entry that
-            was made for another version of an op.
+        CommandError: ``SL602`` for a table that cannot be read. ``SL609`` for a table that is damaged, and for an entry
+            that was made for another version of an op.
     """
     declared = {op.spec.name: op for op in ops}
     kept = [(key, value) for key, value in read_frozen_table(table) if key["op"] in declared]
@@ -72,8 +72,8 @@ def write_packaged_table(folder: Path, table: Path, ops: Iterable[Op]) -> int:
 
 
 def install_packaged_choices() -> None:
-    """Install the tuning choices that came with the packages of declared ops, where no other choice exists for the same
-    calls.
+    """Install the tuning choices that came with the packages of declared ops. Other choices for the same calls take
+    precedence over them.
     """
     entries: list[ChoiceEntry] = []
     for op in registry.declared_op_list():
@@ -85,7 +85,7 @@ def install_packaged_choices() -> None:
 
 def packaged_kernels(folder: Path, op: Op) -> list[Kernel]:
     """Return the kernels of ``op``, each with a config that a packaged table in ``folder`` has chosen for any device.
-    Empty without a table.
+    The list is empty if there is no table.
     """
     path = folder / CHOICES
     if not path.is_file():
@@ -100,8 +100,8 @@ def packaged_kernels(folder: Path, op: Op) -> list[Kernel]:
 
 
 def _entries_for_op(path: Path, op: Op) -> list[ChoiceEntry]:
-    """Return the entries of the packaged table ``path`` for ``op`` that hold on this machine. Issues a notice for those
-    of another version of the op.
+    """Return the entries of the packaged table ``path`` for ``op`` that hold on this machine. Issue a notice for
+    entries of another version of the op.
     """
     about = _read_packaged_table(path)
     entries, why = [], set[str]()
@@ -124,8 +124,10 @@ def _entries_for_op(path: Path, op: Op) -> list[ChoiceEntry]:
 
 @cache
 def _read_packaged_table(path: Path) -> Mapping[str, Any]:
-    """Return the content of a packaged table: ``python``, the version of Python that made it, ``files``, and
-    ``entries`` as pairs of key and value. An empty mapping, with a notice, if the file is no valid table.
+    """Return the content of a packaged table.
+
+    It has ``python`` (the version of Python that made it), ``files`` (digests of files by op) and ``entries`` (pairs of
+    key and value). If the file is not a valid table, issue a notice and return an empty mapping.
     """
     try:
         about = safe_io.parse_json(safe_io.read_file(path, LIMIT, safe_io.NAMED))
@@ -145,7 +147,7 @@ def _read_packaged_table(path: Path) -> Mapping[str, Any]:
 
 
 def _python_version() -> str:
-    """Return the minor version of Python, such as ``3.12``, which decides whether two digests of an op can be compared.
+    """Return the minor version of Python, such as ``3.12``. Digests of an op can only be compared within one version.
 
     The digest covers code that Python has compiled, and another version of Python compiles it differently.
     """
@@ -153,7 +155,7 @@ def _python_version() -> str:
 
 
 def _file_digest(op: Op) -> str:
-    """Return the sha256 of the file that declares the op, empty if the file cannot be read.
+    """Return the SHA-256 of the file that declares the op, or an empty text if the file cannot be read.
 
     Unlike the digest of the op, this digest is the same for every version of Python.
     """

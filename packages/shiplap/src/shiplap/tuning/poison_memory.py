@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Poison(TorchFunctionMode):
-    """A mode in which every tensor that Python code allocates without values is filled with one byte."""
+    """A torch mode in which every tensor that Python code allocates without values is filled with one byte."""
 
     ALLOCATORS = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided)
 
@@ -20,8 +20,8 @@ class Poison(TorchFunctionMode):
         self.byte = byte
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the torch function ``func``, and fill the storage of its result with the byte if it returns
-        uninitialised memory.
+        """Call the torch function ``func`` and return its result. If the result is uninitialised memory, its storage is
+        filled with the byte.
         """
         result = func(*args, **(kwargs or {}))
         if func in self.ALLOCATORS and isinstance(result, Tensor) and result.numel() and result.layout is torch.strided:

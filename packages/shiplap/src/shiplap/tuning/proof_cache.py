@@ -24,14 +24,14 @@ ROOMS = ("rewrite", "inductor", "torch_private", "codegen", "declare", "plan", "
 
 
 def proof_key(subject: str, source: str, device: str = "cpu", **extra: str) -> Key:
-    """Return the key under which the record of a check that found no fault (a proof) is kept: what was checked, on
-    which device, and the versions and settings of this process.
+    """Return the key under which a proof (the record of a check that found no fault) is kept. It holds what was
+    checked, the device, and the versions and settings of this process.
 
     Args:
         subject: the name of what is proven.
         source: the digest of its code.
         device: the device on which it was run, such as ``"cuda:0"``.
-        extra: further facts that the proof depends on.
+        extra: further facts on which the proof depends.
     """
     fields = {
         "op": subject,
@@ -45,23 +45,24 @@ def proof_key(subject: str, source: str, device: str = "cpu", **extra: str) -> K
 
 
 def read_proof(key: Key) -> Mapping[str, Any] | None:
-    """Return the value that was kept under ``key`` with the record of a check that found no fault (a proof), or None
-    where there is none.
+    """Return the value that was kept with a proof under ``key``, or None if there is none. A proof is the record of a
+    check that found no fault.
     """
     return _store().get(key)
 
 
 def keep_proof(key: Key, value: Mapping[str, Any]) -> bool:
-    """Keep the record that a check of some code has found no fault (a proof) under ``key``, with ``value``, for later
-    processes. Return whether it was written.
+    """Keep ``value`` under ``key`` for later processes, as a proof (the record of a check that found no fault). Return
+    whether it was written.
     """
     return _store().put(key, value)
 
 
 def kept_proofs() -> list[tuple[StoredEntry, str]]:
-    """Return the kept proofs, each with the reason why a process like this one cannot use it, or an empty text. A
-    change of the proven code is not noticed, since only the process that has the code sees it, and for a proof on an
-    accelerator the device is not compared.
+    """Return the kept proofs. Each has the reason why a process like this one cannot use it, or an empty text.
+
+    A change of the proven code is not noticed, since only the process that has the code sees it. The device of a proof
+    on an accelerator is not compared.
     """
     listed = []
     for entry in _store().entries():
@@ -78,7 +79,7 @@ def remove_proof(entry: StoredEntry) -> bool:
 
 
 def _store() -> ChoiceStore:
-    """Return the store of proofs in the folder ``proofs`` of the cache, whose entries are sealed with a key of the
+    """Return the store of proofs in the folder ``proofs`` of the cache. Its entries are sealed with a key of the
     user.
     """
     return ChoiceStore(Path(settings().cache_dir).absolute() / "proofs", "proofs", keyed=True)
@@ -90,14 +91,14 @@ def _software() -> dict[str, str]:
 
 
 def _circumstances(device: str) -> dict[str, str]:
-    """Return the key fields that a proof on a device depends on besides the proven code: Shiplap's own code, torch's
-    commit, the machine and the versions of libraries.
+    """Return the key fields on which a proof on a device depends besides the proven code. They are Shiplap's own code,
+    torch's commit, the machine and the versions of libraries.
     """
     return {**_software(), **key_environment(device)}
 
 
 def _result_modes() -> str:
-    """Return as text the global settings of torch that change the results of a reference or of a program."""
+    """Return, as text, the global settings of torch that change the results of a reference or of a user's program."""
     modes = (
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),

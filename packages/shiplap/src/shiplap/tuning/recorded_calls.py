@@ -31,7 +31,9 @@ LIMIT = 1 << 24  # bytes of a profile
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One line of a profile: the name of an op, the module that declares it, and a recipe of the arguments."""
+    """One line of a profile (a file of recorded calls). It has the name of an op, the module that declares it, and a
+    recipe of the arguments.
+    """
 
     op: str
     device: str
@@ -42,12 +44,16 @@ class RecordedCall:
 
     @property
     def parsed(self) -> SampleRecipe:
-        """The recipe of the recorded call (sizes, scalars, dtypes, layouts, but no values), parsed from its label."""
+        """The recipe of the recorded call, parsed from its label. It has sizes, scalars, dtypes and layouts, but no
+        values.
+        """
         return SampleRecipe.parse(self.recipe)
 
 
 class CallRecorder:
-    """The observer of every bound call in this process (``tuned_choices.observer``)."""
+    """The observer of every call of an op in this process (``tuned_choices.observer``), after its arguments were
+    bound.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Make a recorder that appends calls to the file ``path``."""
@@ -58,9 +64,7 @@ class CallRecorder:
         self._held: list[NativeForm] = []
 
     def __call__(self, op: OpState, call: Binding) -> None:
-        """Count a call of an op, and append it to the file the first time that one with these sizes, dtypes and layout
-        is made.
-        """
+        """Count a call of an op. The first call with its sizes, dtypes and layout is appended to the file."""
         # Building a recipe takes longer than a small call, so it is done once for each new key.
         key = (op.spec.name, str(call.device), op.rule.key(call), tuple(call.env.items()).__repr__())
         with self._lock:
@@ -78,8 +82,10 @@ class CallRecorder:
         self._stop_native_binding(op)
 
     def _stop_native_binding(self, op: OpState) -> None:
-        """Keep native code from being attached to the kernels of an op while calls are recorded. It is attached after a
-        number of calls, and then checks the arguments of later calls without Python, which could not record them.
+        """Keep native code from being attached to the kernels of an op while calls are recorded.
+
+        It would be attached after a number of calls, and would then check the arguments of later calls without Python.
+        Such calls could not be recorded.
         """
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
             form = kernel.native
@@ -88,7 +94,7 @@ class CallRecorder:
                 self._held.append(form)
 
     def close(self) -> None:
-        """Append the counts of calls that were made more than once, and allow native bindings again."""
+        """Append the counts of calls that were made more than once to the file. Allow native bindings again."""
         with self._lock:
             many = [(self._seen[k], n) for k, n in self._counts.items() if n > 1]
             self._append([replace(c, count=n) for c, n in many])
@@ -96,7 +102,9 @@ class CallRecorder:
             form.resume()
 
     def _append(self, calls: list[RecordedCall]) -> None:
-        """Append calls to the file, one JSON line each. A file that cannot be written gives a notice."""
+        """Append calls to the file as lines of JSON, one for each call. Issue a notice if the file cannot be
+        written.
+        """
         text = "".join(json.dumps(vars(c)) + "\n" for c in calls)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,8 +120,8 @@ class CallRecorder:
 
 
 def _append_whole(handle: int, content: bytes) -> None:
-    """Write all of ``content`` to the file ``handle``, or remove the written part and raise OSError, since half a line
-    would spoil the next one.
+    """Write all of ``content`` to the file ``handle``. If that fails, remove the written part and raise ``OSError``,
+    since half a line would spoil the next one.
     """
     start, written = os.fstat(handle).st_size, 0
     try:
@@ -129,7 +137,7 @@ _current: CallRecorder | None = None
 
 
 def _after_fork() -> None:
-    """Replace the recorder's lock in a forked child process, since the thread that may hold the old lock does not exist
+    """Replace the recorder's lock in a forked child process. The thread that may hold the old lock does not exist
     there.
     """
     if _current is not None:
@@ -140,8 +148,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def start_recording(path: str | os.PathLike[str]) -> None:
-    """Record the calls of declared ops in the file ``path`` from now on, until :func:`stop_recording` or the end of the
-    process.
+    """Record the calls of declared ops in the file ``path`` from now on. The recording ends with :func:`stop_recording`
+    or with the process.
     """
     global _current
     stop_recording()
@@ -155,7 +163,7 @@ def start_recording(path: str | os.PathLike[str]) -> None:
 
 
 def stop_recording() -> None:
-    """Stop recording calls, if a recording runs, and write their counts to its file."""
+    """Stop recording calls and write their counts to the file. Do nothing if no recording runs."""
     global _current
     recorder, _current = _current, None
     tuned_choices.observer = None
@@ -166,10 +174,11 @@ def stop_recording() -> None:
 
 @contextlib.contextmanager
 def record(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Return a context in which the calls of declared ops are recorded in the file ``path`` (JSON lines), for
-    ``shiplap tune --profile``.
+    """Return a context in which the calls of declared ops are recorded in the file ``path`` (JSON lines), for ``shiplap
+    tune --profile``.
 
-    Compiled graphs call ops as well; kernels that Inductor made from a template are recorded when they are lowered.
+    Calls of ops in compiled graphs are recorded, too. Kernels that Inductor made from a template are recorded when they
+    are lowered.
     """
     start_recording(path)
     try:
@@ -179,11 +188,11 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_calls(path: str | os.PathLike[str]) -> list[RecordedCall]:
-    """Return the calls in the file ``path`` of a recording, each once with its count, the most frequent first. A last
-    line cut short by a kill is left out.
+    """Return the calls in the file ``path`` of a recording, each once with its count. The most frequent come first. A
+    last line that was cut short by a kill is left out.
 
     Raises:
-        CommandError: SL602 when the file cannot be read, SL609 when a line is not a call.
+        CommandError: ``SL602`` if the file cannot be read, ``SL609`` if a line is not a call.
     """
     import msgspec
 

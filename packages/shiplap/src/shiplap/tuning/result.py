@@ -16,7 +16,7 @@ TuneVerdict = Literal["chosen", "incomplete", "failed"]
 class TuneResult(ResultWithVerdict):
     """The choices of one tuning. Iterating over it yields the choices.
 
-    A result has no truth value: write ``assert result.verdict == "chosen"``.
+    A result has no truth value, so a test has to say ``assert result.verdict == "chosen"``.
 
     Attributes:
         choices: one choice for each bucket, in the order of the samples. A second one follows for a bucket whose
@@ -31,26 +31,28 @@ class TuneResult(ResultWithVerdict):
 
     @property
     def left_out(self) -> tuple[Choice, ...]:
-        """The choices of the buckets (classes of sizes) that were not measured before the time budget was used up. They
-        name no kernel.
-        """
+        """The choices of the buckets (classes of sizes) that the time budget did not reach. They name no kernel."""
         return tuple(c for c in self.choices if c.origin == LEFT_OUT)
 
     @property
     def unverified(self) -> tuple[Choice, ...]:
-        """The choices whose kernels are not verified, because a facility is missing that verifies them."""
+        """The choices whose kernels are not verified, because a facility for the verification is missing."""
         return tuple(c for c in self.choices if c.unverified)
 
     @property
     def verdict(self) -> TuneVerdict:
-        """ "failed" where a candidate was wrong, "incomplete" where a call has no verified choice, else "chosen"."""
+        """The verdict on the tuning. It is ``"failed"`` if a candidate was wrong, ``"incomplete"`` if a call has no
+        verified choice, and ``"chosen"`` otherwise.
+        """
         if any(f.verdict == "fail" for c in self.choices for f in c.findings):
             return "failed"
         return "incomplete" if self.left_out or self.unverified else "chosen"
 
     @property
     def headline(self) -> str:
-        """The ops, the verdict (``chosen``, ``incomplete`` or ``failed``) and the numbers of choices in one line."""
+        """The names of the ops, the verdict (``chosen``, ``incomplete`` or ``failed``) and the numbers of choices on
+        one line.
+        """
         names = ", ".join(dict.fromkeys(c.op for c in self.choices)) or "no op"
         chosen = len(self.choices) - len(self.left_out)
         doubts = f", {len(self.unverified)} of them unverified" if self.unverified else ""
@@ -71,8 +73,8 @@ class TuneResult(ResultWithVerdict):
 
 
 def _row(choice: Choice) -> Row:
-    """Return the printed row of a choice: the call, the outcome, the kernel with the reason, and below it the
-    candidates that were dropped.
+    """Return the printed row of a choice. It has the call, the outcome, the kernel with the reason, and the candidates
+    that were dropped.
     """
     place = "  in compiled code" if choice.compiled else ""
     name = f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}{place}"

@@ -8,7 +8,7 @@ import msgspec
 
 
 class StoredValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The schema of ``Choice.value``."""
+    """The types of the fields that a stored choice has, as in ``Choice.value``."""
 
     kernel: str
     config: dict[str, bool | int | float | str]

@@ -34,7 +34,7 @@ Report = Callable[[str, int, int], None]  # the current step as text, steps done
 
 @dataclass
 class Ranking:
-    """The results so far. ``order`` lists verified candidates, the fastest first."""
+    """The results of a search so far."""
 
     timings: dict[int, Timing] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -43,13 +43,14 @@ class Ranking:
 
     @property
     def order(self) -> list[int]:
-        """Return the indices of the measured candidates, fastest first. Those that were dropped from the race come
-        last. The time of the reference (index 0) is multiplied by ``TIE``, so that it comes first only if it is clearly
-        faster.
+        """Return the indices of the measured candidates, fastest first.
+
+        Candidates that were dropped from the race come last. The time of the reference (index 0) is multiplied by
+        ``TIE``, so that it comes first only if it is clearly faster.
         """
 
         def rank(index: int) -> tuple[bool, float]:
-            """Return the sort key of a candidate: whether it left the race early, then its time."""
+            """Return the sort key of a candidate. It is whether the candidate left the race early, then its time."""
             timing = self.timings[index]
             return not timing.finished, timing.median * (1.0 if index else TIE)
 
@@ -57,6 +58,8 @@ class Ranking:
 
 
 class _Search:
+    """A search in progress, with its candidates, its bench and its time budget."""
+
     def __init__(
         self, op: Op, candidates: Sequence[Candidate], bench: Bench, inputs: Inputs, seconds: float, report: Report
     ) -> None:
@@ -69,12 +72,12 @@ class _Search:
 
     @property
     def seconds_left(self) -> float:
-        """The seconds that are left of the search's budget, negative after its end."""
+        """The seconds that are left of the search's budget. The number is negative after its end."""
         return self.ends - monotonic()
 
     def verify(self, indices: Sequence[int]) -> list[int]:
-        """Verify the candidates at ``indices`` and return those that are correct. Wrong ones are dropped, and
-        candidates after the first two are skipped once the budget for this is spent.
+        """Verify the candidates at ``indices`` and return those that are correct. Wrong ones are dropped. Once the
+        budget for verification is spent, all but the first two candidates are skipped.
         """
         right = []
         self.bench.compile(indices)
@@ -92,8 +95,10 @@ class _Search:
         return right
 
     def drop(self, index: int, check: str, why: str, *, skipped: bool = False) -> None:
-        """Take the candidate at ``index`` out of the search, with a finding of the check named ``check`` and the reason
-        ``why``. It counts as failed, with a notice to the user, or as left out with ``skipped``.
+        """Take the candidate at ``index`` out of the search. A finding of the check named ``check`` has the reason
+        ``why``.
+
+        The candidate counts as failed, and the user gets a notice. If ``skipped`` is set, it counts as left out.
         """
         fix = "" if skipped else "correct the kernel, or leave this config out"
         evidence = f"{candidate_label(self.candidates[index])}: {why}"
@@ -110,8 +115,8 @@ class _Search:
         )
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> None:
-        """Measure the candidates at ``indices`` in turns, store their times in the ranking, and drop those that cannot
-        be measured, with the reason.
+        """Measure the candidates at ``indices`` in turns and store their times in the ranking. Candidates that cannot
+        be measured are dropped, with the reason.
         """
         self.report(f"race {len(indices)} candidates", 0, 1)
         # A race may take twice its time, and preparing the runs comes before it.
@@ -132,8 +137,8 @@ def search_candidates(
     report: Report,
     plan: RacePlan,
 ) -> Ranking:
-    """Verify, time and confirm ``candidates`` (the reference first, then the declared default) within about
-    ``seconds``, and return their ranking.
+    """Verify, time and confirm ``candidates`` within about ``seconds``, and return their ranking. The reference comes
+    first, then the declared default.
     """
     work = _Search(op, candidates, bench, inputs, seconds, report)
     try:
@@ -145,8 +150,8 @@ def search_candidates(
 
 
 def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
-    """Verify and measure candidates and return the ranking: all of a small space, else the first ones and then the
-    neighbours of the best.
+    """Verify and measure candidates and return the ranking. In a small space all are measured. In a larger one the
+    first ones are, and then the neighbours of the best.
     """
     candidates = work.candidates
     first = _first_candidates(candidates, work.inputs)
@@ -156,6 +161,7 @@ def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
     if len(right) > 1:
         work.race(right, plan)
     elif right:
+        # The only right candidate wins without a race.
         work.ranking.timings[right[0]] = Timing(0.0, 0.0, 0.0, 0, True)
     for _ in range(CLIMBS if len(candidates) > WHOLE else 0):
         if not _race_neighbours(work, plan):
@@ -167,10 +173,10 @@ def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
 
 def _confirm_winners(work: _Search, plan: RacePlan) -> None:
     """Confirm the winner of the race, and correct the times of its kernel by the factor that the confirmation measured.
-    Winners that fail are dropped and the next one is confirmed.
+    A winner that fails is dropped, and the next one is confirmed.
 
     Every kernel near the winner is timed with it, because the times of the race come from the candidates' own
-    processes. A false winner made others look hopeless in the race, so the remaining candidates race again.
+    processes. After a false winner the remaining candidates race again, since it made others look hopeless.
     """
     ranking, believed, factors = work.ranking, set[int](), dict[str, float]()
     false = 0  # winners since the last race
@@ -207,15 +213,17 @@ def _confirm_winners(work: _Search, plan: RacePlan) -> None:
 
 
 def _seconds_to_examine(work: _Search) -> float:
-    """Return the seconds for confirming a winner: a tenth of the budget, no more than everything before it took, at
-    least half a second.
+    """Return the seconds for confirming a winner. They are a tenth of the budget, or the time of everything before if
+    that is less. They are at least half a second.
     """
     return max(0.5, min(0.1 * work.seconds, monotonic() - work.began))
 
 
 def _nearby_kernels(work: _Search, best: int, factors: Mapping[str, float]) -> list[int]:
-    """Return, for each other kernel whose time is near that of the candidate ``best`` and that is not in ``factors``
-    (confirmed already), the index of its fastest config; of at most ``BESIDE`` kernels.
+    """Return the fastest configs of other kernels whose time is near that of the candidate ``best``, by index.
+
+    There is one index for each kernel, and at most ``BESIDE`` of them. Kernels in ``factors`` are left out, since they
+    are confirmed already.
     """
     timings, kernels = work.ranking.timings, {work.candidates[best].kernel, *factors}
     near: list[int] = []
@@ -229,8 +237,10 @@ def _nearby_kernels(work: _Search, best: int, factors: Mapping[str, float]) -> l
 
 def _race_trusted_again(work: _Search, plan: RacePlan, factors: Mapping[str, float]) -> None:
     """Race the measured candidates again, except those of kernels that a confirmation has shown to be slower than they
-    claim. ``factors`` has the measured time over the claimed one for each confirmed kernel; the new times are
-    multiplied by it.
+    claim.
+
+    ``factors`` has the measured time over the claimed one for each confirmed kernel. The new times are multiplied by
+    it.
     """
     honest = [i for i in work.ranking.timings if factors.get(work.candidates[i].kernel, 1.0) <= FALSE]
     work.race(honest, plan)
@@ -240,9 +250,10 @@ def _race_trusted_again(work: _Search, plan: RacePlan, factors: Mapping[str, flo
 
 
 def _compare_finalists(work: _Search, factors: Mapping[str, float], together: Set[str]) -> None:
-    """Measure the kernels that are nearly as fast as the best by one clock and correct their times, unless they were
-    timed ``together`` (a set of kernels) before. ``factors`` has the measured time over the claimed one of each
-    confirmed kernel.
+    """Measure the kernels that are nearly as fast as the best by one clock, and correct their times.
+
+    Nothing is measured if all of them are in ``together``, the kernels that were timed side by side before. ``factors``
+    has the measured time over the claimed one of each confirmed kernel.
     """
     ranking = work.ranking
     fastest = [min(of, key=lambda i: ranking.timings[i].median) for k in factors if (of := _timed_configs(work, k))]
@@ -261,13 +272,17 @@ def _compare_finalists(work: _Search, factors: Mapping[str, float], together: Se
 
 
 def _timed_configs(work: _Search, kernel: str) -> list[int]:
-    """Return the indices of the candidates of this kernel, one for each config, that have a time in the ranking."""
+    """Return the indices of the candidates of this kernel that have a time in the ranking. There is one for each
+    config.
+    """
     return [i for i in work.ranking.timings if work.candidates[i].kernel == kernel]
 
 
 def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> int:
     """Return the index of the fastest config of the next kernel that may be faster than the confirmed candidate
-    ``best`` and is not confirmed yet (not in ``factors``), or -1.
+    ``best``, or -1.
+
+    Kernels in ``factors`` are left out, since they are confirmed already.
     """
     timings = work.ranking.timings
     near = [i for i in work.ranking.order if work.candidates[i].kernel not in factors]
@@ -276,8 +291,8 @@ def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> i
 
 
 def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
-    """Multiply the measured timing of the candidate at ``index`` by ``factor``, the ratio of a confirmed time to the
-    claimed one, if it has a timing.
+    """Multiply the timing of the candidate at ``index`` by ``factor``, the ratio of a confirmed time to the claimed
+    one. Do nothing if the candidate has no timing.
     """
     if (t := ranking.timings.get(index)) is not None:
         median, low, high = (value * factor for value in (t.median, t.low, t.high))
@@ -285,8 +300,11 @@ def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
 
 
 def _run_short_races(work: _Search, right: list[int], plan: RacePlan) -> list[int]:
-    """Run short races of the candidates ``right``, each race with the faster half of the one before, until few are left
-    or the time is over. Returns those; the times of short races do not count in the ranking.
+    """Run short races of the candidates ``right``, each with the faster half of the one before, and return those that
+    are left.
+
+    The races end when few candidates are left or the time is over. The times of short races do not count in the
+    ranking.
     """
     rounds = 2
     while len(right) > WHOLE // 4 and work.seconds_left > 0:
@@ -302,9 +320,11 @@ def _run_short_races(work: _Search, right: list[int], plan: RacePlan) -> list[in
 
 
 def _first_candidates(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
-    """Return the indices of the candidates to verify first. These are all of at most ``WHOLE`` candidates. Of more,
-    they are the first config of each kernel and ``WHOLE`` others: the best by the kernels' own estimates, or else
-    evenly spaced ones.
+    """Return the indices of the candidates to verify first.
+
+    These are all candidates if there are at most ``WHOLE``. Of more, they are the first config of each kernel and
+    ``WHOLE`` others. The others are the best by the kernels' own estimates, or evenly spaced ones if there are no
+    estimates.
     """
     if len(candidates) <= WHOLE:
         return list(range(len(candidates)))
@@ -315,12 +335,15 @@ def _first_candidates(candidates: Sequence[Candidate], inputs: Inputs) -> list[i
     if any(s is not None for s in scores.values()):
         best = sorted(rest, key=lambda i: (scores[i] is None, scores[i] or 0.0))[:WHOLE]
     else:
+        # Without a prior, they are taken from the whole list at equal distances.
         best = list(dict.fromkeys(rest[i * len(rest) // WHOLE] for i in range(WHOLE)))
     return [*first, *best]
 
 
 def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
-    """Return the kernel's own estimate of its time for this call, in any unit. None if it has none or fails."""
+    """Return the kernel's own estimate of its time for this call, in any unit. Return None if it has none or if the
+    estimate fails.
+    """
     try:
         estimated = candidate.estimate(dict(inputs.call.env))
         return None if estimated is None else float(estimated)
@@ -329,8 +352,8 @@ def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
 
 
 def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
-    """Race the best candidate against its unseen neighbours (configs that differ in one value), and return whether one
-    of them was faster.
+    """Race the best candidate against its unseen neighbours, whose configs differ in one value. Return whether one of
+    them was faster.
     """
     order = work.ranking.order
     if not order or work.seconds_left <= 0:
@@ -346,8 +369,8 @@ def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
 
 
 def _differ_in_one_value(candidates: Sequence[Candidate], a: int, b: int) -> bool:
-    """Return whether the candidates numbered ``a`` and ``b`` are the same kernel with configs (mappings of tuning
-    parameters to values) that differ in exactly one value.
+    """Return whether two candidates, given by their numbers, are the same kernel with configs that differ in exactly
+    one value. A config maps tuning parameters to values.
     """
     x, y = candidates[a], candidates[b]
     mine, other = x.config.as_dict(), y.config.as_dict()

@@ -36,9 +36,9 @@ def _report_nothing(what: str, done: int, total: int) -> None:
 class SelectionOptions:
     """The options of a selection.
 
-    ``seconds`` is the budget of one bucket, and ``capture`` is ``"auto"``, ``"always"`` or ``"never"`` (CUDA). With
-    ``remeasure`` a stored choice is ignored. ``keep`` writes the choice to the store, and ``install`` uses it in this
-    process.
+    ``seconds`` is the budget of one bucket. ``capture`` is ``"auto"``, ``"always"`` or ``"never"``, and concerns CUDA
+    only. If ``remeasure`` is set, a stored choice is ignored. ``keep`` writes the choice to the store, and ``install``
+    uses it in this process.
     """
 
     seconds: float = 30.0
@@ -51,7 +51,7 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class SelectionTask:
-    """One bucket for which a candidate is to be selected."""
+    """A bucket (class of sizes) for which a candidate is to be selected."""
 
     op: Op
     inputs: Inputs
@@ -72,16 +72,17 @@ def select(
     report: Report = _report_nothing,
     store: ChoiceStore | None = None,
 ) -> Choice:
-    """Return the choice for calls like ``recipe`` (sizes, scalars, dtypes, layouts; see ``inputs.recipe_of``).
+    """Return the choice for calls like ``recipe``, which describes sizes, scalars, dtypes and layouts (see
+    ``inputs.recipe_of``).
 
-    A frozen table is consulted first, and alone. Otherwise the store is consulted. Otherwise candidates are verified
-    and timed: the op's kernels with their configs, or the result of ``candidates_of``, the declared default first. The
-    reference is always one of them. ``extra`` holds further key fields. ``bench`` makes the object that runs candidates
-    (by default in this process).
+    If a frozen table (a file of fixed choices) is installed, only this table is read. Otherwise the store is read. If
+    it has no choice, candidates are verified and timed. They are the op's kernels with their configs, or the result of
+    ``candidates_of``, with the declared default first. The reference is always one of them. ``extra`` holds further
+    key fields. ``bench`` makes the object that runs candidates (by default in this process).
 
     Raises:
-        ShiplapError: SL502, SL606, SL610 without valid inputs. SL607 for a missing frozen entry in strict mode. SL608
-            inside an op, a backward, a capture or a trace.
+        ShiplapError: ``SL502``, ``SL606`` or ``SL610`` if there are no valid inputs. ``SL607`` for a missing frozen
+            entry in strict mode. ``SL608`` inside an op, a backward, a capture or a trace.
     """
     drawn = draw_inputs(op, recipe, device)
     key = key_for(op, drawn, extra)
@@ -113,14 +114,14 @@ def select(
 
 
 def install_choices(op: Op, chosen: Sequence[Choice]) -> None:
-    """Install choices in this process, so that calls of ``op`` use them. Graphs that were compiled before are not
-    reused.
+    """Install choices in this process, so that calls of ``op`` use them. Graphs that were compiled before are not used
+    again.
     """
     tuned_choices.install_choice_entries([choice_table_entry(c, op.identity) for c in chosen])
 
 
 def stored_choice(op: Op, key: Key, store: ChoiceStore) -> Choice | None:
-    """Return the choice that the store has for ``key``, or None, with a notice if its entry cannot be read."""
+    """Return the choice that the store has for ``key``, or None. Issue a notice if its entry cannot be read."""
     value = store.get(key)
     if value is None:
         return None
@@ -132,15 +133,17 @@ def stored_choice(op: Op, key: Key, store: ChoiceStore) -> Choice | None:
 
 
 def _make_local_bench(task: SelectionTask) -> Bench:
-    """Return a bench, an object that verifies and times candidates, which runs the candidates of ``task`` in this
-    process.
+    """Return a bench that runs the candidates of ``task`` in this process. A bench is an object that verifies and times
+    candidates.
     """
     return LocalBench(task.inputs, task.candidates, task.options.capture)
 
 
 def _frozen_choice(op: Op, drawn: Inputs, key: Key) -> Choice:
-    """Return the choice that the installed frozen table, in which choices are fixed, has for the bucket (class of
-    sizes) of ``drawn``, or the declared default. Raises SL607 for a missing entry in strict mode.
+    """Return the choice of the installed frozen table for the bucket (class of sizes) of ``drawn``. A frozen table is a
+    file of fixed choices.
+
+    Return the declared default if the table has no entry. Raise ``SL607`` in this case in strict mode.
     """
     blank = Choice(
         op.spec.name,
@@ -168,8 +171,10 @@ def _frozen_choice(op: Op, drawn: Inputs, key: Key) -> Choice:
 
 
 def choice_in_use(blank: Choice, op: Op) -> Choice | None:
-    """Return ``blank``, a choice for some calls that names no kernel, with the kernel and config that this process has
-    in its table for these calls; None if there is no entry.
+    """Return ``blank`` with the kernel and config that this process has in its table for the same calls. Return None if
+    there is no entry.
+
+    ``blank`` is a choice for some calls that names no kernel.
     """
     wanted = choice_table_entry(blank, op.identity)
     for entry in tuned_choices.choice_entries():
@@ -184,8 +189,8 @@ def choice_in_use(blank: Choice, op: Op) -> Choice | None:
 
 
 def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
-    """Verify and time the candidates of ``task`` (kernels with configs) on the bench within the task's seconds, and
-    return their ranking.
+    """Verify and time the candidates of ``task`` (kernels with configs) on the bench within the task's seconds. Return
+    their ranking.
     """
     with torch.no_grad():
         return search_candidates(
@@ -194,9 +199,11 @@ def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
 
 
 def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
-    """Return a text that names what nothing has examined for the candidate ``best`` though a verified choice requires
-    it, with the reason. ``confirms`` is the bench's verdict on confirming times. Empty if nothing is missing, and for
-    the reference.
+    """Return a text that names what was not examined for the candidate ``best`` although a verified choice requires it,
+    and why.
+
+    The text is empty if nothing is missing, and for the reference. ``confirms`` is the bench's verdict on confirming
+    times, with the reason.
     """
     if best.kernel == tuned_choices.REFERENCE:
         return ""
@@ -210,8 +217,10 @@ def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
 
 
 def _make_choice(task: SelectionTask, ranking: Ranking, confirms: tuple[str, str]) -> Choice:
-    """Return the choice that follows from a ranking: its first candidate with times and reason, or the reference if
-    nothing was ranked. ``confirms`` is the bench's verdict on whether times were confirmed, and the reason.
+    """Return the choice that follows from a ranking. It is the first candidate with times and reason, or the reference
+    if nothing was ranked.
+
+    ``confirms`` is the bench's verdict on whether times were confirmed, with the reason.
     """
     order, listed, drawn = ranking.order, task.candidates, task.inputs
     best = listed[order[0]] if order else listed[0]
@@ -242,15 +251,15 @@ def _make_choice(task: SelectionTask, ranking: Ranking, confirms: tuple[str, str
 
 
 def _index_of_candidate(listed: Sequence[Candidate], wanted: tuple[str, Config]) -> int:
-    """Return the index in ``listed`` of the candidate with the kernel and config ``wanted``; 0, the index of the
+    """Return the index in ``listed`` of the candidate with the kernel and config ``wanted``. Return 0, the index of the
     reference, if there is none.
     """
     return next((i for i, c in enumerate(listed) if (c.kernel, c.config) == wanted), 0)
 
 
 def _describe_ranking(ranking: Ranking, listed: Sequence[Candidate], default: int, word: str) -> str:
-    """Return the sentence that gives the reason of a choice: how many candidates ran, the times of the two best, and
-    the gain over the declared default.
+    """Return the sentence that gives the reason of a choice. It says how many candidates ran, the times of the two
+    best, and the gain over the declared default.
     """
     order = ranking.order
     wrong = sum(f.verdict == "fail" for f in ranking.findings)

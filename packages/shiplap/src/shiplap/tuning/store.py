@@ -29,7 +29,7 @@ LIMIT = 1 << 20  # bytes: no entry of ours comes near
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """A file of the store: its key and value, or the reason why it cannot be used."""
+    """A file of the store, with its key and value, or with the reason why it cannot be used."""
 
     path: Path
     key: Key | None = None
@@ -38,16 +38,16 @@ class StoredEntry:
 
 
 def seal_entry(key: Key, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON content of a file of the store of tuning choices: format, ``key``, ``value`` and a checksum of
-    these.
+    """Return the JSON content of a file of the store of tuning choices. It has the format, ``key``, ``value`` and a
+    checksum of these.
     """
     body = {"format": FORMAT, "key": key.as_dict(), "value": dict(value)}
     return {**body, "sha256": entry_checksum(body)}
 
 
 def unseal_entry(content: Any) -> tuple[Key, Mapping[str, Any]]:
-    """Return the key and the value from the JSON content of a file of the store of tuning choices. Raises ValueError
-    with the reason if the content is not an entry or its checksum is wrong.
+    """Return the key and the value from the JSON content of a file of the store of tuning choices. Raise ``ValueError``
+    with the reason if the content is not an entry or if its checksum is wrong.
     """
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
@@ -61,14 +61,13 @@ def unseal_entry(content: Any) -> tuple[Key, Mapping[str, Any]]:
 
 
 def entry_checksum(body: Mapping[str, Any]) -> str:
-    """Return the sha256 of an entry's content without its checksum, in a form that does not depend on the order of
-    keys.
-    """
+    """Return the SHA-256 of an entry's content without its checksum. It does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class ChoiceStore:
-    """The directory ``tuned`` of the cache, or any other. A choice that cannot be written there is made again later.
+    """The store of choices in the folder ``tuned`` of the cache, or in any other folder. A choice that cannot be
+    written is made again later.
 
     ``what`` names the stored things in notices. ``keyed`` entries serve only the user who has written them.
     """
@@ -77,14 +76,14 @@ class ChoiceStore:
         self, root: str | os.PathLike[str] | None = None, what: str = "choices", *, keyed: bool = False
     ) -> None:
         """Open the store in the folder ``root``, by default that of tuned choices in the cache. ``what`` names the
-        entries in notices, and with ``keyed`` they are sealed with a key of the user.
+        entries in notices. If ``keyed`` is set, entries are sealed with a key of the user.
         """
         self.what, self.keyed = what, keyed
         self.root = Path(root) if root is not None else Path(settings().cache_dir).absolute() / "tuned"
 
     def path(self, key: Key) -> Path:
-        """Return the path of the entry of ``key``, which need not exist: a folder for each op, and the key's digest as
-        name.
+        """Return the path of the entry of ``key``, which need not exist. It has a folder for each op, and the key's
+        digest as name.
         """
         return self.root / _directory_of_op(key["op"]) / f"{key.digest}.json"
 
@@ -94,8 +93,8 @@ class ChoiceStore:
         return entry.value if entry is not None and entry.key == key else None
 
     def put(self, key: Key, value: Mapping[str, Any]) -> bool:
-        """Write an entry, and return whether it is on disk. A full or read-only folder gives one notice and no
-        error.
+        """Write an entry and return whether it is on disk. If the folder is full or read-only, issue one notice and
+        raise no error.
         """
         content = seal_entry(key, value)
         if self.keyed:
@@ -116,7 +115,7 @@ class ChoiceStore:
         return True
 
     def remove(self, path: Path) -> bool:
-        """Delete the entry in the file ``path``, and return whether it is gone. A symbolic link in place of its folder
+        """Delete the entry in the file ``path`` and return whether it is gone. A symbolic link in place of its folder
         is not followed.
         """
         try:
@@ -137,8 +136,8 @@ class ChoiceStore:
         return True
 
     def entries(self, op: str = "") -> Iterator[StoredEntry]:
-        """Yield the entries of ``op``, or of all ops, sorted by path. A damaged file has a problem instead of a
-        value.
+        """Yield the entries of ``op``, or of all ops if it is empty, sorted by path. A damaged file has a problem
+        instead of a value.
         """
         for directory in self._directories(op):
             for path in sorted(directory.glob("*.json")):
@@ -146,11 +145,12 @@ class ChoiceStore:
                     yield entry
 
     def half_written_files(self) -> Iterator[Path]:
-        """Yield the temporary files that a killed process of this machine left half-written. Those of other machines
-        cannot be checked.
+        """Yield the temporary files that a killed process of this machine left half-written. Files of other machines
+        cannot be checked and are left out.
         """
         for directory in self._directories(""):
             for path in sorted(directory.glob(".*.tmp")):
+                # ``safe_io.write`` names such a file .stem@host~pid~number.tmp.
                 host, _, pid = path.name[1:].rpartition(".tmp")[0].rpartition("@")[2].partition("~")
                 if (
                     host == safe_io.host_name()
@@ -160,7 +160,7 @@ class ChoiceStore:
                     yield path
 
     def _directories(self, op: str) -> list[Path]:
-        """Return the folders of the store, of ``op`` alone if it is given. Symbolic links are left out, because
+        """Return the folders of the store, or only that of ``op`` if it is given. Symbolic links are left out, because
         deletion would follow them to foreign files.
         """
         try:
@@ -170,8 +170,8 @@ class ChoiceStore:
         return [d for d in folders if not op or d.name == _directory_of_op(op)]
 
     def _distrusted(self, path: Path, e: safe_io.Distrusted) -> StoredEntry:
-        """Return an entry that has a problem in place of a value, for a file of the store that another user may have
-        written, and issue one notice for each such place.
+        """Return an entry with a problem for a file of the store that another user may have written. Issue one notice
+        for each such place.
         """
         why = f"cannot be trusted: {safe_io.unsafe_reason(e)}"
         notice(
@@ -181,8 +181,8 @@ class ChoiceStore:
         return StoredEntry(path, problem=why)
 
     def _read(self, path: Path) -> StoredEntry | None:
-        """Return the entry in a file of the store, with a problem instead of a value if the file is damaged. None when
-        it does not exist.
+        """Return the entry in a file of the store, or None if the file does not exist. A damaged file gives an entry
+        with a problem instead of a value.
         """
         for attempt in range(3):
             try:
@@ -210,8 +210,8 @@ class ChoiceStore:
 
 
 def _directory_of_op(op: str) -> str:
-    """Return the name of the folder for the entries of ``op``, with ``.`` in place of characters that file names should
-    not have.
+    """Return the name of the folder for the entries of ``op``. Characters that file names should not have are replaced
+    by ``.``.
     """
     return "".join(c if c.isalnum() or c in "_-" else "." for c in op).strip(".") or "-"
 

@@ -24,8 +24,8 @@ from shiplap.tuning.inputs import Inputs
 class VerifyOutcome:
     """The result of a verification.
 
-    ``problem`` is empty if the candidate is correct. ``refused`` is True if the candidate supports other arguments
-    only.
+    ``problem`` is empty if the candidate is correct. ``refused`` says that the candidate does not support the arguments
+    of the call.
     """
 
     problem: str = ""
@@ -34,13 +34,13 @@ class VerifyOutcome:
 
     @property
     def ok(self) -> bool:
-        """Whether verification has found no problem: no wrong result, no exception and no refusal."""
+        """Whether the verification has found no problem, that is, no wrong result, no exception and no refusal."""
         return not self.problem
 
 
 def verification_cases(inputs: Inputs, candidate: Candidate) -> list[SampleCase]:
-    """Return the samples on which a candidate is verified: two draws at the sizes of the call, then a small one, odd
-    starts and values, and the edges of the bucket.
+    """Return the samples on which a candidate is verified. Two draws at the sizes of the call come first. A small
+    sample, odd starts and values, and the edges of the bucket (class of sizes) follow.
 
     A candidate that supports only the sizes of the call gets the two draws alone.
     """
@@ -50,7 +50,9 @@ def verification_cases(inputs: Inputs, candidate: Candidate) -> list[SampleCase]
 
 
 class Verifier:
-    """A comparison with the reference, whose results are computed once for all candidates."""
+    """A comparison of candidates with the reference. The results of the reference are computed once for all
+    candidates.
+    """
 
     def __init__(self, inputs: Inputs) -> None:
         """Make a verifier for candidates on these inputs."""
@@ -58,8 +60,10 @@ class Verifier:
         self._references: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
     def check(self, candidate: Candidate) -> VerifyOutcome:
-        """Run ``candidate`` on every verification case. Returns an outcome with the first wrong result or exception,
-        with the refusal of a call of the requested sizes, or without a problem. Cases of other sizes may be refused.
+        """Run ``candidate`` on every verification case and return the outcome.
+
+        The outcome has the first wrong result or exception, the refusal of a call of the requested sizes, or no
+        problem. Cases of other sizes may be refused.
         """
         for number, case in enumerate(verification_cases(self.inputs, candidate)):
             other = number > 1  # of other sizes, which it may refuse
@@ -76,8 +80,9 @@ class Verifier:
         return VerifyOutcome()
 
     def _compare(self, candidate: Candidate, number: int, case: SampleCase) -> str:
-        """Run a candidate on case number ``number``, with allocated memory filled with a byte so that reads of
-        uninitialised memory show, and return its difference from the reference, or an empty text.
+        """Run a candidate on case number ``number`` and return its difference from the reference, or an empty text.
+
+        Allocated memory is filled with a byte first, so that reads of uninitialised memory show.
         """
         from shiplap.tuning.poison_memory import (
             Poison,  # defining a function mode takes torch 80 ms: not when shiplap is imported
@@ -103,8 +108,8 @@ class Verifier:
         return compare_within_tolerance(op_effects(self.op, args, outs), own, wide, sums, wide_sums=True).problem
 
     def _reference(self, number: int, case: SampleCase) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return the effects of the reference on case number ``number``, in the case's dtypes and in float64. Computed
-        once for each case.
+        """Return the effects of the reference on case number ``number``, in the case's dtypes and in float64. They are
+        computed once for each case.
         """
         if number not in self._references:
             with torch.no_grad():
@@ -116,8 +121,8 @@ class Verifier:
 
 
 def fits_in_place(first: SampleCase, second: SampleCase) -> bool:
-    """Return whether the values of the second sample can be copied into the tensors of the first, and all other
-    arguments are equal.
+    """Return whether the values of the second sample can be copied into the tensors of the first. All other arguments
+    must be equal.
     """
     before, after = tensors_among(first.args), tensors_among(second.args)
     other = [[v for v in case.args if not isinstance(v, (Tensor, list))] for case in (first, second)]
@@ -128,7 +133,7 @@ def fits_in_place(first: SampleCase, second: SampleCase) -> bool:
 
 
 def wait_for_device(device: str) -> None:
-    """Wait until the device has done all its work, so that an error of a kernel is raised here and not at the next
+    """Wait until the device has done all its work. An error of a kernel is then raised here and not at the next
     kernel.
     """
     if torch.device(device).type == "cuda":
@@ -136,8 +141,8 @@ def wait_for_device(device: str) -> None:
 
 
 def is_device_lost(e: BaseException) -> bool:
-    """Return whether the exception says that the process can no longer use its device, for example after an illegal
-    memory access.
+    """Return whether the exception says that the process can no longer use its device. An example is an illegal memory
+    access.
     """
     text = f"{type(e).__name__}: {e}"
     return "CUDA error" in text or "AcceleratorError" in text or "unspecified launch failure" in text

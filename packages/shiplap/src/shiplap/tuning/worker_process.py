@@ -39,19 +39,19 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 class WorkerDied(Exception):
-    """Raised when the worker ended while candidate ``index`` ran (-1: while none ran)."""
+    """An error that says that the worker ended while candidate ``index`` ran. The index is -1 if none ran."""
 
     def __init__(self, index: int, how: str) -> None:
-        """Set the index of the candidate that was running, or -1, and the text of how the worker ended."""
+        """Make the error for the candidate at ``index``, or -1 if none ran. ``how`` says how the worker ended."""
         super().__init__(how)
         self.index, self.how = index, how
 
 
 class WorkerProcess:
-    """A context with a worker process, which starts when it is needed and starts again after it has died."""
+    """A context with a worker process. The worker starts when it is needed, and starts again after it has died."""
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
-        """Make the owner of worker processes, of which none is started yet. ``timeout`` is the limit in seconds for one
+        """Make the owner of a worker process, which is not started yet. ``timeout`` is the limit in seconds for one
         candidate.
         """
         self.timeout = timeout
@@ -70,8 +70,8 @@ class WorkerProcess:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        """End all workers, and leave the launcher to the pool if nothing in it can have been changed, otherwise
-        end it.
+        """End all workers. The launcher is given back to the pool if nothing in it can have been changed. Otherwise it
+        is ended, too.
         """
         self.end_worker()
         self._end_fork()
@@ -83,14 +83,16 @@ class WorkerProcess:
             self.launcher.close()
 
     def bench(self, provider: str = "") -> Callable[[SelectionTask], Bench]:
-        """Return a function that makes the bench, which verifies and times candidates, for a task. It uses locked
-        processes or a worker if these can import the op (or ``provider``, a function that lists candidates), else a
-        locked fork of this program, else this process, with a notice.
+        """Return a function that makes the bench for a task. A bench verifies and times candidates.
+
+        The bench uses locked processes or a worker if these can import the op. ``provider`` is a function that lists
+        candidates, and must be importable, too. Otherwise the bench uses a locked fork of this program. If that fails
+        as well, it uses this process and issues a notice.
         """
 
         def make(task: SelectionTask) -> Bench:
-            """Return the bench for ``task`` that isolates candidates best: locked processes or the worker, else locked
-            forks, else this process.
+            """Return the bench for ``task`` that isolates candidates best. It uses locked processes or the worker, else
+            locked forks, else this process.
             """
             reason = why_not_importable(task.op, provider)
             if not reason:
@@ -120,13 +122,14 @@ class WorkerProcess:
         return make
 
     def _judged(self, task: SelectionTask, hosts: KernelProcesses) -> JudgedBench:
-        """Return a bench that runs each kernel of the task in a locked process, one that may read only system files and
-        the op's, and write only to its own folder. ``hosts`` starts the processes.
+        """Return a bench that runs each kernel of the task in a locked process. ``hosts`` starts the processes.
+
+        A locked process may read only system files and the op's, and write only to its own folder.
         """
         return JudgedBench(hosts, task.op, task.inputs, task.candidates, _opening_message(task, ""))
 
     def _forked_hosts(self) -> KernelProcesses:
-        """Return the processes of a new fork of this program as it is now. Raises ProcessEnded once this object is
+        """Return the processes of a new fork of this program as it is now. Raise ``ProcessEnded`` if this object is
         closed.
         """
         self._end_fork()
@@ -137,7 +140,7 @@ class WorkerProcess:
         return self._fork[1]
 
     def _end_fork(self) -> None:
-        """End the fork of this program and its processes, if there is one."""
+        """End the fork of this program and its processes. Do nothing if there is no fork."""
         if self._fork is not None:
             launcher, hosts = self._fork
             self._fork = None
@@ -145,8 +148,8 @@ class WorkerProcess:
             launcher.close()
 
     def open_task(self, opening: OpenTask) -> None:
-        """Let the worker, started if necessary, import the op of a task and draw its inputs. Raises WorkerDied, and
-        RequestFailed if it cannot serve the task.
+        """Make the worker import the op of a task and draw its inputs. The worker is started if necessary. Raise
+        ``WorkerDied`` if it ends, and ``RequestFailed`` if it cannot serve the task.
         """
         if self._worker is None:
             self._start()
@@ -155,8 +158,8 @@ class WorkerProcess:
             self._opened = opening
 
     def ask(self, message: Request[ReplyT], handle: int = -1) -> ReplyT:
-        """Send a message to the worker and return its reply. Raises WorkerDied with the candidate that ran, and
-        RequestFailed for an error in the worker.
+        """Send a message to the worker and return its reply. Raise ``WorkerDied`` with the candidate that ran if the
+        worker ends, and ``RequestFailed`` for an error in the worker.
         """
         assert self._worker is not None
         assert self._heartbeat is not None
@@ -169,8 +172,9 @@ class WorkerProcess:
             raise WorkerDied(index, str(e)) from None
 
     def _start(self) -> None:
-        """Start the worker, an unlocked process of the user, with a shared heartbeat by which hanging candidates are
-        found. Raises WorkerDied.
+        """Start the worker, which is an unlocked process of the user. Raise ``WorkerDied`` if it does not start.
+
+        It has a shared heartbeat, by which hanging candidates are found.
         """
         bounds = Bounds(PATIENCE * self.timeout, memory=sys.maxsize, processes=sys.maxsize)
         try:
@@ -191,7 +195,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """End the worker and the launcher (the process that starts locked processes) for good. A thread that waits for
-        the worker gets WorkerDied.
+        the worker gets ``WorkerDied``.
         """
         self._closed = True
         self.launcher.finish()
@@ -208,18 +212,18 @@ class WorkerProcess:
             self._heartbeat = None
 
     def stop(self) -> None:
-        """End the worker, and the launcher with all locked processes that it started."""
+        """End the worker, the launcher (the process that starts locked processes), and all locked processes."""
         self.end_worker()
         self.launcher.close()
 
 
 class RemoteBench:
-    """A bench whose candidates run in the worker of an ``WorkerProcess``."""
+    """A bench whose candidates run in the worker of a ``WorkerProcess``."""
 
     @property
     def confirms(self) -> tuple[str, str]:
-        """The verdict on whether times can be confirmed in locked processes, ``ok`` or ``incomplete``, and the
-        reason.
+        """The verdict on whether times can be confirmed in locked processes, with the reason. It is ``"ok"`` or
+        ``"incomplete"``.
         """
         if can_send_arguments(self.task.inputs):
             return "ok", ""
@@ -239,8 +243,8 @@ class RemoteBench:
         self._opening = msgspec.structs.replace(opening, environment=environment, folder=os.getcwd())
 
     def open(self) -> str:
-        """Open the task in the worker, and return the reason why it cannot serve the task, or an empty text. Raises
-        SL611 if the worker died.
+        """Open the task in the worker. Return why it cannot serve the task, or an empty text. Raise ``SL611`` if the
+        worker died.
         """
         try:
             self.isolation.open_task(self._opening)
@@ -251,7 +255,7 @@ class RemoteBench:
         return ""
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Start to compile the candidates at ``indices`` in the worker, and return how many were started."""
+        """Start to compile the candidates at ``indices`` in the worker. Return how many were started."""
         begun = 0
         if self._beside:
             with suppress(WorkerDied, RequestFailed):
@@ -262,7 +266,9 @@ class RemoteBench:
 
     @property
     def _compiling(self) -> bool:
-        """Whether candidates were started to compile in the present worker, and not in an earlier one that has died."""
+        """Whether candidates were started to compile in the present worker. Those of an earlier worker that has died do
+        not count.
+        """
         return self._begun == self.isolation.started
 
     def quiet(self) -> None:
@@ -273,7 +279,7 @@ class RemoteBench:
             self._begun = 0
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Compare a candidate with the reference in the worker, and return the outcome. If the worker dies, the
+        """Compare a candidate with the reference in the worker and return the outcome. If the worker dies, the
         candidate has failed.
         """
         try:
@@ -290,8 +296,9 @@ class RemoteBench:
         return outcome
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure candidates in the worker. Return the timings and failures; a candidate in whose turn the worker dies
-        has failed, and the others are measured again.
+        """Measure candidates in the worker. Return the timings and the failures.
+
+        A candidate in whose turn the worker dies has failed. The others are measured again.
         """
         left, failed = list(indices), {}
         while left:
@@ -314,29 +321,31 @@ class RemoteBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Check the claimed times again in locked processes, if the arguments can be sent to one, and return the result
-        for each candidate.
+        """Check the claimed times again in locked processes, and return the result for each candidate. If the arguments
+        cannot be sent to a locked process, nothing is checked.
         """
         if not can_send_arguments(self.task.inputs):
             return dict.fromkeys(claims, ConfirmedClaim())
         return self._judged.confirm(claims, seconds, believed)
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Measure confirmed candidates in turns in locked processes. Return times and failures, both empty if the
-        arguments cannot be sent to one.
+        """Measure confirmed candidates in turns in locked processes. Return times and failures. Both are empty if the
+        arguments cannot be sent to a locked process.
         """
         return self._judged.duel(indices, claimed, seconds) if can_send_arguments(self.task.inputs) else ({}, {})
 
     @cached_property
     def _judged(self) -> JudgedBench:
-        """The bench of locked processes for this task, by which the times that candidates claim are checked."""
+        """The bench of locked processes for this task. It checks the times that candidates claim."""
         task = self.task
         opening = _opening_message(task, self.provider)  # without the environment, which may hold secrets
         return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, opening)
 
     def _ask(self, message: Request[ReplyT]) -> ReplyT:
-        """Return the worker process's reply to ``message``. A worker that was started anew imports the op and draws its
-        inputs first. Raises SL611 if it can no longer do so.
+        """Return the worker process's reply to ``message``.
+
+        A worker that was started anew imports the op and draws its inputs first. Raise ``SL611`` if it can no longer do
+        so.
         """
         try:
             self.isolation.open_task(self._opening)
@@ -345,13 +354,13 @@ class RemoteBench:
         return self.isolation.ask(message)
 
     def _lost_worker_error(self, e: WorkerDied) -> Exception:
-        """Return the error SL611 for a worker that died."""
+        """Return the error ``SL611`` for a worker that died."""
         expected = "a worker that imports the op and draws its inputs"
         return error("SL611", where=self.task.op.spec.name, got=e.how, expected=expected)
 
 
 def _opening_message(task: SelectionTask, provider: str) -> OpenTask:
-    """Return the message with which another process imports the op of a task, draws its inputs and finds its
+    """Return the message that makes another process import the op of a task, draw its inputs and find its
     candidates.
     """
     op = task.op
@@ -360,6 +369,7 @@ def _opening_message(task: SelectionTask, provider: str) -> OpenTask:
         op.identity,
         _declaring_modules(op),
         op.file,
+        # The worker has to find the op's modules where this process has found them.
         list(sys.path),
         str(task.inputs.recipe),
         task.inputs.device,
@@ -371,7 +381,7 @@ def _opening_message(task: SelectionTask, provider: str) -> OpenTask:
 
 
 def why_not_importable(op: Op, provider: str) -> str:
-    """Return the reason why another process cannot import the op, or the function ``provider``; empty if it can."""
+    """Return why another process cannot import the op or the function ``provider``. The text is empty if it can."""
     if "<locals>" in op.reference.__qualname__ or "<locals>" in provider:
         return "it is declared inside a function"
     if not (_declaring_modules(op) or os.path.isfile(op.file)):
@@ -380,8 +390,8 @@ def why_not_importable(op: Op, provider: str) -> str:
 
 
 def _declaring_modules(op: Op) -> list[str]:
-    """Return the names of the modules that declare the op, its kernels and its builder of samples, without
-    ``__main__``.
+    """Return the names of the modules that declare the op, its kernels and its builder of samples. The module
+    ``__main__`` is left out.
     """
     functions: list[Any] = [op.reference, op.sampler]
     functions += [k.function for kernels in op.kernels.values() for k in kernels]

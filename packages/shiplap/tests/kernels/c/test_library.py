@@ -78,7 +78,7 @@ def test_a_library_built_for_another_declaration(ns, tmp_path):
     def new(x: V, k: float) -> V: ...
 
     new.kernel("cpu", sl.cabi(library, "fill"))
-    with fails("SL403", "regenerate the header with 'shiplap header'", where="libfill.so: fill"):
+    with fails("SL403", "write the header again with: shiplap header", where="libfill.so: fill"):
         new(torch.ones(1), 1.0)
     old.kernel("cpu", sl.cabi(library, "fill"))
     assert old(torch.ones(1), 3) == 3

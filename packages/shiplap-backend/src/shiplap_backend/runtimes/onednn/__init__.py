@@ -17,8 +17,9 @@ _LIBRARY, _HEADERS = "onednn-cpu-gomp", "onednn-devel-cpu-gomp"
 
 @cache
 def _installed_file(package: str, name: str) -> Path:
-    """Return the path of the file ``name`` of the installed ``package``, whose wheel puts files outside of
-    site-packages. Raises SL907.
+    """Return the path of the file ``name`` of the installed ``package``.
+
+    The package's wheel puts files outside of site-packages. Raise ``SL907`` if the package or the file is missing.
     """
     try:
         files = distribution(package).files or []
@@ -43,7 +44,10 @@ def _installed_file(package: str, name: str) -> Path:
 
 
 def _library_version() -> str:
-    """Return the version of oneDNN's wheel. Raises SL907 without it."""
+    """Return the version of oneDNN's wheel.
+
+    Raise ``SL907`` if it is not installed.
+    """
     _installed_file(_LIBRARY, "libdnnl.so.3")
     return distribution(_LIBRARY).version
 

@@ -31,7 +31,10 @@ _OUTPUTS: Mapping[str, int | str] = {
 
 @cache
 def _package_directory() -> Path:
-    """Return the directory of the installed openvino package, without importing it. Raises SL907 without it."""
+    """Return the directory of the installed openvino package, without importing it.
+
+    Raise ``SL907`` if it is not installed.
+    """
     spec = find_spec("openvino")
     if spec is None or spec.origin is None:
         raise error(
@@ -45,8 +48,9 @@ def _package_directory() -> Path:
 
 
 def _wheel_version() -> str:
-    """Return the version of the openvino wheel, or "0" for an installation without metadata. Raises SL907 without
-    openvino.
+    """Return the version of the openvino wheel, or ``"0"`` for an installation without metadata.
+
+    Raise ``SL907`` if openvino is not installed.
     """
     try:
         return version("openvino")
@@ -62,7 +66,7 @@ def _opset_headers() -> Path:
 
 @cache
 def _read_opset() -> Functions:
-    """Return the constructors of the operations of OpenVINO's opset 15 by name, read from its headers."""
+    """Return the constructors of the operations in OpenVINO's opset 15 by name, read from its headers."""
     return node_classes(_opset_headers() / "op", _opset_headers() / "opsets" / "opset15_tbl.hpp", outputs=_OUTPUTS)
 
 

@@ -36,8 +36,9 @@ Result = tuple[Tensor, Tensor, torch.Size, NeighborCache]
 
 
 def on_outputs(feats: Tensor, cache: NeighborCache) -> Result:
-    """Return the result of a function whose outputs lie on other voxels than its input: ``feats``, their coordinates,
-    their shape with the channels last, and the ``cache`` of neighbours. Raises SL208 if the cache has no output grid.
+    """Return the result of a function whose outputs lie on other voxels than its input. It is ``feats``, their
+    coordinates, their shape with the channels last, and the ``cache`` of neighbours. Raise ``SL208`` if the cache has
+    no output grid.
     """
     grid = cache.output_sparse_shape
     if grid is None:
@@ -46,8 +47,8 @@ def on_outputs(feats: Tensor, cache: NeighborCache) -> Result:
 
 
 def _flat_weight(where: str, weight: Tensor, kernel_delta: Tensor | None, feats: Tensor) -> Tensor:
-    """Return ``weight`` as ``[co, taps, ci]``. Raises SL201 for a wrong number of dims, and SL202 for other channels
-    than those of ``feats``. ``where`` is the function's name for the message.
+    """Return ``weight`` as ``[co, taps, ci]``. Raise ``SL201`` for a wrong number of dimensions, and ``SL202`` for
+    other channels than those of ``feats``. ``where`` is the function's name in the message.
     """
     if weight.dim() < 3 or (kernel_delta is not None and weight.dim() != 3):
         expected = "[Co, taps, Ci]" if kernel_delta is not None else "[Co, *kernel, Ci]"
@@ -81,15 +82,15 @@ def submanifold_conv(
         shape: ``(*batch, *axes, channels)``.
         weight: ``[co, *kernel, ci]``, or ``[co, taps, ci]`` with ``kernel_delta``.
         bias: ``[co]`` or None.
-        dilation: spacing of the taps per axis.
-        kernel_delta: ``[taps, axes]`` offsets, in place of a box.
-        symmetric: whether these are their own mirror image; found out by default.
-        neighbor_cache: of an earlier call on this tensor of coords with such a kernel.
-        algorithm: one of ``Algorithm``; default: ``config.DEFAULT_SPCONV_ALGORITHM``.
-        allow_tf32: whether a GPU may round float32 factors; default: ``config.SPCONV_ALLOW_TF32``.
+        dilation: the spacing of the taps per axis.
+        kernel_delta: the offsets of the taps, ``[taps, axes]``, in place of a box.
+        symmetric: whether these offsets are their own mirror image. By default they are compared.
+        neighbor_cache: the cache of an earlier call on this tensor of coords with such a kernel.
+        algorithm: one of ``Algorithm``, by default ``config.DEFAULT_SPCONV_ALGORITHM``.
+        allow_tf32: whether a GPU may round float32 factors, by default ``config.SPCONV_ALLOW_TF32``.
 
     Raises:
-        ArgumentError: SL830 for the cache of another call, SL211 for duplicate voxels.
+        ArgumentError: ``SL830`` for the cache of another call, ``SL211`` for duplicate voxels.
     """
     where = "submanifold_conv"
     flat = _flat_weight(where, weight, kernel_delta, feats)
@@ -112,8 +113,8 @@ def submanifold_conv(
 def _convolve(
     cache: NeighborCache, feats: Tensor, flat: Tensor, bias: Tensor | None, algorithm: str | None, tf32: bool | None
 ) -> Tensor:
-    """Return the convolution of ``feats`` with ``flat [co, taps, ci]`` over the neighbours of ``cache``. ``algorithm``
-    and ``tf32`` None are those of ``flex_gemm.config``.
+    """Return the convolution of ``feats`` with ``flat [co, taps, ci]`` over the neighbours of ``cache``. If
+    ``algorithm`` or ``tf32`` is None, the setting of ``flex_gemm.config`` applies.
     """
     chosen = config.DEFAULT_SPCONV_ALGORITHM if algorithm is None else algorithm
     return cache.convolve(feats, flat, bias, chosen, config.SPCONV_ALLOW_TF32 if tf32 is None else tf32)
@@ -144,17 +145,17 @@ def sparse_conv(
     Args:
         feats, coords, shape, weight, bias, kernel_delta, algorithm, allow_tf32: as in :func:`submanifold_conv`.
         transposed: whether it is a transposed convolution, see :func:`sparse_conv_transpose`.
-        stride, dilation, padding: per axis.
-        offset: per axis, of ``kernel_delta``.
-        output_coords: the outputs; default: every voxel that an input reaches.
-        output_shape: ``(*batch, *axes, channels)`` of them; default: as ``torch.nn.ConvNd``.
-        neighbor_cache: of an earlier call. It brings its voxels and its shape.
+        stride, dilation, padding: one number per axis.
+        offset: the offset that is added to ``kernel_delta``, one number per axis.
+        output_coords: the voxels of the outputs, by default every voxel that an input reaches.
+        output_shape: the shape of the outputs, ``(*batch, *axes, channels)``, by default as in ``torch.nn.ConvNd``.
+        neighbor_cache: the cache of an earlier call, with its output voxels and its shape.
 
     Returns:
         The features, their coordinates, their shape, and the cache.
 
     Raises:
-        ArgumentError: SL830 for the cache of another call, SL211 for duplicate voxels.
+        ArgumentError: ``SL830`` for the cache of another call, ``SL211`` for duplicate voxels.
     """
     where = "sparse_conv_transpose" if transposed else "sparse_conv"
     flat = _flat_weight(where, weight, kernel_delta, feats)
@@ -187,8 +188,8 @@ def sparse_conv_transpose(
     """Return the features of the transposed convolution ``out[i * stride - padding + dilation * v] += weight[v]
     feats[i]``, their coordinates, their shape and the cache of neighbours.
 
-    The arguments are those of :func:`sparse_conv`, and the shape that of ``torch.nn.ConvTransposeNd``. A cache is one
-    of a convolution from the outputs to the inputs, seen from the other side: its ``.T``.
+    The arguments are those of :func:`sparse_conv`, and the shape is that of ``torch.nn.ConvTransposeNd``. As a cache,
+    pass the ``.T`` of the cache of a convolution from the outputs to the inputs.
     """
     return sparse_conv(feats, coords, shape, weight, bias, transposed=True, **options)
 

@@ -39,17 +39,17 @@ _SIGNATURE = ("kernel_size", "dilation", "stride", "offset")
 
 
 class NeighborCache(PlanCache):
-    """The neighbours of output voxels among input voxels, and what they were built for.
+    """The neighbours of output voxels among input voxels, and the arguments that they were built for.
 
-    One of the representations is given: a map ``[rows, V]`` with -1 where there is none (``fwd_map`` by output,
-    ``bwd_map`` by input), segments of one row after the other, or edges. The others are computed when they are read.
+    They are given as a map ``[rows, V]`` with -1 for no neighbour (``fwd_map`` by output, ``bwd_map`` by input), as
+    segments of one row after the other, or as edges. The other representations are computed when they are read.
 
     Attributes:
         input_coords, output_coords: the voxels.
         input_sparse_shape, output_sparse_shape: the grids that they lie in, with the batch, or None.
-        num_kernels: taps ``V``.
-        symmetric: inputs are outputs, and the map read backwards is its own transpose.
-        kernel_size, dilation, kernel_delta, stride, offset: of the convolution, or None.
+        num_kernels: the number ``V`` of taps.
+        symmetric: whether inputs are outputs, and the map read backwards is its own transpose.
+        kernel_size, dilation, kernel_delta, stride, offset: the arguments of the convolution, or None.
     """
 
     is_transposed: ClassVar[bool] = False
@@ -79,7 +79,7 @@ class NeighborCache(PlanCache):
         offset: Ints | None = None,
         plan: Plan | None = None,
     ) -> None:
-        """Build the plan from a map, or else from segments or edges. Raises SL208 if none of them is given."""
+        """Build the plan from a map, or else from segments or edges. Raise ``SL208`` if none of them is given."""
         n, m = input_coords.shape[0], output_coords.shape[0]
         if plan is None:
             if fwd_seg_indices is not None and fwd_seg_offsets is not None:
@@ -105,7 +105,9 @@ class NeighborCache(PlanCache):
 
     @property
     def T(self) -> NeighborCache:
-        """Return the cache of neighbours with inputs and outputs exchanged, made once: ``cache.T.T`` is ``cache``."""
+        """The cache of neighbours with inputs and outputs exchanged. It is made once, and ``cache.T.T`` is
+        ``cache``.
+        """
         if self._other is None:
             if not self._built.whole:
                 self._use_plan(self._built.complete())
@@ -136,9 +138,7 @@ class NeighborCache(PlanCache):
         kernel_delta: Tensor | None = None,
         **signature: Ints | None,
     ) -> None:
-        """Raise SL830 unless this cache of neighbours was made with these values, of which those that are None are
-        ignored.
-        """
+        """Raise ``SL830`` unless this cache was made with these values. A value of None is not compared."""
         for name, given in (("input_coords", input_coords), ("output_coords", output_coords)):
             if given is not None and not _same_tensor(getattr(self, name), given):
                 raise _mismatch(name, "another tensor", "the tensor that the cache was built from")
@@ -162,72 +162,72 @@ class NeighborCache(PlanCache):
 
     @property
     def fwd_map(self) -> Tensor:
-        """Return ``int32 [outputs, V]``: the input row of each output under each tap, or -1."""
+        """The input row of each output under each tap, ``int32 [outputs, V]``, or -1."""
         return flat_table(self._built)
 
     @property
     def bwd_map(self) -> Tensor:
-        """Return ``int32 [inputs, V]``: the output row that reads each input by each tap, or -1."""
+        """The output row that reads each input by each tap, ``int32 [inputs, V]``, or -1."""
         return self.T.fwd_map
 
     @property
     def fwd_mask(self) -> Tensor:
-        """Return ``bool [outputs, V]``: whether there is an input under each tap of each output."""
+        """Whether there is an input under each tap of each output, ``bool [outputs, V]``."""
         return self.fwd_map >= 0
 
     @property
     def bwd_mask(self) -> Tensor:
-        """Return ``bool [inputs, V]``: whether an output reads each input by each tap."""
+        """Whether an output reads each input by each tap, ``bool [inputs, V]``."""
         return self.bwd_map >= 0
 
     @property
     def edge_in(self) -> Tensor:
-        """Return ``int32 [edges]``: the input row of each (input, output) pair, in the order of the outputs."""
+        """The input row of each (input, output) pair, ``int32 [edges]``, in the order of the outputs."""
         return self.fwd_map[self.fwd_mask]
 
     @property
     def edge_out(self) -> Tensor:
-        """Return ``int32 [edges]``: the output row of each (input, output) pair, in ascending order."""
+        """The output row of each (input, output) pair, ``int32 [edges]``, ascending."""
         return self.fwd_mask.nonzero()[:, 0].int()
 
     @property
     def edge_kernel(self) -> Tensor:
-        """Return ``int32 [edges]``: the tap of each (input, output) pair, in the order of the outputs."""
+        """The tap of each (input, output) pair, ``int32 [edges]``, in the order of the outputs."""
         return self.fwd_mask.nonzero()[:, 1].int()
 
     @property
     def fwd_seg_indices(self) -> Tensor:
-        """Return ``int32 [edges]``: the input rows that the outputs read, one output after the other."""
+        """The input rows that the outputs read, ``int32 [edges]``, one output after the other."""
         return self.edge_in
 
     @property
     def fwd_seg_offsets(self) -> Tensor:
-        """Return ``int32 [outputs + 1]``: where the inputs of each output begin in ``fwd_seg_indices``."""
+        """The places in ``fwd_seg_indices`` where the inputs of each output begin, ``int32 [outputs + 1]``."""
         return torch.nn.functional.pad(self.fwd_mask.sum(1).cumsum(0), (1, 0)).int()
 
     @property
     def bwd_seg_indices(self) -> Tensor:
-        """Return ``int32 [edges]``: the output rows that read the inputs, one input after the other."""
+        """The output rows that read the inputs, ``int32 [edges]``, one input after the other."""
         return self.T.fwd_seg_indices
 
     @property
     def bwd_seg_offsets(self) -> Tensor:
-        """Return ``int32 [inputs + 1]``: where the outputs of each input begin in ``bwd_seg_indices``."""
+        """The places in ``bwd_seg_indices`` where the outputs of each input begin, ``int32 [inputs + 1]``."""
         return self.T.fwd_seg_offsets
 
     @property
     def fwd_gray_code(self) -> Tensor:
-        """Return ``int32 [outputs]``: a bit for each tap that an output hits, of at most 32 taps."""
+        """A bit for each tap that an output hits, ``int32 [outputs]``, for at most 32 taps."""
         return masked_gemm_signals(self.fwd_map)[0]
 
     @property
     def fwd_sorted_idx(self) -> Tensor:
-        """Return ``int64 [outputs]``: the output rows, sorted by the rank of ``fwd_gray_code`` as a Gray code."""
+        """The output rows, ``int64 [outputs]``, sorted by the rank of ``fwd_gray_code`` as a Gray code."""
         return masked_gemm_signals(self.fwd_map)[1]
 
     def fwd_valid_kernel(self, block_size: int) -> tuple[Tensor, Tensor]:
         """Return the taps that any output of each block of ``block_size`` sorted outputs hits, one block after the
-        other, and where those of each block begin.
+        other. Return also where the taps of each block begin.
         """
         code, order, *_ = masked_gemm_signals(self.fwd_map)
         taps, ends = masked_gemm_kernels(code, order, block_size)
@@ -235,30 +235,30 @@ class NeighborCache(PlanCache):
 
 
 class NeighborCacheT(NeighborCache):
-    """A neighbour cache seen from the other side; :attr:`NeighborCache.T` makes it."""
+    """A neighbour cache seen from the other side. :attr:`NeighborCache.T` makes it."""
 
     is_transposed: ClassVar[bool] = True
 
 
 def _as_tuple(values: Ints | None) -> tuple[int, ...] | None:
-    """Return ``values`` as a tuple, and None for None."""
+    """Return ``values`` as a tuple, or None if they are None."""
     return None if values is None else tuple(values)
 
 
 def _mismatch(name: str, got: object, expected: object) -> Exception:
-    """Return the error SL830 of a cache whose ``name`` is ``got``, and not ``expected`` as in the call."""
+    """Return the error ``SL830`` for a cache whose attribute ``name`` is ``got``, while the call has ``expected``."""
     return error("SL830", where=f"neighbor_cache, {name}", got=got, expected=expected)
 
 
 def _same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Return whether both are one tensor or views of the same memory; in a graph, whether their shapes are equal."""
+    """Return whether both are one tensor or views of the same memory. In a graph, compare only shape and dtype."""
     if a is b or a.shape != b.shape or a.dtype != b.dtype:
         return a is b
     return torch.compiler.is_compiling() or a.data_ptr() == b.data_ptr()
 
 
 def _rows_of_segments(offsets: Tensor) -> Tensor:
-    """Return ``int32 [edges]``: the number of the segment that each entry lies in, from the begins of the segments."""
+    """Return the number of the segment of each element, ``int32 [edges]``, from the begins of the segments."""
     return torch.arange(offsets.shape[0] - 1, device=offsets.device).repeat_interleave(offsets.diff()).int()
 
 
@@ -285,7 +285,7 @@ def _map_of_edges(
 def compute_strided_kernel_size_output_shape(
     input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> torch.Size:
-    """Return the output grid of a convolution: the batch, then ``(W + 2P - D(K - 1) - 1) // S + 1`` for each axis."""
+    """Return the batch and the output grid of a convolution. An axis has ``(W + 2P - D(K - 1) - 1) // S + 1`` cells."""
     axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
     cells = ((w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d in axes)
     return torch.Size([*input_sparse_shape[: -len(kernel_size)], *cells])
@@ -294,20 +294,22 @@ def compute_strided_kernel_size_output_shape(
 def compute_strided_kernel_size_transpose_output_shape(
     input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> torch.Size:
-    """Return the output grid of a transposed convolution: the batch, then ``(W - 1)S - 2P + D(K - 1) + 1`` per axis."""
+    """Return the batch and the output grid of a transposed convolution, ``(W - 1)S - 2P + D(K - 1) + 1`` cells per
+    axis.
+    """
     axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
     cells = ((w - 1) * s - 2 * p + d * (k - 1) + 1 for w, k, s, p, d in axes)
     return torch.Size([*input_sparse_shape[: -len(kernel_size)], *cells])
 
 
 def compute_strided_kernel_delta_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the output grid of a convolution by offsets: the batch sizes, then ``W // S`` for each axis."""
+    """Return the batch and the output grid of a convolution by offsets, which has ``W // S`` cells per axis."""
     cells = (w // s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
 
 def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the output grid of a transposed convolution by offsets: the batch sizes, then ``W * S`` for each axis."""
+    """Return the batch and the output grid of a transposed convolution by offsets, ``W * S`` cells per axis."""
     cells = (w * s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
@@ -316,8 +318,8 @@ def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints
 
 
 def resolve_offset(kernel_size: Ints, dilation: Ints, padding: Ints | None, offset: Ints | None) -> tuple[int, ...]:
-    """Return the offset of a kernel's middle from its output for each axis: ``offset``, or the one that ``padding``
-    leads to, or zeros. Raises SL208 if both are given and differ.
+    """Return the offset of a kernel's middle from its output for each axis. It is ``offset``, or the one that follows
+    from ``padding``, or zeros. Raise ``SL208`` if both are given and differ.
     """
     if padding is None:
         return tuple(offset) if offset is not None else (0,) * len(kernel_size)
@@ -345,22 +347,22 @@ def build_neighbor_cache(
     symmetric: bool | None = None,
     transpose: bool = False,
 ) -> NeighborCache:
-    """Return the cache of the neighbours of a convolution, or of a transposed one: which input row each output reads by
-    each tap.
+    """Return the cache of the neighbours of a convolution, or of a transposed one. It says which input row each output
+    reads by each tap.
 
     Args:
         input_coords: ``[n, batch columns + axes]``, an integer dtype.
-        output_coords: those of the outputs; default: every voxel that an input reaches inside the output grid.
-        submanifold: outputs are the inputs.
-        kernel_size, kernel_delta: taps per axis, or ``[V, axes]`` offsets. One of them is given.
-        stride, dilation, padding, offset: per axis.
-        input_sparse_shape: the input grid with its batch; needed where outputs are computed.
-        output_sparse_shape: the output grid; default: that of ``torch.nn.ConvNd`` or ``ConvTransposeNd``.
-        symmetric: whether the offsets are their own mirror image; found out by default.
-        transpose: inputs are those of a transposed convolution. Then the cache is a :class:`NeighborCacheT`.
+        output_coords: the output voxels, by default every voxel that an input reaches inside the output grid.
+        submanifold: whether the outputs are the inputs.
+        kernel_size, kernel_delta: taps per axis, or ``[V, axes]`` offsets. One of them must be given.
+        stride, dilation, padding, offset: one number per axis.
+        input_sparse_shape: the input grid with its batch. It is needed if ``output_coords`` are not given.
+        output_sparse_shape: the output grid, by default that of ``torch.nn.ConvNd`` or ``ConvTransposeNd``.
+        symmetric: whether the offsets are their own mirror image. By default they are compared.
+        transpose: whether the convolution is transposed. The cache is then a :class:`NeighborCacheT`.
 
     Raises:
-        ArgumentError: SL208 for arguments that do not go together, SL211 for duplicate voxels.
+        ArgumentError: ``SL208`` for arguments that do not go together, ``SL211`` for duplicate voxels.
     """
     taps = read_taps(input_coords, kernel_size, kernel_delta, stride, dilation, padding, offset)
     if submanifold and (transpose or any(s != 1 for s in taps.stride) or any(padding or ()) or any(offset or ())):
@@ -411,8 +413,8 @@ def build_neighbor_cache(
 
 
 def sparse_grid(where: str, coords: Tensor, shape: Ints | None) -> torch.Size | None:
-    """Return the first sizes of ``shape``, one for each column of ``coords`` (batch and axes), or None for None. Raises
-    SL208 for too few. ``where`` is the function's name for the message.
+    """Return the first sizes of ``shape``, one for each column of ``coords`` (batch and axes), or None for None. Raise
+    ``SL208`` if there are too few. ``where`` is the function's name in the message.
     """
     if shape is None:
         return None
@@ -440,9 +442,8 @@ def neighbors_of_call(
     padding: Ints | None = None,
     offset: Ints | None = None,
 ) -> NeighborCache:
-    """Return ``cache`` after a check that it is that of a call with these arguments, or a new cache where it is None.
-
-    ``shape`` and ``output_shape`` have the channels last. Raises SL830 for the cache of another call.
+    """Return ``cache`` if it fits a call with these arguments, or a new cache if it is None. ``shape`` and
+    ``output_shape`` have the channels last. Raise ``SL830`` for the cache of another call.
     """
     window = {"stride": stride, "dilation": dilation, "padding": padding, "offset": offset}
     if cache is None:
@@ -479,10 +480,10 @@ class Taps(NamedTuple):
     """The taps of a convolution.
 
     Attributes:
-        lead: batch columns.
-        stride, offset: per axis.
-        window: of a box: kernel size, stride, padding and dilation.
-        given: offsets ``[V, axes]`` in place of a box.
+        lead: the number of batch columns.
+        stride, offset: one number per axis.
+        window: kernel size, stride, padding and dilation of a box, or None.
+        given: the offsets ``[V, axes]`` in place of a box, or None.
     """
 
     lead: int
@@ -493,12 +494,12 @@ class Taps(NamedTuple):
 
     @property
     def steps(self) -> list[int]:
-        """Return the stride for each column: 1 for the added scene and the batch columns, then the axes."""
+        """The stride for each column, which is 1 for the added scene and the batch columns."""
         return [1] * (1 + self.lead) + [*self.stride]
 
     def columns(self, device: torch.device) -> Tensor:
-        """Return the offsets of all taps around the output, ``int32 [V, columns]`` on ``device``, with zeros for the
-        added scene and for the batch columns.
+        """Return the offsets of all taps around the output, ``int32 [V, columns]`` on ``device``. The columns of the
+        added scene and of the batch are zeros.
         """
         if self.window is not None:
             kernel, _, padding, dilation = self.window
@@ -518,8 +519,8 @@ def read_taps(
     padding: Ints | None,
     offset: Ints | None,
 ) -> Taps:
-    """Return the taps that these arguments describe: a box of ``kernel_size``, or the offsets ``kernel_delta``. Raises
-    SL208 where the arguments do not go together or have another number of axes than ``coords``.
+    """Return the taps that these arguments describe, a box of ``kernel_size`` or the offsets ``kernel_delta``. Raise
+    ``SL208`` if the arguments contradict each other or have another number of axes than ``coords``.
     """
     if kernel_size is not None and kernel_delta is None:
         axes = len(kernel_size)
@@ -542,8 +543,8 @@ def read_taps(
 
 
 def _usual_grid(grid: Ints, taps: Taps, transpose: bool) -> torch.Size:
-    """Return the output grid, batch included, of a convolution without an explicit one: as ``torch.nn.ConvNd`` or
-    ``ConvTransposeNd`` has it. It is empty if the input ``grid`` is.
+    """Return the default output grid of a convolution, batch included, which is that of ``torch.nn.ConvNd`` or
+    ``ConvTransposeNd``. It is empty if the input ``grid`` is.
     """
     if not grid:
         return torch.Size(())
@@ -565,9 +566,8 @@ def _plan_in_grid(
     given: tuple[torch.Size, torch.Size] | None,
 ) -> tuple[Plan, Tensor]:
     """Return the plan (neighbour tables) from the finer to the coarser voxels and the output coordinates, for a box
-    kernel in a grid. The kernels for grids make them, which are faster than a search by offsets.
-
-    ``given``: the usual grid of the outputs and the one to use in its place.
+    kernel in a grid. The kernels for grids make them, since they are faster than a search by offsets. ``given`` holds
+    the default grid of the outputs and the grid that replaces it.
     """
     here, window = Geometry(coords, grid[1:], grid[0]), taps.window
     assert window is not None
@@ -588,7 +588,9 @@ def _plan_in_grid(
 def _reached_voxels(
     coords: Tensor, taps: Taps, grid: tuple[int, ...] | None, reached: torch.Size, transpose: bool
 ) -> Tensor:
-    """Return the voxels that ``taps`` reach in the grid ``reached``, ascending. Raises SL208 without input ``grid``."""
+    """Return the voxels that ``taps`` reach in the grid ``reached``, ascending. Raise ``SL208`` if ``grid``, that of
+    the input, is None.
+    """
     if grid is None:
         got = "neither output_coords nor input_sparse_shape"
         raise error("SL208", where="build_neighbor_cache", got=got, expected="one of them")

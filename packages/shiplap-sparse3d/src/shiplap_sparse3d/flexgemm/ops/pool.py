@@ -27,10 +27,8 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 
 def reduce_neighbors(feats: Tensor, cache: NeighborCache, reduce: str) -> Tensor:
-    """Return the reduction (sum, mean, max, min or prod) of the input rows under the taps of each output, ``[m, c]``,
-    and zeros where there are none.
-
-    Raises SL208 for another reduction than ``REDUCTIONS``.
+    """Return the reduction (sum, mean, max, min or prod) of the input rows under the taps of each output, ``[m, c]``.
+    Without such rows it is zeros. Raise ``SL208`` if ``reduce`` is not one of ``REDUCTIONS``.
     """
     if reduce not in REDUCTIONS:
         raise error("SL208", where="pooling, argument 'reduce'", got=repr(reduce), expected=f"one of {REDUCTIONS}")
@@ -58,16 +56,16 @@ def submanifold_pool(
     reduce: str = "mean",
     neighbor_cache: NeighborCache | None = None,
 ) -> tuple[Tensor, NeighborCache]:
-    """Return the pooled features ``[n, c]`` on the voxels of the input, and the cache of their neighbours. Raises SL208
-    for an unknown reduction, and SL830 for the cache of another call.
+    """Return the pooled features ``[n, c]`` on the voxels of the input, and the cache of their neighbours. Raise
+    ``SL208`` for an unknown reduction, and ``SL830`` for the cache of another call.
 
     Args:
         feats: ``[n, c]``.
         input_coords: ``[n, batch columns + axes]``.
         shape: ``(*batch, *axes, channels)``.
-        kernel_size: size of the window per axis.
-        reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"`` of the rows that are there.
-        neighbor_cache: of an earlier call, or of a submanifold convolution with this kernel.
+        kernel_size: the size of the window per axis.
+        reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"`` of the rows that exist.
+        neighbor_cache: the cache of an earlier call, or of a submanifold convolution with this kernel.
     """
     where = "submanifold_pool"
     check_rows(where, feats, input_coords.shape[0])
@@ -87,13 +85,13 @@ def sparse_pool(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Return the features of a strided pooling, their coordinates, their shape and the cache of neighbours. Raises
-    SL208 for an unknown reduction, and SL830 for the cache of another call.
+    """Return the features of a strided pooling, their coordinates, their shape and the cache of neighbours. Raise
+    ``SL208`` for an unknown reduction, and ``SL830`` for the cache of another call.
 
     Args:
         feats, input_coords, shape, kernel_size, reduce: as in :func:`submanifold_pool`.
-        stride: step between windows (default: ``kernel_size``).
-        padding: per axis.
+        stride: the step between windows, by default ``kernel_size``.
+        padding: the padding per axis.
         output_coords, output_shape, neighbor_cache: as in ``sparse_conv``.
     """
     where = "sparse_pool"

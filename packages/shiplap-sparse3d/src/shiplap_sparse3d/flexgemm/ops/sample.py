@@ -43,7 +43,7 @@ _PADDINGS = ("zeros", "normalize")
 
 
 def _require_choice(where: str, name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise SL208 unless ``value``, the argument ``name`` of the function ``where``, is one of ``choices``."""
+    """Raise ``SL208`` unless ``value``, the argument ``name`` of the function ``where``, is one of ``choices``."""
     if value not in choices:
         raise error("SL208", where=f"{where}, argument {name!r}", got=repr(value), expected=f"one of {choices}")
 
@@ -59,8 +59,8 @@ def _block_cache(
     *,
     up: bool,
 ) -> NeighborCache:
-    """Return the cache of neighbours of blocks of ``factor`` voxels that do not overlap: from the coarse to the fine
-    voxels if ``up``, and otherwise from the fine to the coarse. Raises SL208 for a factor below 1.
+    """Return the cache of neighbours of blocks of ``factor`` voxels that do not overlap. It leads from the coarse to
+    the fine voxels if ``up``, and otherwise from the fine to the coarse ones. Raise ``SL208`` for a factor below 1.
     """
     if min(factor) < 1:
         raise error("SL208", where=f"{where}, the factor", got=tuple(factor), expected="1 or more per axis")
@@ -92,17 +92,18 @@ def sparse_upsample(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Return the features of the finer voxels, of which each voxel of the input becomes a block of ``scale_factor``.
+    """Return the features of the finer voxels, their coordinates, their shape and the cache. Each voxel of the input
+    becomes a block of ``scale_factor`` finer voxels.
 
     Args:
         feats: ``[n, c]``.
         coords: ``[n, batch columns + axes]``.
         shape: ``(*batch, *axes, channels)``.
-        scale_factor: per axis.
-        mode: ``"nearest"`` for the features of the voxel before, or ``"bilinear"`` for those between the voxels around,
-            on any number of axes.
-        padding_mode: of the latter: where voxels are missing, weights are divided by their sum (``"normalize"``), or
-            the missing ones count as ``"zeros"``.
+        scale_factor: the number of finer cells per axis that a cell becomes.
+        mode: ``"nearest"`` for the features of the coarse voxel, or ``"bilinear"`` for interpolation between the voxels
+            around, on any number of axes.
+        padding_mode: how ``"bilinear"`` treats missing voxels. With ``"normalize"`` weights are divided by their sum,
+            and with ``"zeros"`` missing voxels count as zeros.
         align_corners: as in ``torch.nn.functional.interpolate``.
         output_coords, output_shape, neighbor_cache: as in ``sparse_conv_transpose``.
 
@@ -126,9 +127,11 @@ def sparse_upsample(
         if any(s * w < 2 for s, w in zip(scale_factor, cells, strict=True)):
             got = f"{tuple(cells)} cells times {tuple(scale_factor)}"
             raise error("SL208", where="sparse_upsample, align_corners", got=got, expected="2 or more per axis")
+        # The first cells of both grids coincide, and so do the last ones.
         scale = [(w - 1) / (s * w - 1) for w, s in zip(cells, scale_factor, strict=True)]
         shift = [0.0] * len(scale)
     else:
+        # The centres of the finer cells in units of the coarser ones.
         scale, shift = [1 / s for s in scale_factor], [0.5 / s - 0.5 for s in scale_factor]
     factors = torch.tensor([[1.0] * lead + scale, [0.0] * lead + shift], device=coords.device)
     points = cache.output_coords.float() * factors[0] + factors[1]
@@ -144,11 +147,9 @@ def sparse_pixel_shuffle(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Return features ``[n * V, c]`` on the blocks of ``V = prod(upscale_factor)`` finer voxels, from
-    ``feats [n, V * c]``, whose channels have the voxels of a block one after the other. Raises SL202 for other
-    channels.
-
-    The arguments and the results are those of :func:`sparse_upsample`.
+    """Return features ``[n * V, c]`` on the blocks of ``V = prod(upscale_factor)`` finer voxels, with coordinates,
+    shape and cache. In ``feats [n, V * c]`` the channels of the voxels of a block follow one another. The other
+    arguments are those of :func:`sparse_upsample`. Raise ``SL202`` if ``V`` does not divide the channels.
     """
     where, parts = "sparse_pixel_shuffle", math.prod(upscale_factor)
     check_rows(where, feats, coords.shape[0])
@@ -170,10 +171,9 @@ def sparse_pixel_unshuffle(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Return features ``[m, V * c]`` on coarser voxels, which have the ``V = prod(downscale_factor)`` finer voxels of
-    their block side by side, with coordinates, shape and cache: the inverse of :func:`sparse_pixel_shuffle`.
-
-    A block has zeros where it has no voxel.
+    """Return features ``[m, V * c]`` on coarser voxels, with coordinates, shape and cache. A coarser voxel has the ``V
+    = prod(downscale_factor)`` finer voxels of its block side by side, with zeros for missing ones. This is the inverse
+    of :func:`sparse_pixel_shuffle`.
     """
     where = "sparse_pixel_unshuffle"
     check_rows(where, feats, coords.shape[0])
@@ -185,8 +185,8 @@ def sparse_pixel_unshuffle(
 
 
 def _rows_at(coords: Tensor, cells: Tensor, corners: list[tuple[int, ...]]) -> Tensor:
-    """Return ``int32 [m, corners]``: the row of the voxel of ``coords`` at each of ``cells [m, d]`` plus each corner,
-    or -1. ``cells`` are whole numbers, in floating point or not.
+    """Return the row of the voxel of ``coords`` at each of ``cells [m, d]`` plus each corner, as ``int32 [m,
+    corners]``, or -1. ``cells`` are whole numbers, in floating point or not.
     """
     wide = with_scene(coords)
     far = (cells.abs() < 2**31 - 1).all(1, keepdim=True)  # False for NaN as well
@@ -200,7 +200,8 @@ def _sample_linear(
     feats: Tensor, coords: Tensor, points: Tensor, axes: int, padding_mode: str
 ) -> tuple[Tensor, Tensor]:
     """Return the features interpolated between the voxels around each of ``points [m, d]``, ``[m, c]``, and the sum of
-    the weights of those voxels that exist, ``[m]``. The last ``axes`` columns are interpolated.
+    the weights of those voxels that exist, ``[m]``. Only the last ``axes`` columns are interpolated. ``padding_mode``
+    is that of :func:`sparse_upsample`.
     """
     lead = points.shape[1] - axes
     corners = [(*[0] * lead, *corner) for corner in product((0, 1), repeat=axes)]
@@ -228,20 +229,22 @@ def sparse_grid_sample(
     n_spatial_dims: int | None = None,
     return_mask: bool = False,
 ) -> Any:
-    """Return the features of sparse voxels at the points ``grid [..., d]``, ``[..., c]``, differentiable in features
-    and points.
+    """Return the features of sparse voxels at the points ``grid [..., d]``, ``[..., c]``. They are differentiable with
+    respect to features and points.
 
     Args:
         feats: ``[n, c]``.
         coords: ``[n, d]``, distinct.
-        grid: points in units of voxels; whole numbers of an integer dtype are looked up as they are.
-        mode: ``"linear"`` between the voxels around a point, or ``"nearest"``, zeros where it is not there.
-        padding_mode: as in :func:`sparse_upsample`; of the mode ``"linear"``.
-        n_spatial_dims: the last columns that are axes; those before are batch indices. Default: all of them.
-        return_mask: also return whether the nearest voxel is there, or the sum of the weights of those that are.
+        grid: points in units of voxels. Numbers of an integer dtype are cells.
+        mode: ``"linear"`` interpolates between the voxels around a point. ``"nearest"`` takes the nearest voxel, or
+            zeros if it does not exist.
+        padding_mode: that of :func:`sparse_upsample`, for the mode ``"linear"``.
+        n_spatial_dims: how many of the last columns are axes. Those before are batch indices. By default all are axes.
+        return_mask: whether to return also the mask of nearest voxels that exist, or the sum of the weights of those
+            around a point that exist.
 
     Raises:
-        ArgumentError: SL211 for duplicate voxels, SL208 for points of other columns.
+        ArgumentError: ``SL211`` for duplicate voxels, ``SL208`` for points of other columns.
     """
     where = "sparse_grid_sample"
     _require_choice(where, "mode", mode, ("nearest", "linear"))

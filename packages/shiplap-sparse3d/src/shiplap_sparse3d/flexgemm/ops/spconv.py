@@ -89,17 +89,17 @@ class SpConvConfig:
 
     Attributes:
         neighbor_map: ``int32 [m, V]``, the input row under each tap, or -1.
-        sorted_idx: the output rows by the Gray code rank of the taps that they hit; None for more than 32 taps.
+        sorted_idx: the output rows by the Gray code rank of the taps that they hit, or None for more than 32 taps.
         valid_kernels, valid_kernel_segs: for each of ``block_sizes`` the taps that each block of sorted rows hits, and
-            where those of each block begin. Empty for more than 32 taps, like the following.
-        block_sizes: rows of a block.
-        valid_signal_i, valid_signal_o: input and output row of each pair, by tap.
-        valid_signal_seg: where the pairs of each tap begin.
-        splitk: into how many parts of the taps the product is split; 1: as the tuned choice of the call. Algorithms
-            that do not split have 1.
+            where those of each block begin. They are empty for more than 32 taps, like ``block_sizes``.
+        block_sizes: the numbers of rows of a block.
+        valid_signal_i, valid_signal_o: input and output row of each pair, by tap, or None for more than 32 taps.
+        valid_signal_seg: where the pairs of each tap begin, or None for more than 32 taps.
+        splitk: the number of parts of the taps into which the product is split. With 1 the tuned choice of the call
+            applies. Algorithms that do not split have 1.
         algorithm: one of :class:`Algorithm`.
-        plan: what the convolution reads, with ``splitk`` parts if that is above 1.
-        kernel: kernel size per axis.
+        plan: the neighbour tables of the convolution, with ``splitk`` parts if that is above 1.
+        kernel: the kernel size per axis.
     """
 
     neighbor_map: Tensor
@@ -116,8 +116,8 @@ class SpConvConfig:
     kernel: Triple
 
     def conv(self, feats: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the convolution of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over the neighbours that
-        this config has kept: ``[m, co]``. Raises SL202 for another kernel size or number of rows.
+        """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over the
+        neighbours in this config. Raise ``SL202`` for another kernel size or number of rows.
         """
         if tuple(weight.shape[1:-1]) != self.kernel:
             raise error(
@@ -134,21 +134,21 @@ class SpConvConfig:
 
 
 class WindowCache(PlanCache):
-    """The neighbours of a convolution, for any number of layers of one ``window``, with gradients or without."""
+    """The neighbours of a convolution, for any number of layers of one ``window``, with or without gradients."""
 
     def __init__(self, plan: Plan, grid: Triple, window: StepWindow) -> None:
-        """Keep ``plan``, and the ``grid`` and ``window`` that a later call must have."""
+        """Store ``plan``, and the ``grid`` and ``window`` that later calls must have."""
         super().__init__(plan)
         self.grid, self.window = grid, window
 
     @property
     def neighbor_map(self) -> Tensor:
-        """Return the neighbour map, ``int32 [m, k]``: the input row of each output under each tap, or -1."""
+        """The neighbour map, ``int32 [m, k]``. It holds the input row of each output under each tap, or -1."""
         return flat_table(self._built)
 
     @property
     def neighbor_map_bwd(self) -> Tensor:
-        """Return the transposed neighbour map, ``int32 [n, k]``: the output row that reads each input by each tap, or
+        """The transposed neighbour map, ``int32 [n, k]``. It holds the output row that reads each input by each tap, or
         -1.
         """
         return flat_table(self._built.t)
@@ -158,9 +158,9 @@ class WindowCache(PlanCache):
         return getattr(self, name)
 
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
-        """Return the neighbours as a config, an object without lazily built parts for compiled code, with the tables
-        for ``algorithm`` and FlexGEMM's lists of taps and pairs (None for more than 32 taps). Raises SL208 for an
-        unknown algorithm and ``splitk`` below 1.
+        """Return the neighbours as a config, an object for compiled code that builds nothing later. It holds the tables
+        for ``algorithm`` and FlexGEMM's lists of taps and pairs, which are None or empty for more than 32 taps. Raise
+        ``SL208`` for an unknown algorithm and ``splitk`` below 1.
         """
         check_algorithm(algorithm, splitk)
         table, parts = self.neighbor_map, splitk if algorithm.endswith("splitk") else 1
@@ -175,8 +175,8 @@ class WindowCache(PlanCache):
         return SpConvConfig(table, order, taps, begins, sizes, *signals, parts, algorithm, plan, kernel)
 
     def check(self, rows: int, grid: Triple, window: StepWindow) -> None:
-        """Raise SL208 unless this is the cache of neighbours of a convolution with this number of input ``rows``, this
-        ``grid`` and this ``window`` (kernel, stride, padding, dilation).
+        """Raise ``SL208`` unless this is the cache of neighbours of a convolution with this number of input ``rows``,
+        this ``grid`` and this ``window`` (kernel, stride, padding, dilation).
         """
         mine, asked = (self._built.rows, self.grid, *self.window), (rows, grid, *window)
         if mine != asked:
@@ -204,7 +204,7 @@ class SparseConv3dNeighborCache(WindowCache):
     """The neighbours of a strided convolution, and its output voxels."""
 
     def __init__(self, plan: Plan, grid: Triple, window: StepWindow, out_coords: Tensor) -> None:
-        """Keep ``plan``, ``grid``, ``window`` and the output voxels."""
+        """Store ``plan``, ``grid``, ``window`` and the output voxels."""
         super().__init__(plan, grid, window)
         self.out_coords = out_coords
 
@@ -221,24 +221,25 @@ def sparse_submanifold_conv3d(
     config: SpConvConfig | None = None,
     algorithm: str = DEFAULT,
 ) -> Tensor | tuple[Tensor, SubMConv3dNeighborCache | NeighborCache]:
-    """Return ``(out [n, co], cache)`` of a submanifold convolution, whose outputs lie on the voxels of the input, or
-    with a ``config`` ``out`` alone.
+    """Return ``(out [n, co], cache)`` of a submanifold convolution, whose outputs lie on the voxels of the input. With
+    a ``config``, return only ``out``.
 
     Args:
         feats: ``[n, ci]``.
         coords: ``int32 [n, 4]`` rows (batch, x, y, z).
         shape: ``(batches, channels, W, H, D)``, or as in FlexGEMM 2.0 ``(batches, W, H, D, channels)``, if only that
-            has the channels of ``feats``; only the grid is looked at.
+            has the channels of ``feats``. Only the grid is used.
         weight: ``[co, kw, kh, kd, ci]``, kernels of any size.
         bias: ``[co]`` or None.
-        neighbor_cache: of an earlier call on the same voxels with the same kernel and dilation.
-        dilation: spacing of the taps.
-        config: a frozen cache; ``coords``, ``shape``, ``neighbor_cache``, ``dilation`` and ``algorithm`` are its own
-            then.
+        neighbor_cache: the cache of an earlier call on the same voxels with the same kernel and dilation.
+        dilation: the spacing of the taps.
+        config: a frozen cache, which replaces ``coords``, ``shape``, ``neighbor_cache``, ``dilation`` and
+            ``algorithm``.
         algorithm: one of :class:`Algorithm`.
 
     Raises:
-        ArgumentError: SL211 for duplicate or outside coords, SL208 for the cache of another convolution.
+        ArgumentError: ``SL211`` for coords that repeat or lie outside the grid, ``SL208`` for the cache of another
+            convolution.
     """
     if config is not None:
         return config.conv(feats, _require_tensor("weight", weight), bias)
@@ -274,12 +275,13 @@ def sparse_conv3d(
     algorithm: str = DEFAULT,
     **of_the_second_form: Any,
 ) -> tuple[Any, ...]:
-    """Return ``(out [m, co], out_coords int32 [m, 4], cache)`` of a strided convolution. Raises SL208 for the cache of
-    another convolution, and SL211 for duplicate or outside coords.
+    """Return ``(out [m, co], out_coords int32 [m, 4], cache)`` of a strided convolution. Raise ``SL208`` for the cache
+    of another convolution, and ``SL211`` for coordinates that repeat or lie outside the grid.
 
-    ``out_coords`` are those of the cache, those given, or every voxel that an input reaches, ascending. The rest is as
-    in :func:`sparse_submanifold_conv3d`. With arguments that only FlexGEMM 2.0 has (``output_coords``,
-    ``output_shape``, ``allow_tf32``, a :class:`NeighborCache`) this is its function, ``flex_gemm.sparse_conv3d``.
+    ``out_coords`` are those of the cache, those given, or every voxel that an input reaches, ascending. The other
+    arguments are those of :func:`sparse_submanifold_conv3d`. With arguments that only FlexGEMM 2.0 has
+    (``output_coords``, ``output_shape``, ``allow_tf32``, a :class:`NeighborCache`), this is the function
+    ``flex_gemm.sparse_conv3d``.
     """
     if of_the_second_form or isinstance(neighbor_cache, NeighborCache):
         rest = {"neighbor_cache": neighbor_cache, "algorithm": algorithm, **of_the_second_form}
@@ -308,22 +310,22 @@ def sparse_conv3d(
 
 
 def _require_tensor(name: str, value: Tensor | None) -> Tensor:
-    """Return ``value``, the argument ``name``. Raises SL209 for None."""
+    """Return ``value``, the argument ``name``. Raise ``SL209`` if it is None."""
     if value is None:
         raise error("SL209", where=f"sparse3d.flexgemm, argument {name!r}", got="None", expected="a tensor")
     return value
 
 
 def _has_channels_last(shape: Sequence[int] | None, channels: int) -> bool:
-    """Return whether ``shape`` has five sizes and only its last one, and not the second, is ``channels``: the form of
-    FlexGEMM 2.0.
+    """Return whether ``shape`` has the form of FlexGEMM 2.0, with the channels last. It must have five sizes, of which
+    the last one and not the second is ``channels``.
     """
     # Where both forms fit, the shape is read as that of FlexGEMM 1.x.
     return shape is not None and len(shape) == 5 and shape[4] == channels != shape[1]
 
 
 def _check_grid(shape: Sequence[int] | None) -> Triple:
-    """Return the three spatial sizes of ``shape`` (B, C, W, H, D). Raises SL208 for another form."""
+    """Return the three spatial sizes of ``shape`` (B, C, W, H, D). Raise ``SL208`` for another form."""
     if shape is None or len(shape) != 5:
         got = None if shape is None else tuple(shape)
         raise error("SL208", where="sparse3d.flexgemm, argument 'shape'", got=got, expected="(B, C, W, H, D)")
@@ -331,7 +333,9 @@ def _check_grid(shape: Sequence[int] | None) -> Triple:
 
 
 def _check_kernel(weight: Tensor) -> Triple:
-    """Return the three kernel sizes of ``weight [co, kw, kh, kd, ci]``. Raises SL201 for another number of dims."""
+    """Return the three kernel sizes of ``weight [co, kw, kh, kd, ci]``. Raise ``SL201`` for another number of
+    dimensions.
+    """
     if weight.dim() != 5:
         raise error(
             "SL201",
@@ -343,8 +347,8 @@ def _check_kernel(weight: Tensor) -> Triple:
 
 
 def _check_triple(name: str, values: Sequence[int]) -> Triple:
-    """Return ``values``, the argument ``name``, as a tuple of three integers. Raises SL208 for another number
-    of them.
+    """Return ``values``, the argument ``name``, as a tuple of three integers. Raise ``SL208`` if there are not
+    three.
     """
     return expand_axes(values, f"sparse3d.flexgemm, argument {name!r}")
 
@@ -353,7 +357,7 @@ def _check_triple(name: str, values: Sequence[int]) -> Triple:
 
 
 class SubMConv3dFunction:
-    """Static methods with FlexGEMM's names for the steps of a submanifold convolution."""
+    """Static methods for the steps of a submanifold convolution, under FlexGEMM's names."""
 
     @staticmethod
     def apply(
@@ -365,15 +369,17 @@ class SubMConv3dFunction:
         bias: Tensor | None = None,
         dilation: Sequence[int] = (1, 1, 1),
     ) -> Any:
-        """Return ``(out [n, co], cache)``: :func:`sparse_submanifold_conv3d` with FlexGEMM's order of arguments."""
+        """Return ``(out [n, co], cache)``. This is :func:`sparse_submanifold_conv3d` with FlexGEMM's order of
+        arguments.
+        """
         return sparse_submanifold_conv3d(feats, coords, shape, weight, bias, neighbor_cache, dilation)
 
     @staticmethod
     def _compute_neighbor_cache(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple, needs_grad: bool = True
     ) -> SubMConv3dNeighborCache:
-        """Return the cache of a submanifold convolution: its neighbour tables, grid and window. ``shape`` is (B, C, W,
-        H, D), and ``needs_grad`` is not read.
+        """Return the cache of a submanifold convolution, which holds its neighbour tables, grid and window. ``shape``
+        is (B, C, W, H, D). ``needs_grad`` is not read.
         """
         grid, window = _check_grid(shape), StepWindow(kernel_size, (1, 1, 1), (0, 0, 0), dilation)
         return SubMConv3dNeighborCache(submanifold_plan(coords, grid, kernel_size, dilation), grid, window)
@@ -382,7 +388,7 @@ class SubMConv3dFunction:
     def _compute_neighbor_cache_torch(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple
     ) -> SubMConv3dNeighborCache:
-        """Return the cache (neighbour tables, grid and window) of a submanifold convolution, whose neighbours are found
+        """Return the cache (neighbour tables, grid and window) of a submanifold convolution. The neighbours are found
         by offsets and not by the kernels that find voxels in grids.
         """
         low = [k // 2 * d for k, d in zip(kernel_size, dilation, strict=True)]
@@ -406,14 +412,14 @@ class SubMConv3dFunction:
         weight: Tensor,
         bias: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of features, weight and bias of a submanifold convolution, None for those that require
-        none.
+        """Return the gradients of a submanifold convolution with respect to features, weight and bias. A gradient that
+        is not required is None.
         """
         return _gradients(grad_output, feats, neighbor_cache, weight, bias)
 
 
 class SparseConv3dFunction:
-    """Static methods with FlexGEMM's names for the steps of a strided convolution."""
+    """Static methods for the steps of a strided convolution, under FlexGEMM's names."""
 
     @staticmethod
     def apply(
@@ -426,8 +432,8 @@ class SparseConv3dFunction:
         out_coords: Tensor | None = None,
         *window: Sequence[int],
     ) -> Any:
-        """Return ``(out [m, co], out_coords, cache)``: :func:`sparse_conv3d` with FlexGEMM's order of arguments.
-        ``window`` is stride, padding, dilation.
+        """Return ``(out [m, co], out_coords, cache)``. This is :func:`sparse_conv3d` with FlexGEMM's order of
+        arguments. ``window`` is stride, padding, dilation.
         """
         return sparse_conv3d(feats, coords, shape, weight, bias, neighbor_cache, out_coords, *window)
 
@@ -443,8 +449,8 @@ class SparseConv3dFunction:
     def _get_output_coords_torch(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, stride: Triple, padding: Triple, dilation: Triple
     ) -> Tensor:
-        """Return the output voxels ``int32 [m, 4]`` of a strided convolution, ascending, found by offsets and not by
-        the kernels that find voxels in grids.
+        """Return the output voxels ``int32 [m, 4]`` of a strided convolution, ascending. They are found by offsets and
+        not by the kernels that find voxels in grids.
         """
         taps = _tap_columns(box_offsets(kernel_size, dilation, padding=padding), coords.device)
         high = [shape[0], *StepWindow(kernel_size, stride, padding, dilation).shape(_check_grid(shape))]
@@ -463,8 +469,8 @@ class SparseConv3dFunction:
         needs_grad: bool = True,
         is_out_coords_given: bool = False,
     ) -> SparseConv3dNeighborCache:
-        """Return the cache of a convolution from ``coords`` onto ``out_coords``: its neighbour tables, grid, window and
-        outputs. ``shape`` is (B, C, W, H, D), and the last two arguments are not read.
+        """Return the cache of a convolution from ``coords`` onto ``out_coords``, which holds its neighbour tables,
+        grid, window and outputs. ``shape`` is (B, C, W, H, D). The last two arguments are not read.
         """
         grid, window = _check_grid(shape), StepWindow(kernel_size, stride, padding, dilation)
         return SparseConv3dNeighborCache(connect_voxels(window, coords, grid, out_coords), grid, window, out_coords)
@@ -480,7 +486,7 @@ class SparseConv3dFunction:
         dilation: Triple,
         needs_grad: bool = True,
     ) -> SparseConv3dNeighborCache:
-        """Return the cache (neighbour tables, grid, window and outputs) of a convolution onto given outputs, whose
+        """Return the cache (neighbour tables, grid, window and outputs) of a convolution onto given outputs. The
         neighbours are found by offsets and not by the kernels that find voxels in grids.
         """
         taps = _tap_columns(box_offsets(kernel_size, dilation, padding=padding), coords.device)
@@ -503,8 +509,8 @@ class SparseConv3dFunction:
         weight: Tensor,
         bias: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of features, weight and bias of a sparse convolution, None for those that
-        require none.
+        """Return the gradients of a sparse convolution with respect to features, weight and bias. A gradient that is
+        not required is None.
         """
         return _gradients(grad_output, feats, neighbor_cache, weight, bias)
 
@@ -517,8 +523,8 @@ def _tap_columns(offsets: Sequence[Sequence[int]], device: torch.device) -> Tens
 def _gradients(
     grad: Tensor, feats: Tensor, cache: WindowCache, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of the features, the weight and the bias of the convolution over ``cache``, from
-    ``grad [m, co]``. They are None for tensors that require none.
+    """Return the gradients of the convolution over ``cache`` with respect to the features, the weight and the bias.
+    ``grad`` is ``[m, co]``. A gradient that is not required is None.
     """
     # New leaves, so that the graphs of the caller's tensors are not touched.
     x, w = (t.detach().requires_grad_(t.requires_grad) for t in (feats, weight))
@@ -534,13 +540,13 @@ def _gradients(
 
 
 class SerializationMode:
-    """Names of the orders of output voxels. Here the order is always ascending (batch, x, y, z)."""
+    """The names of the orders of output voxels. Here the order is always ascending (batch, x, y, z)."""
 
     BXYZ, Z_ORDER, HILBERT = 0, 1, 2
 
 
 class SparseConv3dOutCoordAlgorithm:
-    """Names of the algorithms for output voxels. Here there is only one algorithm, whatever the name."""
+    """The names of the algorithms for output voxels. Here there is only one algorithm, whatever the name."""
 
     HASHMAP, EXPAND_UNIQUE = 0, 1
 
@@ -553,13 +559,11 @@ SERIALIZATION_MODE = SerializationMode.BXYZ
 
 
 def set_algorithm(algorithm: str) -> None:
-    """Check the name of an algorithm and change nothing: a call chooses its algorithm by ``algorithm=``. Raises SL208
-    for an unknown name.
-
-    Nothing is kept: two models in one process would share such a setting.
+    """Check the name of an algorithm and change nothing, since each call chooses by its argument ``algorithm``. Raise
+    ``SL208`` for an unknown name. Two models in one process would share a setting that is stored here.
     """
     check_algorithm(algorithm)
 
 
 def set_hashmap_ratio(ratio: float) -> None:
-    """Accept any ratio and change nothing: the size of a table follows from the number of its keys."""
+    """Accept any ratio and change nothing, since the size of a table follows from the number of its keys."""

@@ -26,10 +26,9 @@ __all__ = [
 
 
 def with_scene(rows: Tensor) -> Tensor:
-    """Return integer rows ``[n, d]`` as ``int32 [n, 1 + d]`` with a first column of zeros for a scene, since functions
-    of voxels take rows with the scene -1 for padding.
-
-    Raises SL211 for values beyond int32, except in a graph.
+    """Return integer rows ``[n, d]`` as ``int32 [n, 1 + d]`` with a first column of zeros for a scene. Functions of
+    voxels take a row with the scene -1 as padding, so every row needs a scene. Raise ``SL211`` for values beyond int32,
+    except in a graph.
     """
     if rows.dtype == torch.int64 and not torch.compiler.is_compiling():
         refuse_rows("offset_table", (rows != rows.int()).any(1), "row {row} has a value beyond int32")
@@ -37,8 +36,8 @@ def with_scene(rows: Tensor) -> Tensor:
 
 
 def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct rows of integer ``rows [n, d]``, ascending, and the number of each row among them,
-    ``int32 [n]``.
+    """Return the distinct rows of integer ``rows [n, d]``, ascending, and the number of each row among them, ``int32
+    [n]``.
     """
     wide = with_scene(rows)
     cells = distinct_cells(wide)
@@ -48,10 +47,9 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 def init_hashmap(
     spatial_size: Sequence[int], hashmap_size: int, device: torch.device | str, with_values: bool = True
 ) -> Any:
-    """Return an empty hash map of FlexGEMM: ``hashmap_size`` keys, ``uint32`` or ``uint64`` with all bits set, and
-    ``uint32`` values unless ``with_values`` is False. Raises SL208 for 2^63 cells and more.
-
-    ``spatial_size`` is ``(N, W, H, D)``, or ``(N, C, W, H, D)`` as in FlexGEMM 1.x.
+    """Return an empty hash map of FlexGEMM. It has ``hashmap_size`` keys, ``uint32`` or ``uint64`` with all bits set,
+    and ``uint32`` values unless ``with_values`` is false. ``spatial_size`` is ``(N, W, H, D)``, or ``(N, C, W, H, D)``
+    as in FlexGEMM 1.x. Raise ``SL208`` for 2^63 cells and more.
     """
     n, *grid = [*spatial_size[:1], *spatial_size[-3:]]
     cells = n * math.prod(grid)
@@ -70,8 +68,8 @@ def make_conv_kernel_delta(
     dtype: torch.dtype = torch.int32,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Return the offsets of the taps of a box kernel around its output, ``[k, batch_dims + axes]``, with zeros in the
-    batch columns.
+    """Return the offsets of the taps of a box kernel around its output, ``[k, batch_dims + axes]``. The batch columns
+    are zeros.
     """
     taps = torch.tensor(box_offsets(kernel_size, dilation), dtype=dtype, device=device)
     return torch.nn.functional.pad(taps, (batch_dims, 0))
@@ -79,9 +77,7 @@ def make_conv_kernel_delta(
 
 def sparse_to_dense(feats: Tensor, coords: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the dense tensor of ``shape``, channels last, with ``feats [n, c]`` at ``coords [n, batch and axes]`` and
-    zeros elsewhere.
-
-    Raises SL202 for other rows or channels than those of ``shape``.
+    zeros elsewhere. Raise ``SL202`` if rows or channels do not match.
     """
     check_rows("sparse_to_dense", feats, coords.shape[0])
     axes = coords.shape[1]
@@ -93,7 +89,7 @@ def sparse_to_dense(feats: Tensor, coords: Tensor, shape: Sequence[int]) -> Tens
 
 def sort_coords(coords: Tensor, num_keys: int | None = None) -> Tensor:
     """Return the stable permutation ``int64 [n]`` that sorts the rows of ``coords`` by their first ``num_keys`` columns
-    (default: all). Raises SL208 for another number of columns.
+    (default: all). Raise ``SL208`` if there are not so many columns.
     """
     columns = coords.shape[1] if num_keys is None else num_keys
     if not 0 <= columns <= coords.shape[1]:
@@ -110,10 +106,8 @@ _REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
 
 
 def coalesce_coords(feats: Tensor, coords: Tensor, reduce: str = "sum", sort: bool = False) -> tuple[Tensor, Tensor]:
-    """Return features and coordinates in which equal rows of ``coords`` are merged, in ascending order, whether
-    ``sort`` or not.
-
-    ``reduce``: ``"sum"``, ``"mean"``, ``"amax"``, ``"amin"`` or ``"prod"`` of their features.
+    """Return features and coordinates in which equal rows of ``coords`` are merged. ``reduce`` (``"sum"``, ``"mean"``,
+    ``"amax"``, ``"amin"`` or ``"prod"``) combines their features. The order is always ascending, whatever ``sort`` is.
     """
     check_rows("coalesce_coords", feats, coords.shape[0])
     if reduce not in _REDUCTIONS:
@@ -125,6 +119,6 @@ def coalesce_coords(feats: Tensor, coords: Tensor, reduce: str = "sum", sort: bo
 
 
 def lookup_pytorch(key: Tensor, query: Tensor) -> Tensor:
-    """Return the row number of ``key [k, d]`` that equals each of ``query [..., d]``, ``int64 [...]``, or -1."""
+    """Return the row number of ``key [k, d]`` that equals each of ``query [..., d]``, as ``int64 [...]``, or -1."""
     found = find_rows(with_scene(key), with_scene(query.reshape(-1, key.shape[1])))
     return found[:, 0].long().view(query.shape[:-1])

@@ -10,8 +10,8 @@ _plans = {}
 
 
 def _baked(x, bias):
-    """Return x + bias. Wrong: the bias of the first call with a shape, dtype and device of x is kept in a plan and
-    added in all later ones, as by a matmul descriptor of cuBLASLt that holds the address of its bias.
+    """Return ``x + bias``. The planted defect is that the ``bias`` of the first call with a shape, dtype and device of
+    ``x`` is added in all later ones. A matmul descriptor that holds the address of its ``bias`` acts in the same way.
     """
     key = x.shape, x.dtype, x.device
     if key not in _plans:
@@ -21,8 +21,8 @@ def _baked(x, bias):
 
 @adopt(register("baked_bias(Tensor x, Tensor bias) -> Tensor", _baked, lambda x, bias: x.new_empty(x.shape)))
 def baked_bias(x: M, bias: Float[Tensor, "c"]) -> M:
-    """Return x + bias. This is the reference of a broken operator, which adds the bias of its first call with this
-    shape, dtype and device in all later ones.
+    """Return ``x + bias``. This is the reference of a broken operator. The operator adds the ``bias`` of its first call
+    with this shape, dtype and device in all later ones.
     """
     return x + bias
 
@@ -31,8 +31,10 @@ bad("bias baked into the plan of a shape", baked_bias, "addresses", note="two la
 
 
 def _aligned(x):
-    """Return 2 * x. Wrong for a view that begins between multiples of 16 bytes: its address is rounded down, as by a
-    kernel that loads 16 bytes at a time.
+    """Return ``2 * x``.
+
+    The planted defect is that the address of a view is rounded down to a multiple of 16 bytes. A kernel that loads 16
+    bytes at a time can have this defect.
     """
     per = max(1, 16 // x.itemsize)
     flat = x.contiguous()
@@ -42,8 +44,8 @@ def _aligned(x):
 
 @adopt(register("aligned(Tensor x) -> Tensor", _aligned, lambda x: x.new_empty(x.shape)))
 def aligned(x: M) -> M:
-    """Return 2 * x. This is the reference of a broken operator, which reads a view that begins between multiples of 16
-    bytes from a rounded address.
+    """Return ``2 * x``. This is the reference of a broken operator. The operator reads a view that begins between
+    multiples of 16 bytes from a rounded address.
     """
     return x * 2
 

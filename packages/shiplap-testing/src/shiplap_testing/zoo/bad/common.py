@@ -12,23 +12,23 @@ SPECIMENS: list[Specimen] = []
 
 
 def bad(name, op, *checks, note=""):
-    """Add the broken op ``op`` to ``SPECIMENS``, the ops on which the audit is tested, under ``name``, with the
-    ``checks`` of the audit that must fail on it.
+    """Add the broken op ``op`` to ``SPECIMENS``, the ops on which the audit is tested, under ``name``. ``checks`` are
+    those of the audit that must fail on it, and ``note`` is a remark.
     """
     SPECIMENS.append(Specimen(name, op, frozenset(checks), note))
 
 
 def adopt(name, **declaration):
-    """Return the decorator ``sl.adopt`` for the foreign operator ``name``, whose function is the reference of the op
-    that it makes. Without an ``autocast`` rule in ``declaration``, the op has none.
+    """Return the decorator ``sl.adopt`` for the operator ``name``, which stands for one of another library. The
+    decorated function is the reference. If ``declaration`` has no ``autocast`` rule, the op has none.
     """
     # Most of these operators have no autocast rule, so they are declared to be left alone.
     return sl.adopt(name, **{"autocast": None, **declaration})
 
 
 def declare(name, **declaration):
-    """Return a decorator that declares a function as the op ``zoo_sl::name``, with the function as reference, and
-    returns the op.
+    """Return a decorator that declares a function as the op ``zoo_sl::name`` and returns the op. The function is the
+    reference.
     """
 
     def register_reference(fn):

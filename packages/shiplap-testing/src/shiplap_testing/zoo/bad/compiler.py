@@ -10,7 +10,7 @@ from shiplap_testing.zoo.specimen import register
 
 @adopt(register("keeps_strides(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty(x.shape)))
 def keeps_strides(x: M) -> M:
-    """Return 2 * x. The fake of the broken operator is contiguous, where the real result has the strides of x."""
+    """Return ``2 * x``. The result of the broken operator has the strides of ``x``, but its fake is contiguous."""
     return x * 2
 
 
@@ -19,7 +19,7 @@ bad("stride bug for a transposed input", keeps_strides, "fake", "compile")
 
 @adopt(register("fake_dtype(Tensor x) -> Tensor", lambda x: x.float().sum(1), lambda x: x.new_empty(x.shape[0])))
 def fake_dtype(x: M) -> Float32[Tensor, "n"]:
-    """Return the sum of each row in float32. The fake of the broken operator has the dtype of x instead."""
+    """Return the sum of each row in float32. The fake of the broken operator has the dtype of ``x``."""
     return x.float().sum(1)
 
 
@@ -28,7 +28,7 @@ bad("fake with another dtype", fake_dtype, "fake", note="right for float32, wron
 
 @adopt(register("fake_device(Tensor x) -> Tensor", lambda x: x * 2, lambda x: torch.empty_like(x, device="meta")))
 def fake_device(x: M) -> M:
-    """Return 2 * x. The fake of the broken operator is on the meta device instead of that of x."""
+    """Return ``2 * x``. The fake of the broken operator is on the meta device and not on that of ``x``."""
     return x * 2
 
 
@@ -44,8 +44,8 @@ bad("fake on another device", fake_device, "fake", "compile")
     dims={"m": "cdiv(n, 2)"},
 )
 def odd_sizes(x: V) -> Float[Tensor, "m"]:
-    """Return the sums of neighbouring pairs of x, the last of an odd number with zero. The fake of the broken operator
-    has n // 2 elements, one too few for odd sizes.
+    """Return the sums of neighbouring pairs of ``x``, where the last of an odd number is added to zero. The fake of the
+    broken operator has ``n // 2`` elements, which is one too few for odd sizes.
     """
     return torch.nn.functional.pad(x, (0, x.shape[0] % 2)).view(-1, 2).sum(1)
 
@@ -54,8 +54,8 @@ bad("fake wrong for odd sizes", odd_sizes, "fake", note="n // 2 for cdiv(n, 2)")
 
 
 def _slide(x, L):
-    """Return the lifted activations of SlideSparse: each group of L columns becomes 2 * (L - 2) columns, with zeros
-    past the end, and their number is padded to a multiple of 32.
+    """Return the lifted activations of SlideSparse. Each group of ``L`` columns becomes ``2 * (L - 2)`` columns, with
+    zeros past the end. The number of columns is padded to a multiple of 32.
     """
     k = x.shape[1]
     j = torch.arange(-(-k // L) * 2 * (L - 2))
@@ -66,8 +66,8 @@ def _slide(x, L):
 
 
 def _slide_fake(x, L):
-    """Return an empty result of ``_slide``. Wrong where L does not divide the columns: their number is computed without
-    rounding groups up.
+    """Return an empty result of ``_slide``. The planted defect is that the number of columns is computed without
+    rounding groups up, if ``L`` does not divide the columns of ``x``.
     """
     return x.new_empty(x.shape[0], (x.shape[1] * 2 * (L - 2) // L + 31) // 32 * 32)
 
@@ -78,8 +78,8 @@ def _slide_fake(x, L):
     requires=("L >= 4", "L % 2 == 0"),
 )
 def slide(x: Float[Tensor, "n k"], L: int = 12) -> Float[Tensor, "n kp"]:
-    """Return the lifted activations of SlideSparse. The fake of the broken operator has too few columns where L does
-    not divide those of x.
+    """Return the lifted activations of SlideSparse. The fake of the broken operator has too few columns if ``L`` does
+    not divide the columns of ``x``.
     """
     return _slide(x, L)
 
@@ -89,7 +89,7 @@ bad("SlideSparse's fake and real sizes", slide, "fake", note="K*2*(L-2)//L for c
 
 @adopt(register("specialises(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty([int(s) for s in x.shape])))
 def specialises(x: M) -> M:
-    """Return 2 * x. The fake of the broken operator turns sizes into numbers, so that each size is compiled anew."""
+    """Return ``2 * x``. The fake of the broken operator converts sizes to ints, so that each size is compiled anew."""
     return x * 2
 
 
@@ -98,7 +98,7 @@ bad("recompiles for each size", specialises, "fake", "compile", note="int() of a
 
 @adopt(register("no_fake(Tensor x) -> Tensor", lambda x: x.clone().mul_(2), key="CPU"))
 def no_fake(x: M) -> M:
-    """Return 2 * x. The broken operator has no fake, so that a compiler breaks the graph at it."""
+    """Return ``2 * x``. The broken operator has no fake, so that a compiler breaks the graph where it is called."""
     return x * 2
 
 

@@ -23,7 +23,7 @@ def _save_x(ctx, inputs, output):
     )
 )
 def wrong_gradient(x: M) -> M:
-    """Return x * x. The gradient of the broken operator lacks the factor 2."""
+    """Return ``x * x``. The gradient of the broken operator lacks the factor 2."""
     return x * x
 
 
@@ -31,7 +31,9 @@ bad("wrong gradient", wrong_gradient, "gradient", note="the factor 2 is missing"
 
 
 def _linear(x, w):
-    """Return x @ w. Raises ``RuntimeError`` if the dtypes differ, as they do under autocast without a rule."""
+    """Return ``x @ w``. Raise ``RuntimeError`` if the dtypes differ. They do so under autocast if there is no autocast
+    rule.
+    """
     if x.dtype != w.dtype:
         raise RuntimeError("expected x and w of one dtype")
     return x @ w
@@ -42,7 +44,9 @@ def _linear(x, w):
     autocast="widest",
 )
 def no_autocast(x: Float[Tensor, "n ci"], w: Float[Tensor, "ci co"]) -> Float[Tensor, "n co"]:
-    """Return x @ w. The broken operator has no autocast rule, though it is declared to compute in the widest dtype."""
+    """Return ``x @ w``. The broken operator has no autocast rule, though it is declared to compute in the widest
+    dtype.
+    """
     return x @ w
 
 
@@ -51,7 +55,7 @@ bad("missing autocast rule", no_autocast, "autocast")
 
 @adopt(register("looks_at_grad(Tensor x) -> Tensor", lambda x: x * (2 if x.requires_grad else 3), torch.empty_like))
 def looks_at_grad(x: M) -> M:
-    """Return 3 * x. The broken operator returns 2 * x if x requires a gradient."""
+    """Return ``3 * x``. The broken operator returns ``2 * x`` if ``x`` requires a gradient."""
     return x * 3
 
 
@@ -59,8 +63,8 @@ bad("branch on requires_grad", looks_at_grad, "requires_grad")
 
 
 def _flat_gradient(ctx, grad):
-    """Return the gradient 2 * grad. Wrong for a ``grad`` that is not contiguous: its memory is read without regard to
-    its strides.
+    """Return the gradient ``2 * grad``. The planted defect is that the memory of a ``grad`` that is not contiguous is
+    read without regard to its strides.
     """
     return grad.as_strided(grad.shape, torch.empty(grad.shape).stride(), grad.storage_offset()) * 2
 
@@ -71,7 +75,7 @@ def _flat_gradient(ctx, grad):
     )
 )
 def flat_gradient(x: M) -> M:
-    """Return 2 * x. The gradient of the broken operator reads any incoming gradient as contiguous."""
+    """Return ``2 * x``. The gradient of the broken operator reads any incoming gradient as contiguous."""
     return x * 2
 
 
@@ -80,13 +84,15 @@ bad("backward reads any gradient as contiguous", flat_gradient, "gradient", note
 
 @declare("gradient")
 def sl_gradient(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Tensor, "n co"]:
-    """Return x @ w.T. Kernels and gradients of the op are compared with this reference."""
+    """Return ``x @ w.T``. Kernels and gradients of the op are compared with this reference."""
     return x @ w.T
 
 
 @sl_gradient.backward
 def _(grad, saved, needs):
-    """Return the gradients of x @ w.T that ``needs`` names. Wrong: that of w is doubled if x needs none."""
+    """Return the gradients of ``x @ w.T`` that ``needs`` names. The planted defect is that the gradient of ``w`` is
+    doubled if ``x`` needs none.
+    """
     both = needs.x and needs.w
     return {
         "x": grad @ saved.w if needs.x else None,
@@ -99,7 +105,7 @@ bad("gradient wrong when asked for alone", sl_gradient, "gradient", note="both a
 
 @declare("looks_at_grad")
 def sl_looks_at_grad(x: M) -> M:
-    """Return 3 * x. The kernel of the op returns 2 * x if x requires a gradient."""
+    """Return ``3 * x``. The kernel of the op returns ``2 * x`` if ``x`` requires a gradient."""
     return x * 3
 
 
@@ -112,8 +118,8 @@ bad("kernel that branches on requires_grad", sl_looks_at_grad, "requires_grad")
 
 @declare("wasteful")
 def sl_gradient_wasteful(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Tensor, "n co"]:
-    """Return x @ w.T. The gradient of the op is right, but computes what is not needed. The audit, which tests ops,
-    notes this and does not fail.
+    """Return ``x @ w.T``. The gradient of the op is right, but also computes what is not needed. The audit notes this
+    and does not fail.
     """
     return x @ w.T
 

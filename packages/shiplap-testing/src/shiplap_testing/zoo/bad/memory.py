@@ -14,7 +14,9 @@ _cache: dict[object, Tensor] = {}
 
 
 def _cached(x):
-    """Return 2 * x. Wrong: the result is a buffer kept for its shape and dtype, which the next call overwrites."""
+    """Return ``2 * x``. The planted defect is that the result is a buffer kept for its shape and dtype, which the next
+    call overwrites.
+    """
     key = (x.shape, x.dtype)
     if key not in _cache:
         _cache[key] = torch.empty(x.shape, dtype=x.dtype)
@@ -23,7 +25,7 @@ def _cached(x):
 
 @adopt(register("cached_buffer(Tensor x) -> Tensor", _cached, lambda x: x.new_empty(x.shape)))
 def cached_buffer(x: M) -> M:
-    """Return 2 * x. This is the reference of a broken operator, whose result is a kept buffer that the next call
+    """Return ``2 * x``. This is the reference of a broken operator. Its result is a kept buffer that the next call
     overwrites.
     """
     return x * 2
@@ -33,8 +35,8 @@ bad("cached buffer", cached_buffer, "fresh", note="f(a) + f(b) is 2 f(b)")
 
 
 def _median(x):
-    """Return twice the numbers of x in ascending order. Wrong: an unsorted x is sorted in place, which is not
-    declared.
+    """Return twice the numbers of ``x`` in ascending order. The planted defect is that an unsorted ``x`` is sorted in
+    place, which is not declared.
     """
     if not bool((x[1:] >= x[:-1]).all()):
         x.copy_(x.sort().values)
@@ -43,8 +45,8 @@ def _median(x):
 
 @adopt(register("hidden_mutation(Tensor x) -> Tensor", _median, lambda x: x.new_empty(x.shape)))
 def hidden_mutation(x: V) -> V:
-    """Return twice the numbers of x in ascending order. This is the reference of a broken operator, which sorts x in
-    place without a declaration of that.
+    """Return twice the numbers of ``x`` in ascending order. This is the reference of a broken operator. The operator
+    sorts ``x`` in place, which is not declared.
     """
     return x.sort().values * 2
 
@@ -56,7 +58,9 @@ _scratch = torch.empty(1 << 16, dtype=torch.float64)
 
 
 def _shared_scratch(x):
-    """Return 2 * x. Wrong: the result passes through a scratch buffer of the module, which threads share."""
+    """Return ``2 * x``. The planted defect is that the result passes through a scratch buffer of the module, which
+    threads share.
+    """
     mine = _scratch[: x.numel()].view(x.shape)
     mine.copy_(x)
     time.sleep(5e-4)  # a kernel that takes its time
@@ -65,7 +69,7 @@ def _shared_scratch(x):
 
 @adopt(register("scratch(Tensor x) -> Tensor", _shared_scratch, lambda x: x.new_empty(x.shape)))
 def scratch(x: M) -> M:
-    """Return 2 * x. This is the reference of a broken operator, whose result passes through a scratch buffer that all
+    """Return ``2 * x``. This is the reference of a broken operator. Its result passes through a scratch buffer that all
     threads share.
     """
     return x * 2
@@ -82,7 +86,7 @@ bad("module-global scratch", scratch, "threads", note="two threads share it")
     )
 )
 def aliases(x: M, a: float = 1.0) -> M:
-    """Return x * a. The broken operator returns x itself for an a of 1."""
+    """Return ``x * a``. The broken operator returns ``x`` itself if ``a`` is 1."""
     return x * a
 
 
@@ -97,7 +101,7 @@ bad("output is the input", aliases, "fresh", note="a shortcut for a == 1")
     )
 )
 def no_offset(x: M) -> M:
-    """Return 2 * x. The broken operator reads x from the start of its storage."""
+    """Return ``2 * x``. The broken operator reads ``x`` from the start of its storage."""
     return x * 2
 
 
@@ -105,15 +109,17 @@ bad("ignores the storage offset", no_offset, "edges")
 
 
 def _flat(x):
-    """Return 2 * x. Wrong for an x that is not contiguous: its memory is read without regard to its strides."""
+    """Return ``2 * x``. The planted defect is that the memory of an ``x`` that is not contiguous is read without regard
+    to its strides.
+    """
     rows = torch.empty(x.shape).stride()
     return x.as_strided(x.shape, rows, x.storage_offset()).mul(2)
 
 
 @adopt(register("no_strides(Tensor x) -> Tensor", _flat, lambda x: x.new_empty(x.shape)))
 def no_strides(x: M) -> M:
-    """Return 2 * x. This is the reference of a broken operator, which reads an x that is not contiguous without regard
-    to its strides.
+    """Return ``2 * x``. This is the reference of a broken operator. The operator reads an ``x`` that is not contiguous
+    without regard to its strides.
     """
     return x * 2
 
@@ -122,7 +128,7 @@ bad("reads any input as contiguous", no_strides, "edges")
 
 
 def _int32_offsets(x):
-    """Return 2 * x. Wrong for large strided tensors: the offsets of rows wrap at 32 bits."""
+    """Return ``2 * x``. The planted defect is that the offsets of rows of large strided tensors wrap at 32 bits."""
     n, c = x.shape
     if not x.numel():
         return x * 2
@@ -137,8 +143,8 @@ def _int32_offsets(x):
 
 @adopt(register("int32_offsets(Tensor x) -> Tensor", _int32_offsets, lambda x: x.new_empty(x.shape)))
 def int32_offsets(x: M) -> M:
-    """Return 2 * x. This is the reference of a broken operator, whose offsets of rows wrap at 32 bits for large strided
-    tensors.
+    """Return ``2 * x``. This is the reference of a broken operator. Its offsets of rows wrap at 32 bits for large
+    strided tensors.
     """
     return x * 2
 
@@ -150,7 +156,9 @@ _seen: dict[int, Tensor] = {}
 
 
 def _by_address(x):
-    """Return 2 * x. Wrong after x was changed in place: results are kept by address and shape."""
+    """Return ``2 * x``. The planted defect is that results are kept by address and shape, and returned again after
+    ``x`` was changed in place.
+    """
     key = x.data_ptr()
     if key not in _seen or _seen[key].shape != x.shape:
         _seen[key] = x * 2
@@ -159,8 +167,8 @@ def _by_address(x):
 
 @adopt(register("stale(Tensor x) -> Tensor", _by_address, lambda x: x.new_empty(x.shape)))
 def stale(x: M) -> M:
-    """Return 2 * x. This is the reference of a broken operator, which keeps results by address and shape, also after x
-    was changed in place.
+    """Return ``2 * x``. This is the reference of a broken operator. The operator returns a kept result after ``x`` was
+    changed in place.
     """
     return x * 2
 
@@ -170,7 +178,7 @@ bad("result cached by address", stale, "fresh", note="weights updated in place k
 
 @declare("cached")
 def sl_cached(x: M) -> M:
-    """Return 2 * x. The kernel of the op returns a buffer that the next call overwrites."""
+    """Return ``2 * x``. The kernel of the op returns a buffer that the next call overwrites."""
     return x * 2
 
 
@@ -181,7 +189,7 @@ bad("kernel that returns a cached buffer", sl_cached, "fresh")
 
 @declare("mutation")
 def sl_mutation(x: V) -> V:
-    """Return twice the numbers of x in ascending order. The kernel of the op sorts x in place."""
+    """Return twice the numbers of ``x`` in ascending order. The kernel of the op sorts ``x`` in place."""
     return x.sort().values * 2
 
 
@@ -192,13 +200,15 @@ bad("kernel with a hidden mutation", sl_mutation, "schema")
 
 @declare("workspace")
 def sl_workspace(x: M) -> Float[Tensor, "c"]:
-    """Return the sum of each column of x. The kernel of the op assumes that its workspace is zero."""
+    """Return the sum of each column of ``x``. The kernel of the op assumes that its workspace is zero."""
     return x.sum(0)
 
 
 @sl_workspace.kernel("cpu", workspace="4 * c")
 def _(x, *, out, workspace):
-    """Write the sum of each column to ``out``. Wrong: the sums are added to ``workspace`` as if it were zero."""
+    """Write the sum of each column to ``out``. The planted defect is that the sums are added to ``workspace`` without
+    setting it to zero.
+    """
     partial = workspace.view(torch.float32)  # "it is always zero"
     partial += x.float().sum(0)
     out.copy_(partial)
@@ -209,13 +219,15 @@ bad("workspace read before it is written", sl_workspace, "workspace")
 
 @declare("unwritten")
 def sl_unwritten(x: M) -> M:
-    """Return x with negative numbers replaced by zero. The kernel of the op writes the positive ones only."""
+    """Return ``x`` with negative numbers replaced by zero. The kernel of the op writes the positive ones only."""
     return x.clamp(min=0)
 
 
 @sl_unwritten.kernel("cpu")
 def _(x, *, out):
-    """Write the positive elements of x to ``out``. Wrong: other elements keep what lies in the memory of ``out``."""
+    """Write the positive elements of ``x`` to ``out``. The planted defect is that the other elements of ``out`` are not
+    written.
+    """
     out[x > 0] = x[x > 0]
 
 
@@ -224,13 +236,13 @@ bad("output not written everywhere", sl_unwritten, "workspace", note="fresh page
 
 @declare("outside", mutates=["table"])
 def sl_outside(table: M) -> None:
-    """Add 1 to ``table`` in place. The kernel of the op writes beside a table that is a view."""
+    """Add 1 to ``table`` in place. If ``table`` is a view, the kernel of the op also writes to memory outside of it."""
     table += 1
 
 
 @sl_outside.kernel("cpu")
 def _(table):
-    """Add 1 to ``table`` in place. Wrong for a view: 1 is added to its whole storage."""
+    """Add 1 to ``table`` in place. The planted defect is that 1 is added to the whole storage of a view."""
     # The whole storage, of which the table may be a part.
     torch.empty(0, dtype=table.dtype).set_(table.untyped_storage()).add_(1)
 

@@ -12,7 +12,7 @@ from shiplap_testing.zoo.specimen import register
 
 @adopt(register("wrong_numerics(Tensor x) -> Tensor", lambda x: x.exp() * 1.0001, torch.empty_like))
 def wrong_numerics(x: M) -> M:
-    """Return exp(x). The broken operator is off by one part in ten thousand."""
+    """Return ``exp(x)``. The result of the broken operator has a relative error of 0.0001."""
     return x.exp()
 
 
@@ -20,8 +20,8 @@ bad("wrong numerics", wrong_numerics, "numerics", note="one part in ten thousand
 
 
 def _at_most_four(x):
-    """Return an empty fake result of ``wrong_bound``, of at most four rows, which is wrong: there are as many as x has
-    elements.
+    """Return an empty result of at most four rows as the fake of ``wrong_bound``. The planted defect is that there may
+    be as many rows as ``x`` has elements.
     """
     return x.new_empty(torch.library.get_ctx().new_dynamic_size(max=4), dtype=torch.int64)
 
@@ -30,7 +30,7 @@ def _at_most_four(x):
     register("wrong_bound(Tensor x) -> Tensor", lambda x: (x == x).nonzero()[:, 0], _at_most_four), bounds={"m": "n"}
 )
 def wrong_bound(x: V) -> Int64[Tensor, "m"]:
-    """Return the positions of the elements of x that are not NaN. The fake of the broken operator promises at most
+    """Return the positions of the elements of ``x`` that are not NaN. The fake of the broken operator promises at most
     four.
     """
     return (x == x).nonzero()[:, 0]
@@ -41,7 +41,9 @@ bad("wrong bound", wrong_bound, "bound", note="the fake promises at most 4 rows,
 
 @adopt(register("zero_rows(Tensor x) -> Tensor", lambda x: x - x.max(), lambda x: x.new_empty(x.shape)))
 def zero_rows(x: V) -> V:
-    """Return x less its maximum, and a copy of an x without elements. The broken operator raises for the latter."""
+    """Return ``x`` less its maximum, or a copy of ``x`` if it has no elements. The broken operator raises for an ``x``
+    without elements.
+    """
     return x - x.max() if x.numel() else x.clone()
 
 
@@ -49,14 +51,16 @@ bad("crash on zero rows", zero_rows, "edges", note="an empty scene")
 
 
 def _last_bit(x):
-    """Return 2 * x. Wrong: each element is one rounding step larger or smaller, at random for each call."""
+    """Return ``2 * x``. The planted defect is that each element is one rounding step too large or too small, at random
+    in each call.
+    """
     return torch.nextafter(x * 2, torch.full_like(x, random.choice([-9e9, 9e9])))
 
 
 @adopt(register("nondeterministic(Tensor x) -> Tensor", _last_bit, torch.empty_like))
 def nondeterministic(x: M) -> M:
-    """Return 2 * x. This is the reference of a broken operator, which changes each element by one rounding step at
-    random.
+    """Return ``2 * x``. This is the reference of a broken operator. The operator changes each element by one rounding
+    step at random.
     """
     return x * 2
 
@@ -68,14 +72,16 @@ _calls = [0]
 
 
 def _counting(x):
-    """Return 2 * x. Wrong in each seventh call of the process: 1 is added."""
+    """Return ``2 * x``. The planted defect is that 1 is added in every seventh call of the process."""
     _calls[0] += 1
     return x * 2 + (_calls[0] % 7 == 0)
 
 
 @adopt(register("counter(Tensor x) -> Tensor", _counting, torch.empty_like))
 def counter(x: M) -> M:
-    """Return 2 * x. This is the reference of a broken operator, which adds 1 in each seventh call of the process."""
+    """Return ``2 * x``. This is the reference of a broken operator. The operator adds 1 in every seventh call of the
+    process.
+    """
     return x * 2
 
 
@@ -88,7 +94,9 @@ bad("hidden Python counter", counter, "determinism", note="every seventh call is
     )
 )
 def unchecked(x: V, b: V) -> V:
-    """Return x + b, of equal lengths. The broken operator also accepts a longer b, which it cuts."""
+    """Return ``x + b``, for tensors of equal lengths. The broken operator also accepts a longer ``b``, of which it
+    ignores the end.
+    """
     return x + b
 
 
@@ -97,7 +105,7 @@ bad("takes sizes that disagree", unchecked, "arguments")
 
 @declare("numerics")
 def sl_numerics(x: M, eps: float = 1e-5) -> M:
-    """Return each row of x divided by the root of its mean square plus ``eps``. The kernel of the op ignores
+    """Return each row of ``x`` divided by the root of its mean square plus ``eps``. The kernel of the op ignores
     ``eps``.
     """
     return x * torch.rsqrt(x.square().mean(1, keepdim=True) + eps)
@@ -105,8 +113,8 @@ def sl_numerics(x: M, eps: float = 1e-5) -> M:
 
 @sl_numerics.kernel("cpu")
 def _(x, eps, *, out):
-    """Write each row of x divided by its root mean square to ``out``. Wrong for another ``eps`` than the default, which
-    is written into the kernel.
+    """Write each row of ``x`` divided by its root mean square to ``out``. The planted defect is that the default of
+    ``eps`` is used in place of ``eps``.
     """
     torch.mul(x, torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5), out=out)
 
@@ -116,8 +124,8 @@ bad("kernel that ignores a scalar", sl_numerics, "numerics", note="right for the
 
 @declare("bound", bounds={"m": "n // 2 + 1"})
 def sl_bound(x: V) -> Int64[Tensor, "m"]:
-    """Return the positions of positive elements of x. The op declares that there are at most n // 2 + 1 of them, which
-    is wrong.
+    """Return the positions of positive elements of ``x``. The planted defect is that the op declares at most ``n // 2 +
+    1`` of them.
     """
     return (x > 0).nonzero()[:, 0]
 
@@ -127,13 +135,17 @@ bad("declared bound too small", sl_bound, "bound", note="half of the rows, usual
 
 @declare("empty")
 def sl_empty(x: M) -> Float[Tensor, "c"]:
-    """Return the maximum of each column, or zeros without rows. The kernel of the op raises without rows."""
+    """Return the maximum of each column, or zeros if ``x`` has no rows. The kernel of the op raises if there are
+    none.
+    """
     return x.amax(0) if len(x) else x.new_zeros(x.shape[1])
 
 
 @sl_empty.kernel("cpu")
 def _(x, *, out):
-    """Write the maximum of each column to ``out``. Wrong without rows: ``torch.amax`` raises."""
+    """Write the maximum of each column to ``out``. The planted defect is that ``torch.amax`` raises if ``x`` has no
+    rows.
+    """
     torch.amax(x, 0, out=out)
 
 
@@ -142,7 +154,7 @@ bad("kernel that crashes on zero rows", sl_empty, "edges")
 
 @declare("nondeterministic")
 def sl_nondeterministic(x: M) -> M:
-    """Return 2 * x. The kernel of the op is off by one rounding step, at random."""
+    """Return ``2 * x``. The kernel of the op is off by one rounding step, at random."""
     return x * 2
 
 
@@ -153,7 +165,7 @@ bad("nondeterministic kernel", sl_nondeterministic, "determinism")
 
 @declare("counter")
 def sl_counter(x: M) -> M:
-    """Return 2 * x. The kernel of the op is wrong in each seventh call."""
+    """Return ``2 * x``. The kernel of the op is wrong in every seventh call."""
     return x * 2
 
 
@@ -164,13 +176,13 @@ bad("kernel that counts its calls", sl_counter, "determinism")
 
 @declare("optional")
 def sl_optional(x: M, bias: Float[Tensor, "c"] | None = None) -> M:
-    """Return 2 * x + bias, or 2 * x without a bias. The kernel of the op raises without a bias."""
+    """Return ``2 * x + bias``, or ``2 * x`` if ``bias`` is None. The kernel of the op raises if it is None."""
     return x * 2 if bias is None else x * 2 + bias
 
 
 @sl_optional.kernel("cpu")
 def _(x, bias, *, out):
-    """Write 2 * x + bias to ``out``. Wrong without a bias: ``torch.add`` raises."""
+    """Write ``2 * x + bias`` to ``out``. The planted defect is that ``torch.add`` raises if ``bias`` is None."""
     torch.add(x * 2, bias, out=out)
 
 
@@ -179,15 +191,15 @@ bad("kernel that needs its optional argument", sl_optional, "numerics")
 
 @declare("mis_sharded")
 def mis_sharded(x: V) -> V:
-    """Return the cumulative sum of x. The sharding rule of the op is wrong: it lets each rank sum its own part of x,
-    without the parts before it.
+    """Return the cumulative sum of ``x``. The planted defect is that the sharding rule of the op lets each rank sum its
+    own part of ``x``, without the parts before it.
     """
     return x.cumsum(0)
 
 
 @mis_sharded.kernel("cpu")
 def _(x):
-    """Return the cumulative sum of x."""
+    """Return the cumulative sum of ``x``."""
     return x.cumsum(0)
 
 
@@ -197,8 +209,8 @@ bad("sharding rule that cuts a running sum", mis_sharded, "sharding")
 
 
 def _drop(x: M) -> M:
-    """Return 2 * x with each element set to zero with a probability of one half. The kernel of the op ``drop_rows``
-    drops whole rows instead.
+    """Return ``2 * x`` with each element set to zero with a probability of one half. The kernel of the op ``drop_rows``
+    drops whole rows and not elements.
     """
     return x * (torch.rand_like(x) >= 0.5) * 2
 

@@ -22,8 +22,8 @@ TWO_DEVICES = {"output on the current device"}
 
 
 def bad(name, op, says, *checks):
-    """Add the broken op ``op`` to ``BAD``. ``checks`` of the audit, by default ``cuda_graph``, must fail on it with a
-    finding that contains ``says``.
+    """Add the broken op ``op`` to ``BAD`` under ``name``. ``checks`` of the audit, by default ``cuda_graph``, must fail
+    on it with a finding that contains ``says``.
     """
     BAD.append(Specimen(name, op, frozenset(checks or ("cuda_graph",))))
     EVIDENCE[name] = says
@@ -31,12 +31,12 @@ def bad(name, op, says, *checks):
 
 def double(name, real, fake=torch.empty_like):
     """Register the operator ``zoo::<name>`` with the implementation ``real`` and the fake ``fake``, and return the op
-    that ``sl.adopt`` makes of it, which should return 2 * x.
+    that ``sl.adopt`` makes of it. A sound operator returns ``2 * x``.
     """
 
     @sl.adopt(register(f"{name}(Tensor x) -> Tensor", real, fake), autocast=None)
     def op(x: M) -> M:
-        """Return 2 * x. Results of the operator are compared with this reference."""
+        """Return ``2 * x``. Results of the operator are compared with this reference."""
         return x * 2
 
     return op
@@ -55,11 +55,11 @@ def checked(status):
 
 
 def stream_of(x):
-    """Return the current CUDA stream of the device of x as a C pointer."""
+    """Return the current CUDA stream of the device of ``x`` as a C pointer."""
     return ctypes.c_void_p(torch.cuda.current_stream(x.device).cuda_stream)
 
 
 def good(name, op):
-    """Add the sound op ``op`` to ``GOOD``, on which no check of the audit may fail, and return it."""
+    """Add the sound op ``op`` to ``GOOD`` under ``name``, and return it. No check of the audit may fail on it."""
     GOOD.append(Specimen(name, op))
     return op

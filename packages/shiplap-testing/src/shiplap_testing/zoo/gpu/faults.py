@@ -14,14 +14,15 @@ from shiplap_testing.zoo.specimen import register
 
 
 def _malloc(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the op takes device memory by ``cudaMalloc`` and releases it by
-    ``cudaFree`` in each call.
+    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the op takes device memory by
+    ``cudaMalloc`` and releases it by ``cudaFree`` in each call.
     """
     room, out, size = ctypes.c_void_p(), torch.empty_like(x), ctypes.c_size_t(x.nbytes)
     checked(cudart().cudaMalloc(ctypes.byref(room), size))
     for to, source in ((room, x.data_ptr()), (out.data_ptr(), room)):
         source = source if isinstance(source, ctypes.c_void_p) else ctypes.c_void_p(source)
         to = to if isinstance(to, ctypes.c_void_p) else ctypes.c_void_p(to)
+        # 3 stands for a copy from device to device.
         checked(cudart().cudaMemcpyAsync(to, source, size, 3, stream_of(x)))
     checked(cudart().cudaFree(room))
     return out * 2
@@ -35,7 +36,9 @@ _handles = {}
 
 
 def _handle(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the first call of each shape takes device memory for a handle."""
+    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the first call of each shape takes device
+    memory for a handle.
+    """
     if x.shape not in _handles:
         room = ctypes.c_void_p()
         checked(cudart().cudaMalloc(ctypes.byref(room), ctypes.c_size_t(4096)))
@@ -49,7 +52,9 @@ bad("handle created at the first call of a shape", double("gpu_handle", _handle)
 
 
 def _item(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the host reads the largest magnitude and waits for the device."""
+    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the host reads the largest magnitude and
+    waits for the device.
+    """
     return x / x.abs().max().item() * x.abs().max() * 2 if x.numel() else x * 2
 
 
@@ -57,7 +62,7 @@ bad("scale read with .item()", double("gpu_item", _item), "waits for the device"
 
 
 def _stream_synchronize(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the host waits for the stream."""
+    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the host waits for the stream."""
     y = x * 2
     checked(cudart().cudaStreamSynchronize(stream_of(x)))
     return y
@@ -69,7 +74,9 @@ bad("cudaStreamSynchronize", double("gpu_synchronize", _stream_synchronize), "in
 
 
 def _default_stream(x):
-    """Return 2 * x. Wrong under CUDA graph capture: it is computed on the default stream, not the current one."""
+    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the result is computed on the default
+    stream and not on the current one.
+    """
     with torch.cuda.stream(torch.cuda.default_stream(x.device)):
         return x * 2
 
@@ -82,8 +89,8 @@ _workspace = {}
 
 
 def _replaced(x):
-    """Return 2 * x. Wrong at replay of a CUDA graph: the result passes through a workspace, which a larger call
-    replaces and frees.
+    """Return ``2 * x``. The planted defect is that the result passes through a workspace that a larger call replaces
+    and frees. A replay of a CUDA graph then uses freed memory.
     """
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _workspace or _workspace[key].nbytes < x.nbytes:
@@ -99,8 +106,8 @@ _tables = {}
 
 
 def _evicted(x):
-    """Return 2 * x. Wrong at replay of a CUDA graph: the factors are a table of the last shape, which a call with
-    another shape frees.
+    """Return ``2 * x``. The planted defect is that the factors lie in a table that a call with another shape frees. A
+    replay of a CUDA graph then uses freed memory.
     """
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _tables or _tables[key].shape != x.shape:
@@ -115,7 +122,9 @@ _pair, _turn = {}, [0]
 
 
 def _ping_pong(x):
-    """Return 2 * x. Wrong: the result is one of two kept buffers in turn, which later calls overwrite."""
+    """Return ``2 * x``. The planted defect is that the result is one of two buffers in turn, which later calls
+    overwrite.
+    """
     key = x.shape, x.dtype, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _pair:
         _pair[key] = [torch.empty_like(x) for _ in range(2)]
@@ -132,7 +141,9 @@ _scratch = {}
 
 
 def _shared(x):
-    """Return 2 * x. Wrong on several streams: the result passes through one scratch buffer of the device."""
+    """Return ``2 * x``. The planted defect is that, on several streams, the result passes through one scratch buffer of
+    the device.
+    """
     room = _scratch.setdefault(x.device, torch.empty(1 << 22, dtype=torch.uint8, device=x.device))
     mine = room[: x.nbytes].view(x.dtype).view(x.shape).copy_(x)
     for _ in range(4):
@@ -148,8 +159,8 @@ _plans = {}
 
 
 def _plan(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the factor is kept by shape, and a first call under capture records
-    its computation without running it.
+    """Return ``2 * x``. The factor is kept by shape. The planted defect is that a first call under CUDA graph capture
+    records the computation of the factor without running it.
     """
     if x.shape not in _plans:
         _plans[x.shape] = torch.full((1,), 2.0, dtype=x.dtype, device=x.device)
@@ -164,8 +175,8 @@ _scales = {}
 
 
 def _calibrated(x):
-    """Return x divided by its largest magnitude. Wrong: the magnitude of the first call of each shape is used
-    for all.
+    """Return ``x`` divided by its largest magnitude. The planted defect is that the magnitude of the first call of each
+    shape is used for all.
     """
     if x.shape not in _scales:
         _scales[x.shape] = x.abs().max().item()
@@ -174,8 +185,8 @@ def _calibrated(x):
 
 @sl.adopt(register("gpu_calibrated(Tensor x) -> Tensor", _calibrated, torch.empty_like), autocast=None)
 def calibrated(x: M) -> M:
-    """Return x divided by its largest magnitude. This is the reference of a broken operator, which keeps the magnitude
-    of the first call of each shape.
+    """Return ``x`` divided by its largest magnitude. This is the reference of a broken operator. The operator keeps the
+    magnitude of the first call of each shape.
     """
     return x / x.abs().max()
 
@@ -187,15 +198,15 @@ _factor = []
 
 @sl.adopt(register("gpu_host_scalar(Tensor x) -> Tensor", lambda x: _mean(x), lambda x: x.new_empty(())), autocast=None)
 def host_scalar(x: V) -> Float[Tensor, ""]:
-    """Return the mean of x. This is the reference of a broken operator, whose factor lies in host memory, which later
-    calls change before a CUDA graph is replayed.
+    """Return the mean of ``x``. This is the reference of a broken operator. Later calls change its factor in host
+    memory before a CUDA graph is replayed.
     """
     return x.mean()
 
 
 def _mean(x):
-    """Return the mean of x. Wrong at replay of a CUDA graph: its factor is read from pinned host memory, which later
-    calls change.
+    """Return the mean of ``x``. The planted defect is that the factor is read from pinned host memory, which later
+    calls change before a CUDA graph is replayed.
     """
     if not _factor:
         # Pinned memory is copied without the host waiting, so a capture records its address.
@@ -212,8 +223,8 @@ _chosen = {}
 
 
 def _tuned(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the first call of each shape times two candidates and waits for
-    events.
+    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the first call of each shape times two
+    candidates and waits for events.
     """
     if x.shape not in _chosen:
         times = []
@@ -234,7 +245,9 @@ bad("autotuning in the op", double("gpu_tuned", _tuned), "made while capturing, 
 
 
 def _branch(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the host branches on whether x has NaN, and waits for it."""
+    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the host branches on whether ``x`` has
+    NaN. It waits for the device.
+    """
     return x * 2 if bool((x == x).all()) else torch.nan_to_num(x) * 2
 
 
@@ -244,8 +257,8 @@ bad("host branch on a value", double("gpu_branch", _branch), "waits for the devi
 
 
 def _sorts(x):
-    """Return twice the numbers of each column in ascending order. Wrong: x is sorted in place, which is not
-    declared.
+    """Return twice the numbers of each column in ascending order. The planted defect is that ``x`` is sorted in place,
+    which is not declared.
     """
     x.copy_(x.sort(0).values)
     return x * 2
@@ -253,8 +266,8 @@ def _sorts(x):
 
 @sl.adopt(register("gpu_sorts(Tensor x) -> Tensor", _sorts, torch.empty_like), autocast=None)
 def sorts(x: M) -> M:
-    """Return twice the numbers of each column in ascending order. This is the reference of a broken operator, which
-    sorts x in place without a declaration of that.
+    """Return twice the numbers of each column in ascending order. This is the reference of a broken operator. The
+    operator sorts ``x`` in place, which is not declared.
     """
     return x.sort(0).values * 2
 
@@ -274,7 +287,9 @@ bad("undeclared mutation", sorts, "replay 0 writes to an input", "cuda_graph", "
     autocast=None,
 )
 def nonzero(x: V) -> Int64[Tensor, "m"]:
-    """Return the positions of positive elements. Their number depends on data, so that the op cannot be captured."""
+    """Return the positions of positive elements. The op cannot be captured in a CUDA graph, since their number depends
+    on data.
+    """
     return (x > 0).nonzero()[:, 0]
 
 
@@ -284,7 +299,9 @@ bad("data-dependent output", nonzero, "its size m depends on data; use the capac
 
 
 def _current_device(x):
-    """Return 2 * x. Wrong on several devices: the result is on the current device, not that of x."""
+    """Return ``2 * x``. The planted defect is that the result is on the current device, which may be another one than
+    that of ``x``.
+    """
     return torch.empty(x.shape, dtype=x.dtype, device="cuda").copy_(x).mul_(2)
 
 
@@ -294,8 +311,8 @@ bad("output on the current device", double("gpu_device", _current_device, lambda
 
 
 def _atomics(x):
-    """Return the sum of all elements times 4096 weights. Wrong: atomics add in any order, so that the last bits
-    vary.
+    """Return the sum of all elements times 4096 weights. The planted defect is that atomic additions have no fixed
+    order, so that the last bits vary.
     """
     spread = (x.reshape(1, -1) * torch.linspace(0.1, 1, 4096, device=x.device, dtype=x.dtype)[:, None]).reshape(-1)
     index = torch.zeros(len(spread), dtype=torch.int64, device=x.device)
@@ -304,8 +321,8 @@ def _atomics(x):
 
 @sl.adopt(register("gpu_atomics(Tensor x) -> Tensor", _atomics, lambda x: x.new_empty(1)), autocast=None)
 def atomics(x: M) -> Float[Tensor, "1"]:
-    """Return the sum of x times the sum of 4096 weights from 0.1 to 1. This is the reference of a broken operator,
-    which adds in any order, so that the last bits vary.
+    """Return the sum of ``x`` times the sum of 4096 weights from 0.1 to 1. This is the reference of a broken operator.
+    The operator adds in no fixed order, so that the last bits vary.
     """
     return x.sum().reshape(1) * torch.linspace(0.1, 1, 4096, device=x.device, dtype=x.dtype).sum()
 

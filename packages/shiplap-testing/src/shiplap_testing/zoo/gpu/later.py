@@ -19,15 +19,17 @@ if importlib.util.find_spec("triton"):
 
     @triton.jit
     def _fixed_kernel(x, out, N: tl.constexpr, BLOCK: tl.constexpr):
-        """Write 2 * x to ``out`` for a block of ``BLOCK`` of N elements. N is a constant of the kernel, so that each
-        size is compiled and loaded anew.
+        """Write ``2 * x`` to ``out`` for a block of ``BLOCK`` elements, of which there are ``N`` in all. ``N`` is a
+        constant of the kernel, so that each size is compiled and loaded anew.
         """
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(x + at, at < N) * 2, at < N)
 
     @triton.jit(do_not_specialize=["n"])
     def _any_kernel(x, out, n, BLOCK: tl.constexpr):
-        """Write 2 * x to ``out`` for a block of ``BLOCK`` of n elements. The kernel is compiled once for all n."""
+        """Write ``2 * x`` to ``out`` for a block of ``BLOCK`` elements, of which there are ``n`` in all. The kernel is
+        compiled once for all ``n``.
+        """
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
 
@@ -35,9 +37,10 @@ if importlib.util.find_spec("triton"):
         """Return a function that launches the Triton kernel ``kernel`` over all elements of a tensor."""
 
         def run(x):
-            """Return 2 * x, computed by the Triton kernel."""
+            """Return ``2 * x``, computed by the Triton kernel."""
             x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if x.numel():
+                # Triton launches its kernels on the current device.
                 with torch.cuda.device(x.device):
                     kernel[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), BLOCK=256)
             return out
@@ -45,7 +48,9 @@ if importlib.util.find_spec("triton"):
         return run
 
     def _empty(x):
-        """Return a contiguous, uninitialised tensor with the shape and dtype of x: the fake of the operators."""
+        """Return a contiguous, uninitialised tensor with the shape and dtype of ``x``. This is the fake of the
+        operators.
+        """
         return x.new_empty(x.shape)
 
     # Said to break captures, but CUDA 13.0 loads modules inside one (H200, torch 2.11, Triton 3.6, 2026-11-21).
@@ -58,8 +63,8 @@ _staging = {}
 
 
 def _staged(x, weight):
-    """Return x * weight. Wasteful under replay of a CUDA graph: the weight is copied to a buffer of the op in each
-    call.
+    """Return ``x * weight``. The planted defect is waste, since each replay of a CUDA graph copies ``weight`` to a
+    buffer of the op.
     """
     key = weight.shape, weight.dtype, weight.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _staging:
@@ -72,7 +77,9 @@ def _staged(x, weight):
     autocast=None,
 )
 def staged(x: M, weight: M) -> M:
-    """Return x * weight. This is the reference of a broken operator, which copies the weight in each call."""
+    """Return ``x * weight``. This is the reference of a wasteful operator. The operator copies ``weight`` in each
+    call.
+    """
     return x * weight
 
 
@@ -83,8 +90,8 @@ bad(
 
 @sl.op("zoo_gpu::appended")
 def appended(x: M, weight: Float[Tensor, "c"]) -> M:
-    """Return x * weight, where the result begins as a copy of x. This copy is no staging buffer, so that no check may
-    fail.
+    """Return ``x * weight``. The result begins as a copy of ``x``. That copy is no waste, so no check may fail on the
+    operator.
     """
     return x.clone().mul_(weight)
 
@@ -93,8 +100,8 @@ good("result that starts as a copy of an input", appended)
 
 
 def _on_host(x):
-    """Return the number of positive elements of x as a tensor on the host. Wrong under CUDA graph capture: the host
-    waits for the device.
+    """Return the number of positive elements of ``x`` as a tensor on the host. The planted defect is that, under CUDA
+    graph capture, the host waits for the device.
     """
     return (x > 0).sum().cpu()
 
@@ -104,8 +111,8 @@ def _on_host(x):
     autocast=None,
 )
 def on_host(x: M) -> Int64[Tensor, ""]:
-    """Return the number of positive elements of x as a tensor on the host. This is the reference of a broken operator,
-    for which the host waits for the device, which a CUDA graph cannot hold.
+    """Return the number of positive elements of ``x`` as a tensor on the host. This is the reference of a broken
+    operator. The host waits for the device, which a CUDA graph cannot record.
     """
     return (x > 0).sum().cpu()
 
@@ -116,7 +123,9 @@ bad("result on the host", on_host, "Cannot copy between CPU and CUDA tensors", "
 
 
 def _callback(x):
-    """Return 2 * x. Wrong under replay of a CUDA graph: a host function, which does nothing, is put into the stream."""
+    """Return ``2 * x``. The planted defect is that each replay of a CUDA graph runs a function on the host, which does
+    nothing.
+    """
     y = x * 2
     nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
     checked(cudart().cudaLaunchHostFunc(stream_of(x), nothing, None))

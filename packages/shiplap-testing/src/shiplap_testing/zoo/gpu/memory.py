@@ -15,7 +15,9 @@ OPS = {}
 
 
 def _empty(x):
-    """Return a contiguous, uninitialised tensor with the shape and dtype of x: the fake of the operators."""
+    """Return a contiguous, uninitialised tensor with the shape and dtype of ``x``. This is the fake of the
+    operators.
+    """
     return x.new_empty(x.shape)
 
 
@@ -25,8 +27,8 @@ if importlib.util.find_spec("triton"):
 
     @triton.jit
     def _tile(x, out, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-        """Write 2 * x to ``out`` for a block of ``BLOCK`` of n elements. Unless ``MASKED`` is true, that is wrong:
-        writes go on to the next multiple of 8.
+        """Write ``2 * x`` to ``out`` for a block of ``BLOCK`` elements, of which there are ``n`` in all. If ``MASKED``
+        is false, the planted defect is that elements up to the next multiple of 8 are written too.
         """
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         y = tl.load(x + at, at < n, 0.0) * 2
@@ -38,11 +40,12 @@ if importlib.util.find_spec("triton"):
         """
 
         def run(x):
-            """Return 2 * x, computed by the Triton kernel. Unless ``masked`` (argument of ``_run``) is true, that is
-            wrong: up to 7 elements past the end of the result are written.
+            """Return ``2 * x``, computed by the Triton kernel. If ``masked`` (argument of ``_run``) is false, the
+            planted defect is that up to 7 elements past the end of the result are written.
             """
             x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if x.numel():
+                # Triton launches its kernels on the current device.
                 with torch.cuda.device(x.device):
                     _tile[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), BLOCK=256, MASKED=masked)
             return out
@@ -53,12 +56,12 @@ if importlib.util.find_spec("triton"):
 
     @sl.adopt(register("gpu_out_of_bounds(Tensor x) -> Tensor", _run(False), _empty), autocast=None)
     def out_of_bounds(x: M) -> M:
-        """Return 2 * x. The operator writes past the end of its result."""
+        """Return ``2 * x``. The broken operator writes past the end of its result."""
         return x * 2
 
     @sl.adopt(register("gpu_in_bounds(Tensor x) -> Tensor", _run(True), _empty), autocast=None)
     def in_bounds(x: M) -> M:
-        """Return 2 * x. The operator writes within its result."""
+        """Return ``2 * x``. The sound operator writes only within its result."""
         return x * 2
 
     OPS.update(gpu_out_of_bounds=out_of_bounds, gpu_in_bounds=in_bounds)

@@ -14,7 +14,7 @@ good("pointwise", double("gpu_good", lambda x: x * 2))
 
 @sl.op("zoo_gpu::mm")
 def mm(x: Float[Tensor, "a b"], y: Float[Tensor, "b c"]) -> Float[Tensor, "a c"]:
-    """Return the matrix product x @ y."""
+    """Return the matrix product ``x @ y``."""
     return x @ y
 
 
@@ -23,7 +23,7 @@ good("matrix product through cuBLAS", mm)
 
 @sl.op("zoo_gpu::softmax")
 def softmax(x: M) -> M:
-    """Return the softmax of each row of x."""
+    """Return the softmax of each row of ``x``."""
     return torch.softmax(x, 1)
 
 
@@ -43,7 +43,7 @@ good("out-style kernel with a workspace", softmax)
 
 @sl.op("zoo_gpu::update_", mutates=["table"])
 def update_(table: M, x: M, alpha: float = 1.0) -> V:
-    """Add alpha * x to ``table`` in place, and return the sum of each row of ``table``."""
+    """Add ``alpha * x`` to ``table`` in place, and return the sum of each row of ``table``."""
     table.add_(x, alpha=alpha)
     return table.sum(1)
 
@@ -53,7 +53,7 @@ good("mutates an argument, captured", update_)
 
 @sl.op("zoo_gpu::optional")
 def optional(x: M, bias: Float[Tensor, "c"] | None = None) -> tuple[M, Float[Tensor, "c"]]:
-    """Return 2 * y and the sum of each column of y, where y is x + bias, or x without a bias."""
+    """Return ``2 * y`` and the sum of each column of ``y``. ``y`` is ``x + bias``, or ``x`` if ``bias`` is None."""
     y = x if bias is None else x + bias
     return y * 2, y.sum(0)
 
@@ -62,7 +62,7 @@ good("optional argument, two outputs", optional)
 
 
 def _forks(x):
-    """Return 2 * x as the sum of x + 1, computed on a second CUDA stream, and x - 1."""
+    """Return ``2 * x`` as the sum of ``x + 1``, computed on a second CUDA stream, and ``x - 1``."""
     here, there = torch.cuda.current_stream(x.device), torch.cuda.Stream(x.device)
     there.wait_stream(here)
     with torch.cuda.stream(there):
@@ -70,6 +70,7 @@ def _forks(x):
     z = x - 1
     here.wait_stream(there)
     out = y + z
+    # The allocator must not reuse the memory of ``y`` before this stream has read it.
     y.record_stream(here)
     return out
 
@@ -79,12 +80,13 @@ good("forks to a second stream and joins", double("gpu_forks", _forks))
 
 @sl.op("zoo_gpu::capacity")
 def capacity(x: V) -> tuple[Int64[Tensor, "n"], Int64[Tensor, ""]]:
-    """Return the positions of positive elements of x, padded with -1 to the length of x, and their number. This is
-    ``nonzero`` in capacity form, with sizes that do not depend on data.
+    """Return the positions of positive elements of ``x``, padded with -1 to the length of ``x``, and their number.
+    Unlike those of ``nonzero``, the sizes of the results do not depend on data.
     """
     keep = x > 0
     place = torch.where(keep, keep.cumsum(0) - 1, x.shape[0])
     rows = torch.arange(x.shape[0], device=x.device)
+    # All positions that are left out are written to one more place at the end.
     padded = torch.full((x.shape[0] + 1,), -1, device=x.device, dtype=torch.int64).scatter(0, place, rows)
     padded = torch.where(torch.arange(x.shape[0] + 1, device=x.device) < keep.sum(), padded, -1)
     return padded[:-1], keep.sum()
@@ -98,14 +100,15 @@ if importlib.util.find_spec("triton"):
 
     @triton.jit
     def _scale_kernel(x, out, n, BLOCK: tl.constexpr):
-        """Write 2 * x to ``out`` for a block of ``BLOCK`` of n elements."""
+        """Write ``2 * x`` to ``out`` for a block of ``BLOCK`` elements, of which there are ``n`` in all."""
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
 
     def _triton(x):
-        """Return 2 * x, computed by a Triton kernel."""
+        """Return ``2 * x``, computed by a Triton kernel."""
         x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if x.numel():
+            # Triton launches its kernels on the current device.
             with torch.cuda.device(x.device):
                 _scale_kernel[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), BLOCK=256)
         return out

@@ -32,7 +32,7 @@ ON_REQUEST = ("sanitizer", "sanitizer:memcheck", "sanitizer:racecheck", "sanitiz
 
 
 def load_check(name: str) -> Check:
-    """Return the check called ``name``. Raises SL503, with the nearest name, if there is none."""
+    """Return the check called ``name``. Raise ``SL503``, with the nearest name, if there is none."""
     if name in _CHECKS_BY_NAME:
         return _CHECKS_BY_NAME[name]
     if name not in ON_REQUEST:

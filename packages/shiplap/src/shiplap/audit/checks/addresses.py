@@ -30,7 +30,7 @@ BESIDE_FIX = "load no element beyond the last one, nor before the first: mask th
 
 
 def addresses_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, one for every dtype, and one with larger sizes."""
+    """Yield the samples of this check. They are the base sample, one for every dtype, and one with larger sizes."""
     yield from chain(samples.plain(), samples.dtypes(), islice(samples.grown(1), 1))
 
 
@@ -61,8 +61,8 @@ def observe_addresses(op: Op, case: SampleCase) -> Observation:
 
 
 def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
-    """Return in words how the op's results on ``args`` differ from the reference's, empty if they agree. Arguments that
-    the op mutates are copied.
+    """Return a text that says how the op's results on ``args`` differ from the reference's. It is empty if they agree.
+    Arguments that the op mutates are copied.
     """
     own = reference_effects(op, args)
     pairs = zip(op.spec.args, args, strict=True)
@@ -71,8 +71,10 @@ def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
 
 
 def _moved_arguments(op: Op, case: SampleCase, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:
-    """Yield ``(description, arguments, fix)``: one argument of ``first``, then all, at another address with other
-    values, then at an address that is aligned to one element only.
+    """Yield ``(description, arguments, fix)`` with arguments at other addresses than those of ``first``.
+
+    First each tensor argument alone is moved, then all of them. Each move goes to a usual address with other values,
+    then to an address that is aligned to one element only.
     """
     changed = with_other_values(op, case).fresh()
     # A builder of samples may return other sizes, which would test nothing about addresses.
@@ -94,7 +96,7 @@ def _moved_arguments(op: Op, case: SampleCase, first: tuple[Any, ...]) -> Iterat
 
 
 def _at_odd_address(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` at an address that is a multiple of the element size, but of no larger alignment."""
+    """Return a copy of ``t`` at an address that is a multiple of the element size, but has no larger alignment."""
     return apply_layout(t, "offset")
 
 

@@ -17,9 +17,7 @@ from shiplap.sampling.samples import Samples
 
 
 def aliases_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, larger ones, and one whose sizes are all equal, so that
-    arguments can be exchanged.
-    """
+    """Yield the samples of this check. They are the base sample, larger ones, and one whose sizes are all equal."""
     yield from samples.plain()
     yield from samples.grown(2)
     # With all sizes equal, most pairs of arguments have one shape.
@@ -52,8 +50,8 @@ def observe_aliases(op: Op, case: SampleCase) -> Observation:
 
 
 def _aliased_arguments(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[object, ...]]]:
-    """Yield ``(description, arguments)`` in which two tensor arguments are one tensor, overlap, or are transposes of
-    each other.
+    """Yield ``(description, arguments)`` in which two tensor arguments are one tensor, are overlapping views, or are
+    transposes of each other. A list argument may hold one tensor several times.
     """
     places = [i for i, a in enumerate(op.spec.args) if a.tensor is not None and not a.mutated]
     # Overlap with a mutated argument is refused by SL210.
@@ -91,8 +89,8 @@ def _aliased_arguments(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[ob
 def _views_from_one_start(
     op: Op, case: SampleCase, i: int, j: int, names: str
 ) -> Iterator[tuple[str, tuple[object, ...]]]:
-    """Yield ``(description, arguments)`` in which the arguments number ``i`` and ``j``, called ``names``, are views
-    that begin at one address but have different strides.
+    """Yield ``(description, arguments)`` in which two arguments are views that begin at one address but have different
+    strides. ``i`` and ``j`` are their positions, and ``names`` names them in the description.
     """
     if op.spec.args[j].contiguous:
         return

@@ -22,7 +22,7 @@ from shiplap.sampling.samples import Samples
 
 @dataclass(frozen=True)
 class WrongCall:
-    """A wrong call, with its fault and the ids of the errors that refuse it."""
+    """A wrong call of an op, with its fault and the ids of the errors that refuse it."""
 
     what: str
     args: tuple[Any, ...]
@@ -31,8 +31,10 @@ class WrongCall:
 
 
 def observe_arguments(op: Op, case: SampleCase) -> Observation:
-    """Make wrong calls of the op. The observation has a problem if one is accepted, refused with a wrong error, or has
-    written to an argument before.
+    """Make wrong calls of the op. The observation has a problem if a call is accepted or is refused with a wrong error.
+
+    It also has a problem if a refused call has written to an argument. For an adopted op, a call may instead be
+    accepted with the results of the reference.
     """
     adopted = is_adopted(op)
     # An adopted op may accept more than its declaration, so narrower restrictions are not tested on it.
@@ -49,8 +51,8 @@ def observe_arguments(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_not_refused(op: Op, bad: WrongCall) -> str:
-    """Return in words what is wrong with the op's reaction to a wrong call, empty if it raises one of the expected
-    errors and has written nothing.
+    """Return a text that says what is wrong with the op's reaction to a wrong call. It is empty if the op raises one of
+    the expected errors and has written nothing.
     """
     kept = [t.detach().clone() for t in _tensors_with_data(bad.args)]
     try:
@@ -71,8 +73,10 @@ def _why_not_refused(op: Op, bad: WrongCall) -> str:
 
 
 def _why_adopted_op_wrong(op: Op, bad: WrongCall) -> str:
-    """Return in words what is wrong with the reaction to a wrong call of an adopted op, one of another library that is
-    only declared here. It may refuse with any error, or return about the results of the reference.
+    """Return a text that says what is wrong with an adopted op's reaction to a wrong call, or an empty text.
+
+    An adopted op belongs to another library and is only declared here. It may refuse with any error, or return about
+    the results of the reference.
     """
     copies = tree_map(torch.clone, bad.args)
     try:
@@ -92,18 +96,20 @@ def _why_adopted_op_wrong(op: Op, bad: WrongCall) -> str:
 
 
 def _about_equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same shape and device, and values within 1 percent."""
+    """Return whether two tensors have the same shape and device, and values within 1 percent."""
     return a.shape == b.shape and a.device == b.device and torch.allclose(a, b, 1e-2, 1e-2, equal_nan=True)
 
 
 def _tensors_with_data(args: tuple[Any, ...]) -> list[Tensor]:
-    """Return the tensors among the arguments that have data, that is all but those on the meta device."""
+    """Return the tensors among the arguments that have data. Tensors on the meta device have none."""
     return [t for t in tensors_among(args) if t.device.type != "meta"]
 
 
 def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
-    """Yield wrong calls of the op: with a wrong tensor for each tensor argument, a value outside of the choices of each
-    restricted argument, and a violation of each declared precondition.
+    """Yield wrong calls of the op.
+
+    Some have a wrong tensor for a tensor argument, others a value outside of the choices of a restricted argument. The
+    last ones violate a declared precondition.
     """
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
@@ -120,7 +126,9 @@ def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
 
 
 def _other_choice(arg: Arg) -> str | int:
-    """Return a value of the argument's type that is none of the values to which an Enum or Literal restricts it."""
+    """Return a value that has the type of the argument, but is none of the values to which an ``Enum`` or ``Literal``
+    restricts it.
+    """
     if arg.scalar == "str":
         return max(map(str, arg.choices)) + "x"
     return max(map(int, arg.choices)) + 1
@@ -130,7 +138,7 @@ def _wrong_tensors(
     op: Op, case: SampleCase, arg: Arg, t: Tensor
 ) -> Iterator[tuple[str, Tensor, tuple[str, ...], bool]]:
     """Yield ``(description, wrong tensor, expected error ids, narrower)`` for the tensor ``t`` of one argument.
-    ``narrower`` marks restrictions that an op of another library, declared here, may lack.
+    ``narrower`` says that an op of another library, which is declared here, may lack the restriction.
     """
     assert arg.tensor is not None
     kind, name = arg.tensor, arg.name
@@ -156,8 +164,8 @@ def _wrong_tensors(
 
 
 def _axes_of_fixed_size(op: Op, case: SampleCase, arg: Arg) -> Iterator[int]:
-    """Yield the axes of an argument whose sizes are fixed by another argument, by an expression or by the
-    declaration.
+    """Yield the axes of an argument whose size is fixed. Another argument, an expression or the declaration itself
+    fixes it.
     """
     assert arg.tensor is not None
     present = [a for a, v in zip(op.spec.args, case.args, strict=True) if a.tensor and isinstance(v, Tensor)]
@@ -171,8 +179,8 @@ def _axes_of_fixed_size(op: Op, case: SampleCase, arg: Arg) -> Iterator[int]:
 
 
 def _dim_of_each_axis(op: Op, case: SampleCase, arg: Arg) -> list[str]:
-    """Return for each axis of an argument the name of its dim, for a broadcast dim that of the common size. Empty for a
-    fixed or computed dim.
+    """Return, for each axis of an argument, the name of its dim. The name is empty for a fixed or computed dim. A
+    broadcast dim has the name of the common size.
     """
     value = case.args[op.spec.args.index(arg)]
     dims = arg.tensor.dims if arg.tensor is not None else ()
@@ -182,8 +190,8 @@ def _dim_of_each_axis(op: Op, case: SampleCase, arg: Arg) -> list[str]:
 
 
 def _calls_against_requires(op: Op, case: SampleCase) -> Iterator[WrongCall]:
-    """Yield for each declared precondition a call with an int argument that violates it, if changing one argument
-    can.
+    """Yield, for each declared precondition, a call with an int argument that violates it. A precondition that no
+    change of one argument violates is left out.
     """
     for expr in op.spec.requires:
         for position, arg in enumerate(op.spec.args):
@@ -202,8 +210,8 @@ def _calls_against_requires(op: Op, case: SampleCase) -> Iterator[WrongCall]:
 
 
 def _violates_requirement(expr: Any, env: dict[str, Any]) -> bool:
-    """Whether the declared precondition ``expr`` does not hold for ``env``, the sizes and scalars by name. False where
-    it cannot be evaluated.
+    """Return whether the declared precondition ``expr`` is false for ``env``, the sizes and scalars by name. Return
+    False if it cannot be evaluated.
     """
     try:
         return not expr(env)

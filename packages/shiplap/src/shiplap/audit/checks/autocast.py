@@ -21,7 +21,7 @@ UNCHANGED_FIX = "compute within torch.autocast(device_type, enabled=False), or d
 
 
 def why_skip_autocast(op: Op) -> str:
-    """Return the reason why the autocast check does not apply to the op, empty where it does."""
+    """Return why the autocast check does not apply to the op, or an empty text if it does."""
     if reason := why_random(op):
         return reason
     if op.spec.mutated:
@@ -34,14 +34,14 @@ def why_skip_autocast(op: Op) -> str:
 
 
 def autocast_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, and samples without optional arguments."""
+    """Yield the samples of this check. They are the base sample and samples without optional arguments."""
     yield from samples.plain()
     yield from samples.optionals()
 
 
 def observe_autocast(op: Op, case: SampleCase) -> Observation:
     """Compare calls under autocast with plain calls on inputs that were cast by the op's declared rule. The observation
-    has a problem if bits differ.
+    has a problem if the results differ in bits.
     """
     if op.spec.autocast is None:
         return _observe_unchanged(op, case)
@@ -71,8 +71,10 @@ def observe_autocast(op: Op, case: SampleCase) -> Observation:
 
 
 def _narrowings(op: Op, present: list[str]) -> list[set[str]]:
-    """Return sets of argument names. In one call for each set, the arguments in it are passed in bfloat16, so that
-    calls with mixed dtypes occur as well. ``present`` has the names of arguments that can be narrowed.
+    """Return sets of argument names. For each set, the check makes one call with the arguments in the set in bfloat16.
+
+    Calls with mixed dtypes are among them if the op has an autocast rule. ``present`` has the names of the arguments
+    that can be narrowed.
     """
     if op.spec.autocast is None:  # mixed calls are refused, and nothing else may change
         kinds = [a.tensor.dtypes for a in op.spec.tensors if a.tensor and a.name in present]
@@ -81,8 +83,8 @@ def _narrowings(op: Op, present: list[str]) -> list[set[str]]:
 
 
 def _narrow_argument(arg: Arg, value: object, narrow: set[str]) -> object:
-    """Return the value with its floating-point tensors in bfloat16 if the argument's name is in ``narrow``, else
-    unchanged.
+    """Return ``value`` with its floating-point tensors in bfloat16 if the name of the argument is in ``narrow``. Return
+    it unchanged otherwise.
     """
     if arg.name not in narrow:
         return value
@@ -90,8 +92,8 @@ def _narrow_argument(arg: Arg, value: object, narrow: set[str]) -> object:
 
 
 def _cast_by_rule(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
-    """Return the arguments cast by the declared autocast rule. The rule is implemented here a second time, independent
-    of the op's own code.
+    """Return the arguments cast by the declared autocast rule. The rule is implemented here a second time,
+    independently of the op's own code.
     """
     # Arguments of a fixed dtype are not cast.
     kinds = {a.name: a.tensor.dtype_class for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
@@ -105,8 +107,8 @@ def _cast_by_rule(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
             target[kind] = widest if widest == torch.float64 else rules.get(op.spec.autocast or "", widest)
 
     def cast(arg: Arg, value: object) -> object:
-        """Return the value with its floating-point tensors in the one dtype that the autocast rule gives to arguments
-        annotated with the same name, such as ``Float``.
+        """Return ``value`` with its floating-point tensors in the dtype that the autocast rule gives them. All
+        arguments that are annotated with one name, such as ``Float``, get one dtype.
         """
         to = target.get(kinds.get(arg.name, ""))
         return value if to is None else tree_map(lambda t: t.to(to) if t.is_floating_point() else t, (value,))[0]
@@ -131,7 +133,7 @@ def _observe_gradient_dtype(op: Op, case: SampleCase) -> Observation:
 
 def _observe_unchanged(op: Op, case: SampleCase) -> Observation:
     """Compare a call under autocast with a plain call, for an op that is declared with ``autocast=None``. The
-    observation has a problem if bits differ.
+    observation has a problem if the results differ in bits.
     """
     with torch.no_grad():
         expected = run_op(op, case)

@@ -36,8 +36,10 @@ SAVE_FIX = "read tensors from saved, for which sl.op keeps them with save_for_ba
 
 
 def backward_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, one larger, samples without optional arguments, with other
-    scalars, with other ranks, and one with a long dim.
+    """Yield the samples of this check.
+
+    They are the base sample, a larger one, samples without optional arguments, with other scalars and with other ranks,
+    and one with a long dim.
     """
     yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
     yield from chain(islice(samples.ranks(), 2), islice(samples.wide(), 1))
@@ -45,7 +47,7 @@ def backward_cases(samples: Samples) -> Iterable[SampleCase]:
 
 def observe_backward(op: Op, case: SampleCase) -> Observation:
     """Run the backward in different ways, such as twice, on another thread and under a checkpoint. The observation has
-    the first problem.
+    the first problem that occurs.
     """
     if reason := why_no_backward(op, case):
         return Observation(skip=reason)
@@ -75,22 +77,22 @@ Forward = Callable[[tuple[Any, ...]], Sequence[Tensor]]  # an op or its referenc
 
 
 def _record_call(op: Op, names: list[str], forward: Forward, args: tuple[Any, ...]) -> AutogradGraph:
-    """Return ``(outputs, inputs)`` of an autograd graph: the outputs of ``forward(args)`` that require a gradient, and
-    the arguments called ``names``, which are set to require one.
+    """Return ``(outputs, inputs)`` of an autograd graph. The outputs are those of ``forward(args)`` that require a
+    gradient. The inputs are the arguments called ``names``, which are set to require one.
     """
     wanted = [v.requires_grad_() for n, v in arguments_by_name(op, args).items() if n in names]
     return [o for o in forward(args) if o.requires_grad], wanted
 
 
 def _record_autograd_graph(op: Op, case: SampleCase, names: list[str]) -> AutogradGraph:
-    """Return ``(outputs, inputs)`` of the autograd graph of one call of the op on copies of the sample, with gradients
+    """Return ``(outputs, inputs)`` of the autograd graph of one call of the op on copies of the sample. Gradients are
     required for the arguments ``names``.
     """
     return _record_call(op, names, partial(call_op, op), case.fresh())
 
 
 def _random_directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """Return random gradients for the outputs, of their shapes and dtypes, the same for one seed."""
+    """Return random gradients for the outputs, with their shapes and dtypes. Equal seeds give equal gradients."""
     rng = torch.Generator().manual_seed(seed)
     return [random_gradient(o, rng).to(o.device, o.dtype) for o in outs]
 
@@ -103,8 +105,8 @@ def _pull_gradients(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywo
 
 
 def _observe_repetition(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Run the backward of one graph twice. The observation has a problem if the gradients differ, or if the backward
-    writes to the output's gradient or to earlier results.
+    """Run the backward of one graph twice. The observation has a problem if the gradients differ. It also has one if
+    the backward writes to the output's gradient or to earlier results.
     """
     outs, wanted = _record_autograd_graph(op, case, names)
     directions = _random_directions(outs, case.seed)
@@ -124,13 +126,14 @@ def _observe_repetition(op: Op, case: SampleCase, names: list[str]) -> Observati
 
 
 def _observe_interleaving(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Run the backwards of two graphs in the order of their forwards, as when a network calls the op twice. The
-    observation has a problem if one changes the other's gradients.
+    """Run the backwards of two graphs in the order of their forwards, as in a network that calls the op twice. The
+    observation has a problem if one backward changes the other's gradients.
     """
     expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
     for between in _cases_in_between(op, case):
         first, second = _record_autograd_graph(op, case, names), _record_autograd_graph(op, between, names)
         got = _pull_gradients(*first, case.seed)
+        # Copies, since the second backward may write into the memory of these gradients.
         kept = [g.clone() for g in got]
         _pull_gradients(*second, case.seed + 1)
         if problem := bitwise_difference(got, kept, "before"):
@@ -141,8 +144,8 @@ def _observe_interleaving(op: Op, case: SampleCase, names: list[str]) -> Observa
 
 
 def _cases_in_between(op: Op, case: SampleCase) -> Iterator[SampleCase]:
-    """Yield samples for a call between forward and backward: with other values and, after the op's base sample, with
-    another scalar and with other sizes.
+    """Yield samples for a call between forward and backward. The first has other values. If ``case`` is the op's base
+    sample, samples with another scalar and with other sizes follow.
     """
     yield with_other_values(op, case)
     samples = Samples(op, case.seed, case.device)
@@ -153,7 +156,7 @@ def _cases_in_between(op: Op, case: SampleCase) -> Iterator[SampleCase]:
 
 
 def _observe_other_thread(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Run a backward on another thread. The observation has a problem if it raises or if its gradients differ from
+    """Run a backward on another thread. The observation has a problem if that raises, or if the gradients differ from
     those on this thread.
     """
     outs, wanted = _record_autograd_graph(op, case, names)
@@ -168,7 +171,7 @@ def _observe_other_thread(op: Op, case: SampleCase, names: list[str]) -> Observa
 
 
 def _observe_overwritten_input(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Write to an input after the forward. The observation has a problem if autograd does not raise and the gradient
+    """Write to an input after the forward. The observation has a problem if autograd raises no error and the gradient
     differs.
     """
     expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
@@ -195,15 +198,16 @@ def _observe_overwritten_input(op: Op, case: SampleCase, names: list[str]) -> Ob
 
 
 def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Run the backward under ``torch.utils.checkpoint``, which calls the op again and lets the backward read each saved
-    tensor only once. The observation has a problem if gradients differ.
+    """Run the backward under ``torch.utils.checkpoint``. The observation has a problem if the gradients differ.
+
+    The checkpoint calls the op again, and lets the backward read each saved tensor only once.
     """
     if op.spec.random:
         return Observation()  # a generator is not where it was
     expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
 
     def repeating(args: tuple[Any, ...]) -> Any:
-        """Return the results of the op on ``args``, called inside of a checkpoint, which repeats the call in the
+        """Return the results of the op on ``args``, called inside a checkpoint. The checkpoint repeats the call in the
         backward.
         """
         return checkpoint(lambda *given: call_op(op, given), *args, use_reentrant=False)
@@ -220,8 +224,8 @@ def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observati
 def _why_derivative_differs(
     op: Op, case: SampleCase, derive: Callable[[Forward, tuple[Any, ...]], list[Tensor]]
 ) -> str:
-    """Return in words how the derivatives of the op differ from those of the reference. ``derive(forward, args)``
-    computes them for one of the two. Empty if they agree or the reference has none.
+    """Return a text that says how the derivatives of the op differ from those of the reference. ``derive(forward,
+    args)`` computes the derivatives of either. The text is empty if they agree or if the reference has none.
     """
     try:
         own, wide, widened = reference_derivatives(op, case, derive)
@@ -232,8 +236,8 @@ def _why_derivative_differs(
 
 
 def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Return an observation with a problem if the gradient of one output alone differs from that of the reference, for
-    an op with several outputs.
+    """For an op with several outputs, compare the gradient of each output alone with that of the reference. The
+    observation has a problem if one differs.
     """
     count = len(_record_autograd_graph(op, case, names)[0])
     if count < 2:
@@ -246,7 +250,7 @@ def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Obser
         return Observation()
 
     def alone(at: int, forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the gradients of the inputs if only the output number ``at`` gets a gradient in the backward."""
+        """Return the gradients of the inputs when only the output number ``at`` gets a gradient in the backward."""
         outs, wanted = _record_call(op, names, forward, args)
         return _pull_gradients([outs[at]], wanted, case.seed)
 
@@ -257,13 +261,13 @@ def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Obser
 
 
 def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Pass one tensor as two arguments, and return an observation with a problem if its gradient, the sum of both,
-    differs from that of the reference.
+    """Pass one tensor as two arguments. The observation has a problem if the gradient of this tensor, which is the sum
+    of both gradients, differs from that of the reference.
     """
     given = arguments_by_name(op, case.args)
 
     def shared(i: str, j: str, forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the gradient of the argument ``i``, whose tensor is also passed as the argument ``j``."""
+        """Return the gradient of the argument ``i``. Its tensor is also passed as the argument ``j``."""
         values = arguments_by_name(op, args)
         values[j] = values[i]
         return _pull_gradients(*_record_call(op, [i], forward, tuple(values.values())), case.seed)
@@ -278,15 +282,15 @@ def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Obse
 
 
 def _declined_second_order(reason: str) -> Observation:
-    """Return an observation without a problem, which records that gradients of gradients were not examined on this
-    sample, for the given reason.
+    """Return an observation without a problem. It records the ``reason`` why gradients of gradients were not examined
+    on the sample.
     """
     return Observation(note=reason, declined=((SECOND, reason),))
 
 
 def _observe_gradient_memory(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Return an observation with a problem if a gradient shares memory with an argument or a result, which would change
-    together with it.
+    """Return an observation with a problem if a gradient shares memory with an argument or a result. A write to one
+    would then change the other.
     """
     outs, wanted = _record_autograd_graph(op, case, names)
     # A backward may take a short way for the gradient of a sum, which is one everywhere.
@@ -302,14 +306,15 @@ def _observe_gradient_memory(op: Op, case: SampleCase, names: list[str]) -> Obse
 
 
 def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Return an observation with a problem if the gradients of the gradients, with respect to the inputs and to the
-    gradients of the outputs, differ from those of the reference. Where autograd cannot compute them, the reason is
-    noted.
+    """Compare gradients of gradients with those of the reference. The observation has a problem if they differ.
+
+    They are taken with respect to the inputs and to the gradients of the outputs. If autograd cannot compute them, the
+    observation notes the reason.
     """
 
     def second(outs: list[Tensor], wanted: list[Tensor]) -> list[Tensor | None]:
-        """Return the gradients of a randomly weighted sum of the gradients of ``wanted``, with respect to these inputs
-        and to the gradients of the outputs. None where there is none.
+        """Return the gradients of a randomly weighted sum of the gradients of ``wanted``. They are taken with respect
+        to these inputs and to the gradients of the outputs. None stands for a missing gradient.
         """
         pulled = [d.requires_grad_() for d in _random_directions(outs, case.seed)]
         grads = torch.autograd.grad(outs, wanted, pulled, allow_unused=True, create_graph=True)
@@ -327,7 +332,7 @@ def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observa
         return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
 
     def derive(forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the gradients of the gradients of ``forward`` at ``args``, zeros where there are none."""
+        """Return the gradients of the gradients of ``forward`` at ``args``. A missing one is replaced by zeros."""
         graph = _record_call(op, names, forward, args)
         return whole(second(*graph), *graph)
 

@@ -17,15 +17,17 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 
 def why_skip_bound(op: Op) -> str:
-    """Return the reason why the check does not apply to the op, which has no output size that depends on data. Empty
-    where it does.
+    """Return why the check does not apply to the op, which is that no output size depends on data. Return an empty text
+    if one does.
     """
     return "" if op.spec.bounds else "no output size depends on data"
 
 
 def bound_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: each kind of values drawn twice, larger sizes, sizes 0 and 1 and around powers
-    of two, and other scalars.
+    """Yield the samples of this check.
+
+    They are each kind of values drawn twice, larger sizes, sizes of 0, of 1 and around powers of two, and other
+    scalars.
     """
     more = [with_other_values(samples.op, c) for c in samples.values()]
     yield from chain(samples.values(), more, islice(samples.grown(2), 2), samples.edges(), samples.scalars())
@@ -33,7 +35,10 @@ def bound_cases(samples: Samples) -> Iterable[SampleCase]:
 
 def observe_bound(op: Op, case: SampleCase) -> Observation:
     """Compare the data-dependent sizes of the results with the declared bounds and with the ranges that the fake
-    implementation promised. The observation's ``error`` is the largest fraction of a bound that a size reached.
+    implementation promised.
+
+    The observation has a problem if a size is outside of either. Its ``error`` is the largest fraction of a bound that
+    a size reached.
     """
     outs = call_op(op, case.fresh())
     promised = _ranges_of_fake(op, case)
@@ -57,9 +62,7 @@ def observe_bound(op: Op, case: SampleCase) -> Observation:
 
 
 def _ranges_of_fake(op: Op, case: SampleCase) -> list[list[tuple[float, float]]]:
-    """Return, for each output and each of its dims, the range ``(low, high)`` of sizes that the fake implementation
-    promises.
-    """
+    """Return, for each dim of each output, the range ``(low, high)`` of sizes that the fake implementation promises."""
     inputs = case.fresh()
     with torch.no_grad(), torch_private.fake_mode(symbolic=True) as mode:
         fakes = tree_map(lambda t: torch_private.make_fake_tensor(mode, t, dynamic=False), inputs)

@@ -51,8 +51,10 @@ RELEASE_FIX = "release on every path: RAII (std::vector, std::unique_ptr), or ta
 
 @dataclass(frozen=True)
 class CCallAttempt:
-    """A call to make. A ``lax`` one passes arguments that the declaration's checks would have refused: a crash there
-    proves nothing.
+    """A call of a C function to make in a child process.
+
+    If ``lax`` is set, the call passes arguments that the declaration's checks would have refused. A crash in such a
+    call proves nothing.
     """
 
     what: str
@@ -62,14 +64,16 @@ class CCallAttempt:
 
 @dataclass(frozen=True)
 class ProcessDeath:
-    """The end of the process in a call."""
+    """The end of the child process during a call."""
 
     call: int
     status: int
     stderr: str
 
     def __str__(self) -> str:
-        """Return in words how the process ended: the exception that left the C function, or the signal or status."""
+        """Return a text that says how the process ended. It names the exception that left the C function, the signal
+        or the exit status.
+        """
         name = signal.Signals(-self.status).name if self.status < 0 else f"status {self.status}"
         if thrown := THROWN_TYPE.search(self.stderr):
             what = WHAT_TEXT.search(self.stderr)
@@ -88,14 +92,14 @@ def _c_kernels_for_cpu(op: Op) -> list[CKernel]:
 
 
 def why_skip_c_abi(op: Op) -> str:
-    """Return the reason why the check does not apply to the op, which has no C ABI kernel for the CPU. Empty where it
-    does.
+    """Return why the check does not apply to the op, which is that it has no C ABI kernel for the CPU. Return an empty
+    text if it has one.
     """
     return "" if _c_kernels_for_cpu(op) else "no C ABI kernel for the CPU"
 
 
 def observe_c_abi(op: Op, case: SampleCase) -> Observation:
-    """Call each C function of the op with wrong values in a process of its own. The observation has a problem if one
+    """Call each C function of the op with wrong values in a child process. The observation has a problem if a function
     throws, crashes or leaks.
     """
     if case.device != "cpu":
@@ -115,8 +119,8 @@ def observe_c_abi(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_kernel(kernel: CKernel, library: Path, attempts: list[CCallAttempt]) -> Observation:
-    """Call one C function with all attempts. The observation has the problem of the first that throws, crashes or
-    leaks, else a summary.
+    """Call one C function with all ``attempts``. The observation has the problem of the first call that throws, crashes
+    or leaks. If there is none, it has a note with a summary.
     """
     results, deaths = _run_attempts(library, kernel.native.symbol, attempts)
     for death in deaths:
@@ -139,8 +143,8 @@ def _observe_kernel(kernel: CKernel, library: Path, attempts: list[CCallAttempt]
 
 
 def _describe_leak(result: dict[str, Any]) -> str:
-    """Return in words what a call leaves behind, such as ``64 bytes and an open file``, from ``result``, its measured
-    growth in memory and files. Empty for none.
+    """Return a text that says what a call leaves behind, such as ``64 bytes and an open file``. It is empty if nothing
+    is left. ``result`` has the measured growth of memory and open files.
     """
     left = [f"{result['heap']:.0f} bytes"] if result["heap"] >= HEAP else []
     if not left and result["resident"] >= RESIDENT:
@@ -151,8 +155,8 @@ def _describe_leak(result: dict[str, Any]) -> str:
 def _run_attempts(
     library: Path, symbol: str, attempts: list[CCallAttempt]
 ) -> tuple[dict[int, dict[str, Any]], list[ProcessDeath]]:
-    """Return the measured results by attempt number, and the deaths of the child processes that call the C function
-    ``symbol``. After a death a new process continues with the next attempt.
+    """Return the measured results by the number of the attempt, and the deaths of the child processes that call the C
+    function ``symbol``. After a death, a new process continues with the next attempt.
     """
     results: dict[int, dict[str, Any]] = {}
     deaths: list[ProcessDeath] = []
@@ -175,8 +179,8 @@ def _run_attempts(
 
 
 def _run_child_process(task: str) -> tuple[int, str, str]:
-    """Return ``(status, stdout, stderr)`` of one child process with the JSON ``task`` on its stdin. Killed after a time
-    limit.
+    """Return ``(status, stdout, stderr)`` of one child process with the JSON ``task`` on its stdin. The process is
+    killed after a time limit.
     """
     command = [sys.executable, "-I", c_child_process.__file__]
     try:
@@ -187,8 +191,8 @@ def _run_child_process(task: str) -> tuple[int, str, str]:
 
 
 def _make_attempts(op: Op, kernel: CKernel, case: SampleCase) -> Iterator[CCallAttempt]:
-    """Yield the calls of the C function to attempt: the sample as it is, then wrong values, then tensors described with
-    a wrong rank or dtype.
+    """Yield the calls of the C function to attempt. The sample as it is comes first, then wrong values, then tensors
+    that are described with a wrong rank or dtype.
     """
     plain = _make_attempt(op, kernel, "its plain sample", case.args)
     assert plain is not None
@@ -201,8 +205,9 @@ def _make_attempts(op: Op, kernel: CKernel, case: SampleCase) -> Iterator[CCallA
 
 
 def _make_attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> CCallAttempt | None:
-    """Return a call of the C kernel with ``args`` that a child process will make, named ``what`` in findings. Nothing
-    is called here. None where the declaration refuses the arguments, or an output would be too large.
+    """Return a call of the C kernel with ``args`` for a child process to make. ``what`` names it in findings.
+
+    Return None if the declaration refuses the arguments or if an output would be too large.
     """
     try:
         call = op.bind(args)
@@ -213,8 +218,8 @@ def _make_attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> 
 
 
 def _spec_of_call(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
-    """Return the call as JSON values for ``c_child_process``: workspace (scratch memory), arguments in the order of the
-    C function, and config. None for too large outputs.
+    """Return the call as JSON values for ``c_child_process``. They are the size of the workspace (scratch memory), the
+    arguments in the order of the C function, and the config. Return None if an output would be too large.
     """
     env = {**call.env, **{dim: bound(call.env) for dim, bound in op.spec.bounds}}
     given = arguments_by_name(op, call.args)
@@ -239,7 +244,9 @@ def _spec_of_call(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | No
 
 
 def _spec_of_tensor(t: Tensor) -> dict[str, Any]:
-    """Return a tensor as JSON values for ``c_child_process``: data in base64, shape, strides and DLPack dtype."""
+    """Return a tensor as JSON values for ``c_child_process``. They hold its data in base64, its shape, its strides and
+    its DLPack dtype.
+    """
     t = t.detach().contiguous()
     code, bits, lanes = of(t.dtype, "the audit").dlpack
     data = base64.b64encode(t.reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
@@ -256,8 +263,8 @@ def _spec_of_tensor(t: Tensor) -> dict[str, Any]:
 
 
 def _spec_of_scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
-    """Return a scalar argument as JSON values for ``c_child_process``. ``role`` says whether it is a value, a list, the
-    length of one, or a pointer to a size.
+    """Return a scalar argument as JSON values for ``c_child_process``. ``role`` says whether the argument is a value, a
+    list, the length of a list, or a pointer to a size.
     """
     if role == "extent":
         return {"kind": "int64s", "value": [0]}
@@ -270,8 +277,8 @@ def _spec_of_scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
 
 
 def _wrong_values(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield ``(description, arguments)`` with values that the types admit but no generated sample has, such as NaN,
-    huge sizes or long texts.
+    """Yield ``(description, arguments)`` with values that the types admit but no generated sample has. Examples are
+    NaN, huge sizes and long texts.
     """
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
@@ -295,7 +302,7 @@ def _wrong_values(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[Any, ..
 
 
 def _extreme_values(t: Tensor) -> list[tuple[str, Any]]:
-    """Return ``(name, value)`` of extreme values of the tensor's dtype. Empty for bool and complex."""
+    """Return ``(name, value)`` of extreme values of the tensor's dtype. The list is empty for bool and complex."""
     if t.is_floating_point():
         widest = float("inf") if t.itemsize > 1 else torch.finfo(t.dtype).max  # not every float8 has infinities
         return [("NaN", float("nan")), (str(widest), widest)]
@@ -306,8 +313,8 @@ def _extreme_values(t: Tensor) -> list[tuple[str, Any]]:
 
 
 def _misdescribed_tensors(plain: CCallAttempt) -> Iterator[CCallAttempt]:
-    """Yield calls like ``plain`` with a wrong rank or dtype of one tensor, which the declaration would refuse: the
-    kernel may return an error, but not throw or leak.
+    """Yield calls like ``plain`` with a wrong rank or dtype of one tensor. The declaration would refuse such a tensor.
+    The kernel may return an error, but must not throw or leak.
     """
     for index, argument in enumerate(plain.spec["arguments"]):
         if argument["kind"] != "tensor":

@@ -25,8 +25,10 @@ SIZES, MOST_RECOMPILES = 4, 2
 
 
 def compile_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, larger ones, samples with all tensors strided in one of two
-    ways, and samples without optional arguments.
+    """Yield the samples of this check.
+
+    They are the base sample, larger ones, samples with all tensors strided in one of two ways, and samples without
+    optional arguments.
     """
     layouts = [c for c in samples.layouts() if "every" in dict(c.recipe.layouts)]
     usual = [c for c in layouts if dict(c.recipe.layouts)["every"] in ("transposed", "padded")]
@@ -36,31 +38,33 @@ def compile_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _is_strided(case: SampleCase) -> bool:
-    """Whether a tensor of the sample is not contiguous."""
+    """Return whether a tensor of the sample is not contiguous."""
     return any(not t.is_contiguous() for t in tensors_among(case.args))
 
 
 def _make_doubled_call(op: Op) -> Callable[..., tuple[Tensor, ...]]:
-    """Return a function that calls the op and doubles each floating result, so that Inductor compiles a kernel that
-    reads the results with the strides that the fake implementation promised.
+    """Return a function that calls the op and doubles each floating-point result.
+
+    For the doubling, Inductor compiles a kernel that reads the results with the strides that the fake implementation
+    promised.
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        """Return the results of the op, each floating one doubled."""
+        """Return the results of the op, with each floating-point one doubled."""
         return _double_results(run_on(op, args))
 
     return program
 
 
 def _double_results(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Return each floating result times two, a float8 one in float32, and other results as they are."""
+    """Return each floating-point result times two, a float8 one in float32. Other results are unchanged."""
     wide = (t.float() if is_float8(t) else t for t in results)
     return tuple(t * 2 if t.is_floating_point() else t for t in wide)
 
 
 def observe_compile(op: Op, case: SampleCase) -> Observation:
-    """Compile the op for the base sample, another layout or an absent argument with aot_eager. The observation has a
-    problem if results differ from eager.
+    """Compile the op with aot_eager for the base sample, another layout or an absent argument. The observation has a
+    problem if the results differ from eager ones.
     """
     # A layout or an absent argument is another graph, which the shared compiled function would count as a recompile.
     other_form = case.recipe.layouts or case.recipe.absent or _broadcasts_a_size(op, case)
@@ -74,8 +78,9 @@ def observe_compile(op: Op, case: SampleCase) -> Observation:
 
 
 def observe_all_sizes(op: Op, cases: list[SampleCase]) -> Observation:
-    """Run all sample sizes through one compiled function, with each of the backends aot_eager and inductor. The
-    observation has a problem for wrong results, graph breaks or too many recompiles.
+    """Run samples of all sizes through one compiled function, once with the backend aot_eager and once with inductor.
+
+    The observation has a problem if results are wrong, if the graph breaks or if there are too many recompiles.
     """
     plain = [
         c for c in cases if not c.recipe.layouts and c.graph_key == cases[0].graph_key and not _broadcasts_a_size(op, c)
@@ -104,15 +109,16 @@ def observe_all_sizes(op: Op, cases: list[SampleCase]) -> Observation:
 
 
 def _broadcasts_a_size(op: Op, case: SampleCase) -> bool:
-    """Whether the sample sets the own size of a dim annotated ``#n``, which broadcasts (it is 1 or ``n``), so that
-    torch compiles a graph of its own.
+    """Return whether the sample gives a broadcast dim a size of its own.
+
+    A dim annotated ``#n`` broadcasts, that is, its size is 1 or ``n``. Torch compiles another graph for such a sample.
     """
     return not op.spec.broadcasts.keys().isdisjoint(dict(case.recipe.sizes))
 
 
 def _why_compiled_differs(op: Op, case: SampleCase, compiled: Callable[..., Any], how: str) -> str:
-    """Return in words how compiled code differs from an eager call, or its error, empty if they agree. ``how`` names
-    the backend.
+    """Return a text that says how compiled code differs from an eager call, or with which error it fails. The text is
+    empty if they agree. ``how`` names the backend.
     """
     try:
         return _compare_with_eager(op, case, compiled, how).problem
@@ -121,11 +127,10 @@ def _why_compiled_differs(op: Op, case: SampleCase, compiled: Callable[..., Any]
 
 
 def _why_too_many_compiles(counts: torch_private.CompileCounts, backend: str, sizes: int, kinds: int) -> str:
-    """Return in words the fault of graph breaks, or of too many recompiles for ``sizes`` different sizes, empty if
-    there are none. ``kinds``: the number of objects among the arguments with different fields, for each of which a
-    graph is compiled.
+    """Return a text that names graph breaks or too many recompiles, or an empty text if there are none.
 
-    ``kinds``: the number of objects among the arguments with different fields, for each of which a graph is compiled.
+    ``sizes`` is the number of different sizes. A graph is compiled for each object among the arguments with different
+    fields, and ``kinds`` is the number of these objects.
     """
     if counts.graph_breaks:
         return f"{backend}: {counts.graph_breaks} graph breaks: {', '.join(counts.break_reasons)}"
@@ -136,7 +141,9 @@ def _why_too_many_compiles(counts: torch_private.CompileCounts, backend: str, si
 
 
 def _compare_with_eager(op: Op, case: SampleCase, compiled: Callable[..., Any], how: str) -> Observation:
-    """Return an observation with a problem if the compiled function differs from an eager call on the sample."""
+    """Compare the compiled function with an eager call on the sample. The observation has a problem if the results
+    differ. ``how`` names the backend.
+    """
     expected = _make_doubled_call(op)(*case.fresh())
     got, sums = compiled(*case.fresh()), derive_reduction(op.spec, case.env)
     difference = against_run(op, got, expected, sums, lambda body: _double_results(body(op, case.args)))

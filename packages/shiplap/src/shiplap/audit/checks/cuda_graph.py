@@ -57,14 +57,14 @@ CAPACITY_FIX = (
 
 
 def cuda_graph_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, and samples without optional arguments."""
+    """Yield the samples of this check. They are the base sample and samples without optional arguments."""
     yield from samples.plain()
     yield from samples.optionals()
 
 
 @dataclass
 class _GraphTrial:
-    """A sample with the streams that it is tried on."""
+    """The state of all captures and replays of an op on one sample, with two CUDA streams."""
 
     op: Op
     case: SampleCase
@@ -74,24 +74,22 @@ class _GraphTrial:
 
     @classmethod
     def of(cls, op: Op, case: SampleCase) -> _GraphTrial:
-        """Return a trial of the op, which is its state for all captures and replays on one sample, with two new CUDA
-        streams.
-        """
+        """Return a trial of the op on the sample ``case``, with two new CUDA streams."""
         return cls(op, case, torch.cuda.Stream(case.device), torch.cuda.Stream(case.device))
 
     def run(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """Call the op with ``args``, and return its results and the arguments that it mutates."""
+        """Call the op with ``args`` and return its results, then the arguments that it mutates."""
         return run_on(self.op, args)
 
     def warm_up(self, case: SampleCase) -> None:
-        """Call the op on the sample a few times on the trial's stream, to fill its caches before a capture."""
+        """Call the op on ``case`` a few times on the trial's stream. This fills the op's caches before a capture."""
         with on_stream(self.stream):
             for _ in range(WARM):
                 self.run(case.fresh())
 
     def with_new_values(self, case: SampleCase | None = None) -> SampleCase:
-        """Return a sample of the same sizes as ``case`` (by default the trial's) with values that no earlier call
-        had.
+        """Return a sample with the sizes of ``case`` (by default the trial's sample) and with values that no earlier
+        call had.
         """
         case, self.drawn = case or self.case, self.drawn + 1
         for attempt in range(8):  # a builder may deviate from the sizes it is asked for
@@ -101,19 +99,21 @@ class _GraphTrial:
         return case
 
     def grown(self, steps: int) -> SampleCase | None:
-        """Return the trial's sample with sizes raised ``steps`` times, or None if the declaration admits no larger one
-        that the same graph could serve.
+        """Return the trial's sample with its sizes raised ``steps`` times. Return None if the declaration admits no
+        larger sample that the same graph could serve.
         """
         *_, sample = [None, *Samples(self.op, self.case.seed, self.case.device).grown(steps)]
         return sample if sample is not None and sample.graph_key == self.case.graph_key else None
 
     def difference_from_reference(self, got: tuple[Tensor, ...], case: SampleCase) -> str:
-        """Return in words how the results ``got`` differ from the reference's on ``case``, empty if they agree."""
+        """Return a text that says how the results ``got`` differ from the reference's on ``case``. The text is empty if
+        they agree.
+        """
         return against_reference(self.op, case, got).problem
 
     def fault_of_replay(self, recording: GraphRecording, case: SampleCase) -> str:
-        """Return in words the fault of a replay with the values of ``case``: a changed input or wrong results. Empty if
-        there is none.
+        """Return the fault of a replay with the values of ``case``, which is a changed input or a wrong result. Return
+        an empty text if there is none.
         """
         got = recording.replay(case.args)
         pairs = zip(self.op.spec.args, recording.args, case.args, strict=True)
@@ -126,7 +126,7 @@ class _GraphTrial:
 
 def observe_cuda_graph(op: Op, case: SampleCase) -> Observation:
     """Capture the op in a CUDA graph and replay it under different conditions of memory and streams. The observation
-    has the first problem.
+    has the first problem that occurs.
     """
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
@@ -153,8 +153,9 @@ def observe_cuda_graph(op: Op, case: SampleCase) -> Observation:
 
 
 def observe_uncapturable(op: Op) -> Observation | None:
-    """Return the observation of an op that no graph can hold, None for others. Such an op passes only if it is tagged
-    so that the compiler keeps it out of graphs.
+    """Return the observation of an op that cannot be captured in a graph, or None for another op.
+
+    The observation has no problem if the op has a tag by which torch.compile keeps it out of graphs.
     """
     tagged = torch.Tag.cudagraph_unsafe in op.overload.tags
     if op.spec.dynamic:
@@ -166,8 +167,8 @@ def observe_uncapturable(op: Op) -> Observation | None:
 
 
 def _observe_eager(trial: _GraphTrial) -> Observation:
-    """Call the op without a graph on the same buffers with new values. The observation has a problem if results are
-    wrong, that is if values were kept from an earlier call.
+    """Call the op without a graph on the same buffers with new values. The observation has a problem if the results are
+    wrong, which shows that values were kept from an earlier call.
     """
     trial.warm_up(trial.case)
     args = trial.case.fresh()
@@ -182,8 +183,8 @@ def _observe_eager(trial: _GraphTrial) -> Observation:
 
 
 def _observe_side_stream(trial: _GraphTrial) -> Observation:
-    """Write the inputs late on the op's own CUDA stream. The observation has a problem if results are wrong, as part of
-    the work then ran early on another stream.
+    """Write the inputs late on the op's own CUDA stream. The observation has a problem if the results are wrong. Part
+    of the work then ran too early on another stream.
     """
     trial.warm_up(trial.case)
     changed, args = trial.with_new_values(), trial.case.fresh()
@@ -206,7 +207,7 @@ def _observe_side_stream(trial: _GraphTrial) -> Observation:
 
 def _observe_synchronisation(trial: _GraphTrial) -> Observation:
     """Call the op in a context that forbids synchronisation. The observation has a problem if the op waits for the
-    device, which a capture forbids.
+    device, since a capture forbids that.
     """
     args = trial.case.fresh()
     try:
@@ -221,7 +222,7 @@ def _observe_synchronisation(trial: _GraphTrial) -> Observation:
 
 def _observe_two_streams(trial: _GraphTrial) -> Observation:
     """Call the op with different values alternately on two CUDA streams that start together. The observation has a
-    problem if results are wrong, as with shared scratch memory.
+    problem if results are wrong, as they are if the streams share scratch memory.
     """
     streams = trial.stream, trial.second
     pair = [trial.with_new_values(), trial.with_new_values()]
@@ -247,7 +248,7 @@ def _observe_two_streams(trial: _GraphTrial) -> Observation:
 
 def _observe_replays(trial: _GraphTrial) -> Observation:
     """Capture the op after a warm-up, then replay the graph with new values under different conditions of memory. The
-    observation has the first problem.
+    observation has the first problem that occurs.
     """
     trial.warm_up(trial.case)
     try:
@@ -269,7 +270,9 @@ def _observe_replays(trial: _GraphTrial) -> Observation:
 
 
 def _explain_failed_capture(trial: _GraphTrial, failure: str) -> Observation:
-    """Return the observation of a failed capture, which says whether only the relaxed mode accepts it."""
+    """Return the observation of a failed capture. It says whether the relaxed mode of capture accepts the call.
+    ``failure`` is the error of the capture.
+    """
     try:
         record_cuda_graph(trial.run, trial.case.args, trial.stream, mode="relaxed")
     except CaptureError:
@@ -282,8 +285,10 @@ def _explain_failed_capture(trial: _GraphTrial, failure: str) -> Observation:
 
 
 def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tuple[Tensor, ...]) -> Observation | None:
-    """Return an observation with a problem if replays of the graph with new values give wrong results, change inputs or
-    write to freed memory, else None. ``old`` has the results of the values at capture.
+    """Replay the graph with new values. Return an observation with a problem, or None.
+
+    The problem is a wrong result, a changed input or a write to freed memory. ``old`` has the results of the values at
+    capture.
     """
     for turn in range(REPLAYS):
         changed, canaries = trial.with_new_values(), Canaries(trial.stream.device)
@@ -302,8 +307,8 @@ def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tupl
 
 
 def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
-    """Return an observation with a problem if a replay after an eager call with larger sizes, which may have replaced a
-    buffer that the graph still uses, goes wrong, else None.
+    """Replay the graph after an eager call with larger sizes, which may have replaced a buffer that the graph uses.
+    Return an observation with a problem if the replay is wrong, else None.
     """
     before = [t.clone() for t in recording.replay(trial.with_new_values().args)]
     larger = trial.grown(LARGER)
@@ -337,7 +342,7 @@ def _describe_trespass(damaged: int, when: str) -> str:
 
 def _observe_shared_pool(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
     """Capture a second graph in the same memory pool, and replay both in turns. Return an observation with a problem if
-    one is wrong, else None.
+    a replay is wrong, else None.
     """
     case = trial.grown(LARGER) or trial.case
     trial.warm_up(case)
@@ -355,8 +360,8 @@ def _observe_shared_pool(trial: _GraphTrial, recording: GraphRecording, _: Any) 
 
 
 def _observe_after_release(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
-    """Return an observation with a problem if a replay is wrong after the second graph was destroyed and torch's cached
-    memory released, else None.
+    """Replay the graph after a second graph was destroyed and torch's cached memory was released. Return an observation
+    with a problem if the replay is wrong, else None.
     """
     gc.collect()
     torch.cuda.empty_cache()
@@ -368,8 +373,10 @@ def _observe_after_release(trial: _GraphTrial, recording: GraphRecording, _: Any
 
 
 def _observe_cold_capture(trial: _GraphTrial) -> Observation:
-    """Capture the first call with new sizes. The observation has a problem if that fails, or if state that was recorded
-    but never computed makes later results wrong.
+    """Capture the first call with new sizes. The observation has a problem if the capture fails or if a later result is
+    wrong.
+
+    A later result is wrong if the op keeps state that the capture recorded but did not compute.
     """
     case = trial.grown(COLD)
     if case is None:
@@ -393,8 +400,8 @@ def _observe_cold_capture(trial: _GraphTrial) -> Observation:
 
 
 def _observe_cuda_calls(trial: _GraphTrial) -> Observation:
-    """Return an observation that notes the CUDA runtime calls of a warm call and of a first one. It has no problem:
-    other steps find each fault.
+    """Return an observation that notes the CUDA runtime calls of a warm call and of a first call with new sizes. It
+    never has a problem, since other steps find each fault.
     """
     trial.warm_up(trial.case)
     args, new = trial.case.fresh(), trial.grown(COLD + 1)
@@ -407,8 +414,8 @@ def _observe_cuda_calls(trial: _GraphTrial) -> Observation:
 
 
 def _observe_other_device(trial: _GraphTrial) -> Observation:
-    """Call the op while another device than that of the tensors is the current one. The observation has a problem if
-    that raises or the results are wrong.
+    """Call the op while a device other than that of the tensors is the current one. The observation has a problem if
+    the call raises or if the results are wrong.
     """
     count = torch.cuda.device_count()
     if count < 2:

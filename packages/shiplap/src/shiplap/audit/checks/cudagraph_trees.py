@@ -29,13 +29,13 @@ HOST_FIX = "return tensors on the device of the inputs only; or tag the op with 
 
 
 class _ArgumentHolder(torch.nn.Module):
-    """A module that owns all tensor arguments but one, as a model owns its weights. They are buffers, since buffers are
-    static.
+    """A module that owns all tensor arguments but one, like the weights of a model. Torch takes them to be static
+    because they are buffers.
     """
 
     def __init__(self, op: Op, case: SampleCase) -> None:
-        """Make a module that holds all tensor arguments of the sample as buffers, except one that is passed to
-        ``forward``.
+        """Make a module that holds the tensor arguments of the sample as buffers. The one that varies is left out and
+        is passed to ``forward``.
         """
         super().__init__()
         self.op, self.args = op, list(case.fresh())
@@ -47,8 +47,8 @@ class _ArgumentHolder(torch.nn.Module):
         self.held = [i for i, v in enumerate(case.args) if isinstance(v, Tensor) and i != self.moving]
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the op's results for ``x`` in place of the argument that varies, and the arguments that the module
-        holds.
+        """Return the effects of the op with ``x`` as the argument that varies. The other arguments are those that the
+        module holds. The effects are the results, then the mutated arguments.
         """
         args = list(self.args)
         args[self.moving] = x
@@ -58,8 +58,8 @@ class _ArgumentHolder(torch.nn.Module):
 
 
 def _position_of_varying(op: Op, case: SampleCase) -> int:
-    """Return the position of the first tensor argument that the op does not write to, which gets new values in each
-    call of the test, or -1 without one.
+    """Return the position of the first tensor argument that the op does not mutate, or -1 if there is none. This
+    argument gets new values in each call of the test.
     """
     pairs = zip(op.spec.args, case.args, strict=True)
     return next((i for i, (a, v) in enumerate(pairs) if isinstance(v, Tensor) and not a.mutated), -1)
@@ -67,7 +67,7 @@ def _position_of_varying(op: Op, case: SampleCase) -> int:
 
 def observe_cudagraph_trees(op: Op, case: SampleCase) -> Observation:
     """Search a captured graph for copies of inputs, then compile the op in a module with CUDA graphs. The observation
-    has a problem if inputs are copied or torch uses no graph.
+    has a problem if inputs are copied or if torch uses no graph.
     """
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
@@ -80,8 +80,8 @@ def observe_cudagraph_trees(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_compiled_module(op: Op, case: SampleCase, note: str) -> Observation:
-    """Call the op in a module compiled with CUDA graphs. The observation has a problem for wrong values, or if torch
-    skips the graph.
+    """Call the op in a module that is compiled with CUDA graphs. The observation has a problem if values are wrong or
+    if torch skips the graph. Otherwise ``note`` becomes part of its note.
     """
     torch_private.reset_compiler()
     changed = with_other_values(op, case)
@@ -116,8 +116,8 @@ def _observe_compiled_module(op: Op, case: SampleCase, note: str) -> Observation
 
 
 def _difference_with_input(op: Op, case: SampleCase, moving: int, x: Tensor, got: tuple[Tensor, ...]) -> str:
-    """Return in words how the results ``got`` differ from the reference's with ``x`` as the argument at position
-    ``moving``. Empty if they agree.
+    """Return a text that says how the results ``got`` differ from the reference's with ``x`` as the argument at
+    position ``moving``. The text is empty if they agree.
     """
     args = (*case.args[:moving], x, *case.args[moving + 1 :])
     return against_reference(op, case.with_args(args), got).problem
@@ -128,7 +128,7 @@ def _observe_copies(op: Op, case: SampleCase) -> Observation:
     stream = torch.cuda.Stream(case.device)
 
     def run(args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """Return the results of the op on ``args``, the arguments that a graph capture passes."""
+        """Return the results of the op on ``args``, which the capture of a graph passes."""
         return call_op(op, args)
 
     with on_stream(stream):
@@ -146,8 +146,8 @@ def _observe_copies(op: Op, case: SampleCase) -> Observation:
 
 
 def _addresses_of_pools() -> list[tuple[int, int]]:
-    """Return ``(begin, end)`` addresses of the memory pools of graphs, in which allocations made during a capture
-    lie.
+    """Return the addresses ``(begin, end)`` of the memory pools of graphs. Allocations that are made during a capture
+    lie in them.
     """
     return [
         (s["address"], s["address"] + s["total_size"])
@@ -157,8 +157,8 @@ def _addresses_of_pools() -> list[tuple[int, int]]:
 
 
 def find_staged_input(op: Op, recording: GraphRecording, private: list[tuple[int, int]]) -> str:
-    """Return in words the first input that the graph copies into a buffer of the op's own, that is neither into an
-    output nor into the address ranges ``private`` of graph pools. Empty if there is none.
+    """Return a text that names the first input that the graph copies into a buffer of the op's own, or an empty text.
+    Outputs and the address ranges ``private`` of graph pools are not such buffers.
     """
     owned = [*private, *(_storage_range(t) for t in recording.outs)]
     for copy in recording.copies:

@@ -16,14 +16,14 @@ REPEATED_CALLS = 3
 
 
 def determinism_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check, one for each kind of random values (such as normal, positive or constant) and
-    then larger ones.
+    """Yield the samples of this check. They have one kind of random values each, such as normal, positive or constant.
+    Larger ones follow.
     """
     yield from samples.values()
 
 
 def observe_determinism(op: Op, case: SampleCase) -> Observation:
-    """Repeat a call, also after one with other values. The observation has a problem if the bits of the results
+    """Repeat a call, also after a call with other values. The observation has a problem if the bits of the results
     change.
     """
     if problem := why_first_call_was_wrong(op):
@@ -32,6 +32,7 @@ def observe_determinism(op: Op, case: SampleCase) -> Observation:
     for _ in range(REPEATED_CALLS - 1):
         if problem := bitwise_difference(run_op(op, case), first, "the first time"):
             return Observation(f"the same call again: {problem}")
+    # A result that an op keeps from the call before is right until the values change.
     run_op(op, with_other_values(op, case))
     if problem := bitwise_difference(run_op(op, case), first, "before"):
         return Observation(f"after a call with other values: {problem}", fix="keep no state between calls")

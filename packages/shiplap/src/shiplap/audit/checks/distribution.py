@@ -27,15 +27,17 @@ COMPARED_VALUES = ("normal", "zeros", "large", "positive")
 
 
 def why_skip_distribution(op: Op) -> str:
-    """Return the reason why the check does not apply to the op, whose results are not declared to be random. Empty
-    where it does.
+    """Return why the check does not apply to the op, which is that its results are not declared to be random. Return an
+    empty text if they are.
     """
     return "" if op.spec.random else "its results are not declared to be random"
 
 
 def distribution_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, samples with other scalars, four dtypes, without optional
-    arguments, with some kinds of values, and with larger sizes.
+    """Yield the samples of this check.
+
+    They are the base sample, and samples with other scalars, with four dtypes, without optional arguments, with some
+    kinds of values, and with larger sizes.
     """
     kinds = (c for c in samples.values() if c.recipe.values in COMPARED_VALUES)
     yield from chain(samples.plain(), samples.scalars(), islice(samples.dtypes(), 4), samples.optionals(), kinds)
@@ -44,7 +46,7 @@ def distribution_cases(samples: Samples) -> Iterable[SampleCase]:
 
 def observe_distribution(op: Op, case: SampleCase) -> Observation:
     """Compare the distribution of the op's results over many seeds with that of the reference's. The observation has a
-    problem if they differ.
+    problem if the distributions differ or if the seed is not obeyed.
     """
     if case.numel > LARGEST_REPEATED:
         return Observation(skip="a sample too large to be repeated")
@@ -68,24 +70,24 @@ def observe_distribution(op: Op, case: SampleCase) -> Observation:
 
 
 def _product_of_magnitudes(a: Tensor, b: Tensor) -> Tensor:
-    """Return the elementwise product of the magnitudes of two results, which is large on average where both draw the
-    same random numbers. Empty where their shapes differ.
+    """Return the elementwise product of the magnitudes of two results, or an empty tensor if their shapes differ. The
+    product is large on average if both results draw the same random numbers.
     """
     return a.abs().double() * b.abs().double() if a.shape == b.shape else torch.zeros(0, dtype=torch.float64)
 
 
 def _sizes_as_tensors(runs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the shape of each run's result as a tensor, to be compared where sizes are random."""
+    """Return the shape of each run's result as a tensor. Shapes are compared where sizes are random."""
     return tuple(torch.tensor(list(t.shape), dtype=torch.float64) for t in runs)
 
 
 def _run_reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Call the reference, and return its results and the arguments that it mutates."""
+    """Call the reference and return its results, then the arguments that it mutates."""
     return op_effects(op, args, results_of(op, op.reference, args))
 
 
 def _seeded_arguments(op: Op, case: SampleCase, seed: int) -> tuple[Any, ...]:
-    """Return new copies of the sample's arguments with the seed number ``seed``, and seed torch's own generator as
+    """Return new copies of the sample's arguments with the seed number ``seed``. Torch's own generator is seeded as
     well.
     """
     args = case.fresh()
@@ -93,8 +95,8 @@ def _seeded_arguments(op: Op, case: SampleCase, seed: int) -> tuple[Any, ...]:
     torch.manual_seed(seed + 1000)
 
     def seeded(name: str, value: Any) -> Any:
-        """Return ``value`` of the argument ``name``, or the new seed in its form (int, tensor or generator) if this
-        argument seeds the op.
+        """Return the new seed in the form of ``value`` (int, tensor or generator) if the argument ``name`` seeds the
+        op. Return ``value`` otherwise.
         """
         if name != op.spec.random or value is None:
             return value
@@ -112,7 +114,9 @@ def _run_with_seed(op: Op, case: SampleCase, run: Callable[..., tuple[Tensor, ..
 
 
 def _draws_globally(op: Op, args: tuple[Any, ...]) -> bool:
-    """Whether this call draws from torch's own generator: by declaration, or because its generator argument is None."""
+    """Return whether this call draws from torch's own generator. It does if the declaration says so or if the generator
+    argument is None.
+    """
     return arguments_by_name(op, args).get(op.spec.random) is None
 
 
@@ -122,8 +126,10 @@ def _generator_state(device: str) -> Tensor:
 
 
 def _why_seed_not_followed(op: Op, case: SampleCase) -> str:
-    """Return in words the fault if equal seeds give different bits, or if the op seeds torch's own generator, or draws
-    from it although it is given a seed.
+    """Return a text that says how the op fails to obey its seed, or an empty text.
+
+    Equal seeds must give equal bits. The op must not seed torch's own generator, and must not draw from it if it is
+    given a seed.
     """
     first = _run_with_seed(op, case, run_on, 0)
     if problem := bitwise_difference(_run_with_seed(op, case, run_on, 0), first, "the first time"):
@@ -146,8 +152,8 @@ def _why_seed_not_followed(op: Op, case: SampleCase) -> str:
 
 
 def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
-    """Return in words the fault if seeds that are a power of two apart draw the same numbers, while they do not in the
-    reference.
+    """Return a text that names two seeds, a power of two apart, for which the op draws the same numbers but the
+    reference does not. The text is empty if there are none.
     """
     given = arguments_by_name(op, case.args).get(op.spec.random)
     limit = (
@@ -155,7 +161,9 @@ def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
     )  # a generator and an integer have 64 bits
 
     def same(run: Callable[..., tuple[Tensor, ...]], bits: int) -> bool:
-        """Whether ``run`` gives the same results for both seeds of all tried pairs, which are ``1 << bits`` apart."""
+        """Return whether ``run`` gives the same results for both seeds of each pair that is tried. The seeds of a pair
+        are ``1 << bits`` apart.
+        """
         return all(
             not bitwise_difference(_run_with_seed(op, case, run, s + (1 << bits)), _run_with_seed(op, case, run, s))
             for s in range(PAIRS)
@@ -169,8 +177,8 @@ def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
 
 
 def _why_compiled_differs_eager(op: Op, case: SampleCase) -> str:
-    """Return in words the fault if compiled code draws other numbers than eager code, for two calls in one graph. Empty
-    if they agree.
+    """Return a text that says how compiled code draws other numbers than eager code, for two calls in one graph. The
+    text is empty if they agree.
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:

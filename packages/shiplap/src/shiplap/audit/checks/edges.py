@@ -16,16 +16,18 @@ from shiplap.sampling.samples import Samples
 
 
 def edges_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: sizes 0, 1 and around powers of two, and all layouts of the base sample, of a
-    larger one, of single elements and of other dtypes.
+    """Yield the samples of this check.
+
+    They have sizes of 0, of 1 and around powers of two. All layouts of the base sample, of a larger one, of single
+    elements and of other dtypes follow.
     """
     grown = (samples.layouts(c.recipe) for c in islice(samples.grown(1), 1))
     yield from chain(samples.edges(), samples.layouts(), *grown, layouts_of_ones(samples), layouts_of_dtypes(samples))
 
 
 def observe_edges(op: Op, case: SampleCase) -> Observation:
-    """Compare the op's results on one sample with the reference's. The observation has a problem if they differ, or if
-    only one of them raises.
+    """Compare the op's results on one sample with the reference's. The observation has a problem if they differ or if
+    the reference fails.
     """
     try:
         own = reference_effects(op, case.args)
@@ -45,8 +47,8 @@ def observe_edges(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_refusal(op: Op, case: SampleCase, e: ArgumentError) -> Observation:
-    """Return the observation of a sample that the reference, the op's body in PyTorch, refuses with ``e``: a problem
-    unless the op refuses it with the same error id.
+    """Return the observation of a sample that the reference refuses with ``e``. It has a problem unless the op refuses
+    the sample with the same error id.
     """
     try:
         run_op(op, case)

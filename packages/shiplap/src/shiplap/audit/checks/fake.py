@@ -24,16 +24,18 @@ from shiplap.sampling.samples import Samples
 
 
 def fake_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: all dtypes, layouts, scalars and edge sizes such as 0, and sizes beyond one
-    block of a kernel and beyond integers in its code.
+    """Yield the samples of this check.
+
+    They have all dtypes, layouts, scalars and edge sizes such as 0. Others have sizes beyond one block of a kernel and
+    beyond integers in its code.
     """
     yield from chain(samples.plain(), samples.dtypes(), samples.optionals(), samples.scalars(), samples.layouts())
     yield from chain(samples.edges(), padded_multiples(samples), samples.grown(2), samples.wide())
 
 
 def observe_fake(op: Op, case: SampleCase) -> Observation:
-    """Call the op on real and on fake tensors. The observation has a problem if their outputs differ in a property on
-    which compiled code relies.
+    """Call the op on real and on fake tensors (tensors without data). The observation has a problem if their outputs
+    differ in a property on which compiled code relies.
     """
     args = case.fresh()
     with torch.no_grad():
@@ -56,23 +58,26 @@ def observe_fake(op: Op, case: SampleCase) -> Observation:
 
 
 def _can_vary_sizes(case: SampleCase) -> bool:
-    """Whether a run with symbolic sizes adds evidence: no size is 0 or 1, which torch makes constant, and the layout is
-    one for all arguments.
+    """Return whether a run with symbolic sizes adds evidence.
+
+    No size may be 0 or 1, which torch makes constant. All arguments must have the same layout.
     """
     sizes = [v for _, v in case.recipe.sizes if type(v) is int]
     return min(sizes, default=2) > 1 and set(dict(case.recipe.layouts)) <= {"every"}
 
 
 def _make_fake_tensor(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
-    """Return a fake tensor like ``t``, that is one without data, in the fake mode ``mode``, with symbolic sizes if
-    ``symbolic``.
+    """Return a fake tensor (a tensor without data) like ``t`` in the fake mode ``mode``. Its sizes are symbolic if
+    ``symbolic`` is set.
     """
     return torch_private.make_fake_tensor(mode, t, dynamic=symbolic)
 
 
 def _difference_of_outputs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:
-    """Return in words the first difference between the outputs ``real`` and ``fake``, in properties or in the memory
-    that they share with the inputs ``args`` and ``fakes``. Empty if there is none.
+    """Return a text that describes the first difference between the outputs ``real`` and ``fake``, or an empty text.
+
+    The outputs are compared in their properties, and in the memory that they share with the inputs ``args`` and
+    ``fakes``.
     """
     if len(real) != len(fake):
         return f"{len(fake)} fake outputs, {len(real)} real ones"
@@ -96,13 +101,13 @@ def _difference_of_outputs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tens
 
 
 def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, Any, Any]]:
-    """Yield ``(property, real value, fake value)`` of one output, real as ``r`` and fake as ``f``. ``known`` maps
-    symbols in sizes of the fake to numbers.
+    """Yield ``(property, real value, fake value)`` of one output, which is real as ``r`` and fake as ``f``. ``known``
+    maps symbols in sizes of the fake output to numbers.
     """
 
     def plain(sizes: Iterable[Any]) -> tuple[int | None, ...]:
-        """Return the symbolic sizes or strides of a fake output as numbers, with the values that ``known`` has for
-        symbols. None for other symbols.
+        """Return the symbolic sizes or strides of a fake output as numbers. A symbol gets its value in ``known``, or
+        None if it is not there.
         """
         return tuple(torch_private.size_value(s, known) for s in sizes)
 
@@ -116,8 +121,8 @@ def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterab
 
 
 def _find_pinned_dim(op: Op, case: SampleCase, sizes: list[list[Any]]) -> str:
-    """Return in words the first dim that was symbolic before the fake ran and is a constant now, although the
-    declaration leaves it free. Empty if there is none.
+    """Return the name of the first dim that the fake implementation made a constant, although the declaration leaves it
+    free. The text is empty if there is none.
     """
     free = {n for n, _ in case.recipe.sizes} - {n for e in op.spec.requires for n in e.names}
     if op.spec.traced and op.spec.scalars:

@@ -21,8 +21,10 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 
 def fresh_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, larger and very large ones, and those in which a kernel might
-    return a view in place of a copy, such as with sizes of 1.
+    """Yield the samples of this check.
+
+    They are the base sample, larger and very large ones. Others have sizes of 1, layouts or scalars for which a kernel
+    might return a view in place of a copy.
     """
     yield from chain(samples.plain(), samples.grown(1))
     ones = (c for c in samples.edges() if 1 in dict(c.recipe.sizes).values())
@@ -32,7 +34,7 @@ def fresh_cases(samples: Samples) -> Iterable[SampleCase]:
 
 def observe_fresh(op: Op, case: SampleCase) -> Observation:
     """Call the op several times. The observation has a problem if an output shares memory with an input or another
-    output, or changes with later calls.
+    output, or if it changes with later calls.
     """
     args = case.fresh()
     first = call_op(op, args)
@@ -54,8 +56,8 @@ def observe_fresh(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_reordered_call_wrong(op: Op, case: SampleCase) -> str:
-    """Return in words the fault if a call with the same numbers in another order returns the earlier result, as one
-    cached by their sum would. Empty if not.
+    """Return a text that says what is wrong if a call with the same numbers in another order returns the earlier
+    result. A result that is cached by the sum of its input would do so. The text is empty if that does not happen.
 
     A wrong result counts only if it is that of the call before. Any other wrong result is a finding of ``numerics``.
     """
@@ -89,11 +91,12 @@ def _observe_stale_result(op: Op, case: SampleCase, changed: SampleCase) -> Obse
 
 
 def _find_shared_memory(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input") -> tuple[int, str] | None:
-    """Return ``(output number, name)`` for the first of ``outs`` that shares memory with one of ``others`` or with
-    another output, or None. Tensors without elements share nothing.
+    """Return ``(output number, name)`` of the first of ``outs`` that shares memory with one of ``others`` or with
+    another output. Return None if there is none. Tensors without elements share nothing.
     """
     for i, out in enumerate(outs):
         pointer = out.untyped_storage().data_ptr()
+        # A tensor without elements shares no memory, whatever its address is.
         if not pointer or not out.numel():
             continue
         rivals = [(f"{name} {j}", t) for j, t in enumerate(others)] + [
@@ -106,8 +109,8 @@ def _find_shared_memory(outs: tuple[Tensor, ...], others: list[Tensor], name: st
 
 
 def why_skip_fresh(op: Op) -> str:
-    """Return the reason why the check does not apply to the op, such as random results or view results. Empty where it
-    does.
+    """Return why the check does not apply to the op, such as random results or results that are views. Return an empty
+    text if it does.
     """
     return why_random(op) or ("its results may be views" if op.spec.view else "")
 

@@ -63,8 +63,10 @@ AnyCallable = Any
 
 
 def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: ranks, dtypes, scalars, layouts and edge sizes, values at kinks and at overflow,
-    and large sizes as long as they are quick.
+    """Yield the samples of this check.
+
+    They vary ranks, dtypes, scalars, layouts and edge sizes. Others have values at kinks, at ties and at overflow.
+    Large sizes are included as long as they are quick.
     """
     wide = (c for c in samples.dtypes() if {"float64", "complex128"} & set(dict(c.recipe.dtypes).values()))
     grown = islice(samples.grown(1), 1)
@@ -91,15 +93,15 @@ def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _unlike_by_memory(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples whose tensors begin inside of their storage, or have gaps between rows."""
+    """Yield samples whose tensors begin inside their storage or have gaps between rows."""
     yield from (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") in ("offset", "padded"))
 
 
 def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
-    """Yield samples with one long dim as long as they are quick. Those that would take too long, judged by the square
-    of the dim, are left out.
+    """Yield the samples of ``cases`` that are expected to be quick enough.
 
-    The time of the quickest sample is taken for the fixed cost of each, which does not grow.
+    The expected time grows with the square of a sample's longest dim. The time of the quickest sample is taken for the
+    fixed cost of each sample. Yield nothing more after a limit of the total time.
     """
     end = time.process_time() + 2 * LARGE_SECONDS
     took: dict[str, tuple[int, float]] = {}
@@ -121,7 +123,7 @@ def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
 
 def observe_gradient(op: Op, case: SampleCase) -> Observation:
     """Compare the gradients of several subsets of inputs with those of the reference. The observation has the first
-    problem.
+    problem that occurs.
     """
     if not reference_accepts(op, case.args):  # odd values come from the generator, not from the declaration
         return Observation(skip="the reference refuses it")
@@ -160,7 +162,7 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
 
 
 def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
-    """Return the gradient computations to compare, each as ``(inputs that need a gradient, whether they are autograd
+    """Return the gradient computations to compare. Each is ``(inputs that need a gradient, whether they are autograd
     leaves, layout of the output's gradient)``.
     """
     runs = [([n], True, "") for n in names] + ([(names, True, "")] if len(names) > 1 else [])
@@ -169,20 +171,22 @@ def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
 
 
 def _runs_with_layouts(names: list[str]) -> list[tuple[list[str], bool, str]]:
-    """Return one gradient computation with all inputs, as :func:`_gradient_runs` describes it, for each layout in which
-    the gradient of the output may arrive.
+    """Return a gradient computation with all inputs for each layout in which the gradient of the output may arrive.
+    :func:`_gradient_runs` describes its parts.
     """
     return [(names, True, layout) for layout in INCOMING]
 
 
 def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf: bool, layout: str) -> Observation:
-    """Return an observation with a problem if the gradients of the arguments ``names`` differ from autograd through the
-    reference beyond rounding. ``leaf``: whether they are autograd leaves; ``layout``: that of the output's gradient.
+    """Compare the gradients of the arguments ``names`` with those that autograd computes through the reference. The
+    observation has a problem if they differ beyond rounding.
+
+    ``leaf`` says whether the arguments are autograd leaves. ``layout`` is the layout of the output's gradient.
     """
 
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:
-        """Return random gradients of the outputs in the enclosing call's ``layout``, identical for the op and its
-        reference.
+        """Return random gradients of the outputs in the enclosing call's ``layout``. They are identical for the op and
+        its reference.
 
         ``layout`` covers the expanded gradient that ``sum().backward()`` passes. The values are rounded to bfloat16, so
         that a kernel which computes in TF32 reads them without a rounding error.
@@ -228,7 +232,9 @@ def _to_single_precision(t: Tensor) -> Tensor:
 
 
 def _round_to_bfloat16(t: Tensor) -> Tensor:
-    """Return ``t`` with its values rounded to bfloat16, the real and imaginary parts of a complex tensor each."""
+    """Return ``t`` with its values rounded to bfloat16. Of a complex tensor, the real and the imaginary part are
+    rounded.
+    """
     if t.is_complex():
         return torch.view_as_complex(torch.view_as_real(t).bfloat16().float())
     return t.bfloat16()
@@ -237,9 +243,10 @@ def _round_to_bfloat16(t: Tensor) -> Tensor:
 def _gradients_of_inputs(
     op: Op, names: list[str], directions: AnyCallable, forward: AnyCallable, args: tuple[Any, ...], leaf: bool = True
 ) -> list[Tensor]:
-    """Return the gradients of the arguments ``names`` in the results of ``forward(args)``, for gradients of the outputs
-    that ``directions(outputs)`` returns. Zeros stand for an unused input. Raises RuntimeError if no output requires a
-    gradient.
+    """Return the gradients of the results of ``forward(args)`` with respect to the arguments ``names``.
+
+    ``directions(outputs)`` returns the gradients of the outputs. An unused input gets zeros. If ``leaf`` is false, the
+    inputs are no autograd leaves. Raise ``RuntimeError`` if no output requires a gradient.
     """
     given = arguments_by_name(op, args)
     wanted = [given[n].requires_grad_() for n in names]
@@ -253,13 +260,13 @@ def _gradients_of_inputs(
 
 
 def _is_real_or_complex(t: Tensor) -> bool:
-    """Whether a tensor is of a floating-point or complex dtype."""
+    """Return whether a tensor has a floating-point or complex dtype."""
     return t.is_floating_point() or t.is_complex()
 
 
 def _count_terms(op: Op, case: SampleCase, name: str) -> int:
-    """Return the number of terms that an element of the gradient of the argument ``name`` sums, an estimate for
-    rounding errors: the product of the sizes of all dims which that argument lacks.
+    """Return an estimate of the number of terms that an element of the gradient of the argument ``name`` sums. It is
+    the product of the sizes of all dims that the argument lacks.
     """
     kind = op.spec.arg(name).tensor
     ones = {n for n, v in case.recipe.sizes if n in op.spec.broadcasts}
@@ -269,12 +276,11 @@ def _count_terms(op: Op, case: SampleCase, name: str) -> int:
 
 
 def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return in words how the op's gradients differ from finite differences of the op itself, in float64. Empty if they
-    agree or there are no such differences.
+    """Return a text that says how the op's gradients differ from finite differences of the op itself in float64. The
+    text is empty if they agree or cannot be compared.
 
-    There are no finite differences where a result is no finite number, or has a narrower dtype than the arguments: its
-    steps are larger than the difference. They are no evidence about a gradient that is declared to be another
-    function's derivative.
+    Nothing is compared if a result is not finite or is narrower than the arguments, since its steps are larger than the
+    differences. Neither is a gradient that is declared as another function's derivative.
     """
     if op.gradient is not None and op.gradient.surrogate is not None:
         return ""
@@ -289,8 +295,8 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
         return ""
 
     def forward(*values: Tensor) -> Any:
-        """Return the floating and complex results of the op with ``values`` as the arguments that are varied and the
-        sample's values for the others.
+        """Return the floating-point and complex results of the op with ``values`` as the arguments that vary. The other
+        arguments are those of the sample.
         """
         fresh = case.fresh() if op.spec.random else given.values()  # a generator where it was
         rewound = dict(zip(given, fresh, strict=True))
@@ -307,16 +313,16 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
 
 
 def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
-    """Return in words how the gradients of tensors, those in list arguments included, differ from the reference's.
-    Empty if they agree or the op has no such lists.
+    """Return a text that says how the gradients of tensors, including those in lists, differ from the reference's. It
+    is empty if they agree or if the op has no such lists.
     """
     lists = [v for v in case.args if isinstance(v, list) and v and isinstance(v[0], Tensor)]
     if op.spec.mutated or not any(can_carry_gradient(t) for v in lists for t in v):
         return ""
 
     def pulled(forward: AnyCallable, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the gradients, in the results of ``forward(args)``, of all tensors that can have one, for random
-        gradients of the outputs. Empty if no output requires a gradient.
+        """Return the gradients of the results of ``forward(args)`` with respect to all tensors that can have one. The
+        gradients of the outputs are random. The list is empty if no output requires a gradient.
         """
         leaves = [t.requires_grad_() for t in tensors_among(args) if can_carry_gradient(t)]
         outs = [o for o in forward(args) if o.requires_grad]
@@ -336,17 +342,18 @@ def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
 
 
 def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return in words the fault if a gradient of the op is finite where that of the reference is infinite or NaN
-    because the output's gradient is. Empty if there is none.
+    """Return a text that names an element where the op's gradient is finite but the reference's is infinite or NaN. The
+    text is empty if there is none.
 
-    Inputs that have no part in an output are left out: there a mask and a product with zero differ.
+    The gradient of the output is infinite or NaN in this comparison. Elements on which no output depends are left out,
+    since a mask and a product with zero differ there.
     """
     if case.recipe != Samples(op, case.seed, case.device).base:
         return ""
 
     def pulled(forward: AnyCallable, value: float) -> list[Tensor]:
-        """Return the gradients of the arguments under test in ``forward`` if every element of the outputs' gradients is
-        ``value``.
+        """Return the gradients of ``forward`` with respect to the arguments under test. Every element of the outputs'
+        gradients is ``value``.
         """
         return _gradients_of_inputs(
             op, names, lambda outs: [torch.full_like(o, value) for o in outs], forward, case.fresh()
@@ -369,8 +376,8 @@ def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
 
 
 def _list_wasted_gradients(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return in words the gradients that a declared backward computes although no input needs them, which costs time.
-    Empty if there are none.
+    """Return a text that names the gradients that a declared backward computes although no input needs them. The text
+    is empty if there are none. Such gradients cost time.
     """
     if op.gradient is None or len(names) < 2:
         return ""

@@ -33,15 +33,17 @@ SPECIAL_VALUES = ("nan", "overflowing", "saturating", "cancelling", "positive", 
 
 
 def why_skip_kernels(op: Op) -> str:
-    """Return the reason why the check does not apply to the op, whose kernels are another library's. Empty where it
-    does.
+    """Return why the check does not apply to the op, which is that its kernels are another library's. Return an empty
+    text if they are its own.
     """
     return "adopted: its kernels are another library's" if is_adopted(op) else ""
 
 
 def kernels_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: all kinds of samples, but fewer for an op with one kernel without conditions or
-    configs, which all other checks have called.
+    """Yield the samples of this check, which are all kinds of samples.
+
+    There are fewer for an op with a single kernel that has neither conditions nor configs, since all other checks call
+    that kernel.
     """
     if _plainly_served(samples.op, str(samples.device)):  # every other check calls it: only op.out is new
         yield from chain(samples.values(), samples.dtypes(), samples.edges(), samples.wide())
@@ -53,8 +55,9 @@ def kernels_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _plainly_served(op: Op, device: str) -> bool:
-    """Whether each call on the device runs the same kernel, which has no conditions and no configs (compile-time
-    values), so that other checks have called it.
+    """Return whether each call on the device runs the same kernel, without conditions and without configs.
+
+    Configs are values for compile-time parameters. Other checks have then called that kernel already.
     """
     kernels = kernels_for_device(op, device)
     plain = all(k.supports is None and not k.dtypes and k.space is None and k.template is None for k in kernels)
@@ -67,8 +70,10 @@ def kernels_for_device(op: Op, device: str) -> list[Kernel]:
 
 
 def kernel_variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
-    """Yield the kernel with each of its configs (compile-time values), at most ``MOST_CONFIGS``, if it accepts the
-    call. A template chooses its config itself.
+    """Yield the kernel with each of its configs (values for compile-time parameters), at most ``MOST_CONFIGS`` of them.
+
+    Yield nothing if the kernel refuses the call. Of a template, which has its own choice of config for a call, only the
+    chosen variant is yielded.
     """
     # A template chooses its own variant for a call.
     if kernel.template is not None:
@@ -85,8 +90,9 @@ def kernel_variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
 
 
 def observe_kernels(op: Op, case: SampleCase) -> Observation:
-    """Run each kernel in each of its configs (compile-time values), and ``op.out``. The observation has a problem if a
-    result differs from the reference's or from a repetition.
+    """Run each kernel in each of its configs (values for compile-time parameters), and ``op.out``.
+
+    The observation has a problem if a result differs from the reference's or from a repetition.
     """
     try:
         own = reference_effects(op, case.args)
@@ -115,16 +121,18 @@ def observe_kernels(op: Op, case: SampleCase) -> Observation:
 
 
 def _effects_of_kernel(op: Op, case: SampleCase, kernel: Kernel) -> tuple[Tensor, ...]:
-    """Return the results of this kernel on copies of the sample's arguments, and the arguments that the op writes to,
-    as they are afterwards.
+    """Return the effects of this kernel on copies of the sample's arguments. These are the results, then the arguments
+    that the op mutates.
     """
     args = case.fresh()
     return op_effects(op, args, flatten_op_results(op.run_bound_call(op.bind(args), kernel)))
 
 
 def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
-    """Return in words the fault of ``op.out`` into the middle of a larger buffer: a result that differs from ``own``,
-    the reference's, or a write beside it. Empty if there is none.
+    """Call ``op.out`` with views into the middle of larger buffers. Return a text that says what is wrong, or an empty
+    text.
+
+    A result may differ from ``own``, the reference's effects. The call may also write to memory beside a view.
     """
     args = case.fresh()
     bound = op.bind(args)
@@ -132,6 +140,7 @@ def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
     for output in op.spec.outputs:
         shape, dtype = declared_output_shape(output, bound.env), bound.dtype_of(output.tensor)
         count = math.prod(int(size) for size in shape)
+        # The result lies in the middle of a larger room, so that a write beside it shows.
         room = _make_patterned_memory(count + 2 * GUARD_ELEMENTS, dtype, args)
         rooms.append(room)
         outs.append(room[GUARD_ELEMENTS : GUARD_ELEMENTS + count].view(shape))
@@ -149,8 +158,8 @@ def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
 
 
 def _make_patterned_memory(count: int, dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
-    """Return memory for ``count`` elements, filled with NaN or another pattern, so that unwritten elements show. It is
-    on the device of ``args``.
+    """Return a tensor of ``count`` elements on the device of ``args``. It is filled with NaN or another pattern, so
+    that unwritten elements show.
     """
     room = torch.zeros(count, dtype=dtype, device=tensors_among(args)[0].device)
     if dtype.is_floating_point and dtype.itemsize > 1:
@@ -159,8 +168,8 @@ def _make_patterned_memory(count: int, dtype: torch.dtype, args: tuple[Any, ...]
 
 
 def observe_untouched_kernels(op: Op, cases: list[SampleCase]) -> Observation:
-    """Return an observation marked as missed, so that the check is incomplete, if a kernel accepts none of the samples
-    ``cases``, else a note that every kernel was run.
+    """Return an observation that is marked as missed if a kernel accepts none of the samples ``cases``. The check is
+    then incomplete. Otherwise the observation notes that every kernel was run.
     """
     device = cases[0].device
     untouched = []

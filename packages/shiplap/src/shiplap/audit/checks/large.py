@@ -30,8 +30,8 @@ MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux; in Python's mma
 
 
 def observe_large(op: Op, case: SampleCase) -> Observation:
-    """Run the fake with sizes beyond 2^31, then the op on tensors with such strides. The observation has a problem if a
-    shape or a value is wrong.
+    """Run the fake implementation with sizes beyond 2^31, then the op on tensors with strides beyond 2^31. The
+    observation has a problem if a shape or a value is wrong.
     """
     fake_problem, fake_note = _observe_large_fakes(op, case)
     if fake_problem:
@@ -45,8 +45,9 @@ def observe_large(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_large_fakes(op: Op, case: SampleCase) -> tuple[str, str]:
-    """Return ``(fault, note)`` of the fake implementation, which runs without data, where each freely sized dim in turn
-    makes an argument larger than 2^31 elements.
+    """Return ``(problem, note)`` of the fake implementation, which runs without data.
+
+    Each dim of free size in turn makes an argument larger than 2^31 elements.
     """
     grown = []
     scalars = dict(case.recipe.scalars)
@@ -72,22 +73,23 @@ def _observe_large_fakes(op: Op, case: SampleCase) -> tuple[str, str]:
 
 
 def _overflows_address_space(op: Op, env: dict[str, Any]) -> bool:
-    """Whether an argument or a result with the sizes ``env`` would have more bytes than an address can count, so that
-    no such tensor exists.
+    """Return whether an argument or a result with the sizes ``env`` would have more bytes than an address can count.
+    Such a tensor cannot exist.
     """
     tensors = [(a.name, a.tensor) for a in op.spec.tensors if a.tensor] + [(o.name, o.tensor) for o in op.spec.outputs]
     known = {**env, **{d: e(env) for d, e in op.spec.bounds}}
+    # An element has at most 16 bytes, those of complex128.
     return any(prod(declared_output_shape(Output(name, kind), known)) * 16 >= 2**62 for name, kind in tensors)
 
 
 def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
-    """Return in words the first output of the fake implementation whose shape is not the declared one for ``env``, the
-    sizes by dim name. Empty if there is none.
+    """Return a text that names the first output of the fake implementation whose shape is not the declared one. The
+    text is empty if there is none. ``env`` has the sizes by dim name.
     """
 
     def grow(arg: Arg, value: Any) -> Any:
-        """Return a tensor without values of the size that ``env`` gives the argument. Other values are returned as they
-        are.
+        """Return a tensor without values of the size that ``env`` gives the argument. A value that is not a tensor is
+        returned unchanged.
         """
         if not isinstance(value, Tensor) or arg.tensor is None:
             return value
@@ -110,7 +112,7 @@ def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
 
 
 def _observe_large_strides(op: Op, case: SampleCase) -> tuple[str, str]:
-    """Return ``(fault, note)`` of the op on the CPU, with each dim of each argument in turn at a stride beyond 2^31
+    """Return ``(problem, note)`` of the op on the CPU. Each dim of each argument in turn has a stride beyond 2^31
     elements.
     """
     # Only the CPU can reserve so much address space without memory behind it.
@@ -136,7 +138,7 @@ def _observe_large_strides(op: Op, case: SampleCase) -> tuple[str, str]:
 
 def _spread_out(t: Tensor, dim: int) -> Tensor:
     """Return a copy of ``t`` whose elements along ``dim`` are spread over more than 2^31 elements of reserved address
-    space. Memory between them is never touched.
+    space. The memory between them is never touched.
     """
     inner = t.contiguous()
     # The last row starts beyond 2^31 elements, and rows do not overlap.

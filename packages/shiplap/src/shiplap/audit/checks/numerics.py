@@ -15,7 +15,9 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 
 def numerics_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: all kinds of values, dtypes, scalars and larger sizes."""
+    """Yield the samples of this check. They vary kinds of values, dtypes, optional arguments and scalars, and have
+    larger sizes.
+    """
     big = list(islice(samples.grown(2), 2))
     yield from chain(samples.values(), samples.dtypes(), samples.optionals(), samples.scalars(), big)
     yield from chain(pairs_of_scalars(samples), scalars_of_sizes(samples), scalars_of_ties(samples))

@@ -43,8 +43,8 @@ _deterministic_settings: Any = torch.utils.deterministic
 
 
 def process_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, samples without optional arguments, and one large enough for
-    several threads.
+    """Yield the samples of this check. They are the base sample, samples without optional arguments, and one that is
+    large enough for several threads.
     """
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grains(), 1))
 
@@ -54,7 +54,7 @@ RANDOM_STATES = "torch's random state", "CUDA's random state"  # of random ops: 
 
 def observe_process(op: Op, case: SampleCase) -> Observation:
     """Compare the state of the process before and after calls and their backwards. The observation has a problem if
-    they change settings, print, or leak memory.
+    these change settings, print, or leak memory.
     """
     first = make_first_call(op, case, process_state)
     changed = [c for c in first.changed if not (op.spec.random and c[0] in RANDOM_STATES)]
@@ -86,8 +86,10 @@ def observe_process(op: Op, case: SampleCase) -> Observation:
 
 
 def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
-    """Return in words the process state that a call of ``run`` changes again after its first call had changed it.
-    ``loaded`` has ``(name, value before, value after)`` of the first changes. Empty if there is none.
+    """Return a text that names a state of the process that a later call of ``run`` changes again, or an empty text.
+
+    ``loaded`` has ``(name, value before, value after)`` of the changes that the first call made. A loaded library may
+    make such a change once.
     """
     for name, before, _ in loaded:
         write = STATE_WRITERS.get(name)
@@ -126,14 +128,14 @@ def _set_environment(values: dict[str, str]) -> None:
 
 
 def _set_filters(filters: list[Any]) -> None:
-    """Set the filters of Python's warnings."""
+    """Set the filters of Python's warnings to ``filters``."""
     warnings.resetwarnings()
     warnings.filters.extend(filters)  # type: ignore[attr-defined]  # a list, that the stubs call a sequence
 
 
 def _set_handlers(handlers: list[Any]) -> None:
-    """Set the handlers of the signals ``HANDLED_SIGNALS``. Does nothing on other threads than the main one, where
-    Python does not allow it.
+    """Set the handlers of the signals ``HANDLED_SIGNALS``. Do nothing on a thread other than the main one, since Python
+    forbids it there.
     """
     if threading.current_thread() is threading.main_thread():
         for number, handler in zip(HANDLED_SIGNALS, handlers, strict=True):
@@ -154,7 +156,7 @@ STATE_WRITERS: dict[str, Callable[[Any], object]] = {
 
 
 def _capture_stdout(run: Callable[[], Any]) -> str:
-    """Return at most 200 bytes of text that ``run`` writes to standard output, by Python or by C."""
+    """Return at most 200 bytes of the text that ``run`` writes to standard output, whether by Python or by C."""
     # C code has a buffer of its own, which has to be written before and after.
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
@@ -176,8 +178,8 @@ def _capture_stdout(run: Callable[[], Any]) -> str:
 
 
 def _find_changed_setting(run: Callable[[], Any]) -> str:
-    """Return in words a setting of the process that ``run`` changes. All settings get other values before, in several
-    rounds.
+    """Return a text that names a setting of the process that ``run`` changes, or an empty text. All settings get other
+    values before each of several rounds.
     """
     # Two values at least for each setting: a call that sets a constant might set the first one.
     for number in range(max(len(values) for _, _, _, values in PROCESS_SETTINGS)):
@@ -227,13 +229,13 @@ PROCESS_SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any], tupl
 
 
 def _flushes_subnormals() -> bool:
-    """Whether the processor is set to flush subnormal numbers to zero."""
+    """Return whether the processor is set to flush subnormal numbers to zero."""
     return bool((torch.tensor([1e-39], dtype=torch.float32) * 1.0 == 0).item())  # whatever the default dtype is
 
 
 def _advance_random_states() -> None:
-    """Advance the random states of torch, Python and NumPy to ones that no seed gives, since a call that seeds anew
-    would leave the state of a seed as it is.
+    """Advance the random states of torch, Python and NumPy to states that no seed gives. A call that seeds a generator
+    anew would otherwise go unnoticed, because it sets the state that is already there.
     """
     torch.rand(3)
     random.random()
@@ -252,16 +254,16 @@ def _call_and_backward(op: Op, case: SampleCase) -> None:
 
 
 def process_state() -> dict[str, Any]:
-    """Return the state that belongs to the process or the user, such as settings, random states and environment, by
-    name in words.
+    """Return the state that belongs to the process or the user, by name. It includes settings, random states and the
+    environment variables.
     """
     settings = {name: read() for name, read, *_ in PROCESS_SETTINGS}
     return {**settings, **_state_of_torch(), **_state_of_python(), **_state_of_system(), **_state_of_cuda()}
 
 
 def _state_of_torch() -> dict[str, Any]:
-    """Return the state of torch that a call could change, apart from the settings in ``PROCESS_SETTINGS``, by name in
-    words.
+    """Return the state of torch that a call could change, by name. The settings in ``PROCESS_SETTINGS`` are left
+    out.
     """
     return {
         "torch's random state": bytes(torch.get_rng_state().numpy().tobytes()),
@@ -276,7 +278,7 @@ def _state_of_torch() -> dict[str, Any]:
 
 
 def _state_of_python() -> dict[str, Any]:
-    """Return the state of Python and NumPy, such as random states, hooks and warning filters, by name in words."""
+    """Return the state of Python and NumPy, such as random states, hooks and warning filters, by name."""
     numpy: Any = sys.modules.get("numpy")
     return {
         "Python's random state": random.getstate(),
@@ -295,8 +297,8 @@ def _state_of_python() -> dict[str, Any]:
 
 
 def _state_of_system() -> dict[str, Any]:
-    """Return the state that the operating system keeps for the process, such as open files and signal handlers, by name
-    in words.
+    """Return the state that the operating system keeps for the process, such as open files and signal handlers, by
+    name.
     """
     linux = sys.platform == "linux"
     return {
@@ -305,6 +307,7 @@ def _state_of_system() -> dict[str, Any]:
         "open files": len(os.listdir("/proc/self/fd")) if linux else 0,
         "signal handlers": [signal.getsignal(number) for number in HANDLED_SIGNALS],
         "locale": locale.setlocale(locale.LC_ALL),
+        # Both are False while results are rounded to the nearest number.
         "the rounding mode": (1.0 + _BELOW_EPSILON > 1.0, 1.0 - _BELOW_EPSILON < 1.0),
         "processors": sorted(os.sched_getaffinity(0)) if linux else [],
         "priority": os.getpriority(os.PRIO_PROCESS, 0) if linux else 0,
@@ -312,8 +315,8 @@ def _state_of_system() -> dict[str, Any]:
 
 
 def _state_of_cuda() -> dict[str, Any]:
-    """Return the state of CUDA (random state, current device and stream) by name in words. Empty where CUDA is not in
-    use.
+    """Return the state of CUDA by name, which is its random state, current device and current stream. It is empty if
+    CUDA is not in use.
     """
     if not torch.cuda.is_initialized():
         return {}
@@ -325,14 +328,14 @@ def _state_of_cuda() -> dict[str, Any]:
 
 
 def _shorten_value(value: Any) -> str:
-    """Return ``repr(value)``, shortened and with a hash if it is long."""
+    """Return ``repr(value)``. A long one is shortened, and a hash is appended."""
     text = repr(value)
     return text if len(text) < 60 else f"{text[:20]}... ({hash(text) & 0xFFFF:04x})"
 
 
 def _observe_leaks(what: str, run: Callable[[], Any]) -> Observation:
-    """Return an observation with a problem if each run leaves memory behind: resident bytes or Python objects, in each
-    of several rounds.
+    """Return an observation with a problem if each run leaves memory behind. The leak must show in each of several
+    rounds, as resident bytes or as Python objects. ``what`` names the run.
     """
     began = time.process_time()
     run()
@@ -356,8 +359,8 @@ def _observe_leaks(what: str, run: Callable[[], Any]) -> Observation:
 
 
 def _measure_longer_round(run: Callable[[], Any], calls: int) -> tuple[float, float]:
-    """Return ``(objects, bytes)`` that twice as many runs leave behind, minus those that ``calls`` runs leave: the
-    growth that is due to the calls and not to the measurement.
+    """Return ``(objects, bytes)`` that ``calls`` runs leave behind. They are the difference between a round of ``2 *
+    calls`` runs and one of ``calls``, so what a measurement leaves behind does not count.
     """
     once, twice = _measure_growth(run, calls), _measure_growth(run, 2 * calls)
     return twice[0] - once[0], twice[1] - once[1]
@@ -373,8 +376,8 @@ def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
 
 
 def _describe_growth(growths: list[tuple[float, float]], calls: int, what: str) -> str:
-    """Return in words the memory that every round of ``calls`` runs has left behind, from ``growths``, objects and
-    bytes of each round. Empty if it is below the limits.
+    """Return a text that says how much memory every round of ``calls`` runs has left behind. It is empty if that is
+    below the limits. ``growths`` has the objects and bytes of each round.
     """
     for at, (kind, limit) in enumerate(
         (("Python objects", calls * 0.9), ("bytes of resident memory", calls * LEAKED_BYTES_PER_CALL))
@@ -387,8 +390,8 @@ def _describe_growth(growths: list[tuple[float, float]], calls: int, what: str) 
 
 
 def _memory_in_use() -> tuple[float, float]:
-    """Return the number of memory blocks that Python has allocated, and the resident bytes of the process, after a
-    garbage collection.
+    """Return the number of memory blocks that Python has allocated and the resident bytes of the process. Both are read
+    after a garbage collection.
     """
     # Garbage that waits for a collection is no leak.
     gc.collect()

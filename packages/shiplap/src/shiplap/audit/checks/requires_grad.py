@@ -29,8 +29,9 @@ from shiplap.sampling.samples import Samples
 
 
 def observe_requires_grad(op: Op, case: SampleCase) -> Observation:
-    """Compare calls on inputs that require gradients, and calls in inference mode, with calls without gradients. The
-    observation has a problem if bits of the results differ.
+    """Compare the results of calls on inputs that require gradients with those of calls without gradients.
+
+    Calls in inference mode are compared as well. The observation has a problem if results differ in bits.
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
@@ -66,7 +67,7 @@ def observe_requires_grad(op: Op, case: SampleCase) -> Observation:
 
 def _observe_detached_results(op: Op, case: SampleCase, names: list[str]) -> Observation | None:
     """Return an observation with a problem if a result of the op requires a gradient although that of its reference
-    does not, else None. ``names`` are the arguments that require one.
+    does not, else None. ``names`` are the arguments that require a gradient.
     """
     try:
         wanted = [o.requires_grad for o in surrogate_results(op, require_gradients(op, case.fresh(), names))]
@@ -92,11 +93,13 @@ def _observe_detached_results(op: Op, case: SampleCase, names: list[str]) -> Obs
 def _run_with_inputs(
     program: Callable[..., Any], backend: str, leaf: bool, args: tuple[Any, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the results of ``program``, on leaf or non-leaf inputs, compiled with ``backend`` unless it is empty."""
+    """Return the results of ``program`` on ``args``, compiled with ``backend`` unless it is empty. If ``leaf`` is
+    false, the inputs that require gradients are no autograd leaves.
+    """
 
     def nonleaf(*values: Any) -> Any:
-        """Return the results of ``program`` with each input that requires a gradient multiplied by 1, so that it is no
-        leaf.
+        """Return the results of ``program`` with each input that requires a gradient multiplied by 1. Such an input is
+        no autograd leaf.
         """
         return program(*(v * 1 if isinstance(v, Tensor) and v.requires_grad else v for v in values))
 

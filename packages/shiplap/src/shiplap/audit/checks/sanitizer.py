@@ -32,8 +32,8 @@ FIXES_BY_TOOL = {
 
 
 def sanitizer_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, edge sizes, larger ones, samples without optional arguments,
-    and all dtypes.
+    """Yield the samples of this check. They are the base sample, samples with edge sizes, larger ones, samples without
+    optional arguments, and all dtypes.
     """
     edges = (c for c in samples.edges() if c.numel)
     yield from chain(
@@ -43,7 +43,7 @@ def sanitizer_cases(samples: Samples) -> Iterable[SampleCase]:
 
 def observe_sanitizer(op: Op, case: SampleCase) -> Observation:
     """Return an empty observation if compute-sanitizer can run for the device, else one that is skipped or missed. The
-    samples themselves run later, in ``observe_under_tool``.
+    samples are run later by ``observe_under_tool``.
     """
     if not case.device.startswith("cuda"):
         return Observation(skip="compute-sanitizer looks at CUDA kernels: audit with device='cuda'")
@@ -53,7 +53,9 @@ def observe_sanitizer(op: Op, case: SampleCase) -> Observation:
 
 
 def observe_under_tool(tool: str, op: Op, cases: list[SampleCase]) -> Observation:
-    """Run all samples in one process under ``tool`` of compute-sanitizer, and return the observation of its report."""
+    """Run all samples in one process under the tool ``tool`` of compute-sanitizer. Return the observation of its
+    report.
+    """
     home, root = address_of_op(op)
     labels = list(dict.fromkeys(c.label for c in cases))
     text = sanitizer.make_script(home, op.spec.name, labels, cases[0].seed, cases[0].device, root)
@@ -65,8 +67,8 @@ def observe_under_tool(tool: str, op: Op, cases: list[SampleCase]) -> Observatio
 
 
 def observation_of_report(report: sanitizer.SanitizerReport, tool: str, wanted: int) -> Observation:
-    """Return the observation of a compute-sanitizer report: a problem for errors, marked as missed (no evidence) if the
-    tool gave no result. ``wanted`` is the number of samples.
+    """Return the observation of a compute-sanitizer report. It has a problem if there are errors, and is marked as
+    missed if the tool gave no result. ``wanted`` is the number of samples.
     """
     how = f"{tool} of compute-sanitizer"
     if report.errors:

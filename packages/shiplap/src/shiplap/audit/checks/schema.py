@@ -23,8 +23,10 @@ from shiplap.sampling.samples import Samples
 
 
 def schema_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: all kinds of values and dtypes (since an op may copy an input only to convert
-    it), layouts, and large ones.
+    """Yield the samples of this check.
+
+    They are all kinds of values, dtypes, layouts, and large samples. An op may copy an input only to convert its dtype,
+    so all dtypes are tried.
     """
     yield from chain(samples.values(), samples.dtypes())  # what converts an input copies it in other dtypes alone
     yield from (c for c in samples.layouts() if "every" in dict(c.recipe.layouts))
@@ -32,12 +34,13 @@ def schema_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_schema(op: Op, case: SampleCase) -> Observation:
-    """Compare the bytes of all inputs' storages before and after a call. The observation has a problem for a write that
-    the schema does not declare.
+    """Compare the bytes of all inputs' storages before and after a call. The observation has a problem if the op writes
+    to an input and the schema does not declare it.
     """
     if is_adopted(op) and (problem := _why_schema_differs(op)):
         return Observation(problem, fix="correct the schema of the op, or the declaration")
     args = case.fresh()
+    # Whole storages, since an op may write beside the view that it gets.
     before = [_clone_storages(v) for v in args]
     call_op(op, args)
     for arg, value, saved in zip(op.spec.args, args, before, strict=True):
@@ -51,8 +54,8 @@ def observe_schema(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_autograd_notice(op: Op, case: SampleCase) -> Observation:
-    """Return an observation with a problem if autograd uses a saved tensor that the op has written to since, instead of
-    raising an error.
+    """Write to a tensor that autograd has saved, by a call of the op. The observation has a problem if autograd then
+    uses the new values instead of raising an error.
     """
     args = case.fresh()
     for arg, value in zip(op.spec.args, args, strict=True):
@@ -75,7 +78,7 @@ def _observe_autograd_notice(op: Op, case: SampleCase) -> Observation:
 
 
 def _tensors_in_value(value: Any) -> list[Tensor]:
-    """Return the tensors in the value of an argument, those in a list included."""
+    """Return the tensors in the value of an argument, including those in a list."""
     return tensors_among([value])
 
 
@@ -90,8 +93,8 @@ def _storage_bytes(t: Tensor) -> Tensor:
 
 
 def _describe_change(t: Tensor, before: Tensor, arg: Arg) -> str:
-    """Return in words how the storage of an input has changed from ``before`` where the declaration forbids it. Empty
-    if it has not.
+    """Return a text that says how the storage of an input has changed from ``before`` where the declaration forbids a
+    change. It is empty if there is no such change.
     """
     after = _storage_bytes(t)
     if after.shape != before.shape:
@@ -109,8 +112,10 @@ def _describe_change(t: Tensor, before: Tensor, arg: Arg) -> str:
 
 
 def _why_schema_differs(op: Op) -> str:
-    """Return in words how the schema of an adopted op, one of another library that is only declared here, differs from
-    its declaration in names, writes, defaults or number of results. Empty if they agree.
+    """Return a text that says how the schema of an adopted op differs from its declaration, or an empty text.
+
+    An adopted op belongs to another library and is only declared here. Names, mutations, defaults and the number of
+    results are compared.
     """
     real = op.overload._schema
     names = [a.name for a in real.arguments]
@@ -130,8 +135,10 @@ def _why_schema_differs(op: Op) -> str:
 
 
 def _unequal(theirs: Any, mine: Any) -> bool:
-    """Whether two defaults differ: ``theirs`` in the schema of another library's op, ``mine`` in its declaration. Lists
-    equal tuples, and values other than numbers, texts and lists are not compared.
+    """Return whether two defaults differ. ``theirs`` is in the schema of another library's op, ``mine`` in its
+    declaration.
+
+    A list equals a tuple with the same members. Values other than numbers, texts and lists are not compared.
     """
     theirs, mine = (list(v) if isinstance(v, (list, tuple)) else v for v in (theirs, mine))
     plain = (bool, int, float, str, list, type(None))

@@ -26,20 +26,23 @@ MESH_SIZES = (2, 3, 4)
 
 
 def why_skip_sharding(op: Op) -> str:
-    """Return the reason why the check does not apply to the op, for which no sharding rule is declared or derived.
-    Empty where it does.
+    """Return why the check does not apply to the op, which is that no sharding rule is declared or derived. Return an
+    empty text if there is one.
     """
     return f"no rule: {why}" if op.shardings is None and (why := why_underivable(op)) else ""
 
 
 def sharding_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, some without optional arguments, and two larger ones."""
+    """Yield the samples of this check. They are the base sample, samples without optional arguments, and two larger
+    ones.
+    """
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grown(2), 2))
 
 
 def observe_sharding(op: Op, case: SampleCase) -> Observation:
-    """Divide the arguments as each sharding rule of DTensor says, and compare the merged results of the op on the
-    shards with its results on the whole. The observation has a problem if they differ.
+    """Divide the arguments as each sharding rule of DTensor says, call the op on each shard, and merge the results.
+
+    The observation has a problem if the merged results differ from those of a call on the whole arguments.
     """
     rules = known_rules(op, case.args)
     if not rules:
@@ -60,16 +63,16 @@ def observe_sharding(op: Op, case: SampleCase) -> Observation:
 
 
 def shard_sizes(size: int) -> list[Sequence[int]]:
-    """Return lists of shard sizes for a dim of this size: the division that DTensor makes for each tried number of
-    devices, and uneven ones with empty shards.
+    """Return lists of shard sizes for a dim of size ``size``. There is the division that DTensor makes for each tried
+    number of devices. Uneven divisions with empty shards follow.
     """
     uneven = [[size - 1, 0, 1], [1, size - 1, 0, 0]] if size > 1 else []
     return [*(chunk_sizes(size, world) for world in MESH_SIZES), *uneven]
 
 
 def _compare_cut(op: Op, rule: ShardingRule, case: SampleCase, sizes: Sequence[int]) -> tuple[str, float]:
-    """Return ``(fault, error)`` of the op on shards of these sizes, compared with the whole: the fault in words and the
-    largest error. ``("", 0.0)`` where the declaration or the rule does not admit such shards.
+    """Return ``(problem, error)`` of the op on shards of these sizes, compared with the whole. The problem is empty if
+    they agree, or if the declaration or the rule does not admit such shards. ``error`` is the largest error.
     """
     if 0 in sizes and not rule.empty:
         return "", 0.0

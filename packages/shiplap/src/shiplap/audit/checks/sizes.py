@@ -25,15 +25,15 @@ SHARED, TIMES, AGAIN_S = 1 << 20, 8, 0.1  # elements from which on a call is rep
 
 
 def sizes_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: those with one long dim, and those with sizes around the blocks into which
-    kernels divide their work.
+    """Yield the samples of this check. They have one long dim, or sizes around the blocks into which kernels divide
+    their work.
     """
     yield from chain(samples.long(), samples.tiles())
 
 
 def observe_sizes(op: Op, case: SampleCase) -> Observation:
     """Compare the op's results on one sample with the reference's, and repeat the call. The observation has a problem
-    if any of them differ.
+    if any of the results differ.
     """
     try:
         with on_one_thread():
@@ -52,7 +52,7 @@ def observe_sizes(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_repetition_differs(op: Op, case: SampleCase, got: tuple[Tensor, ...]) -> str:
-    """Return in words how a repeated call differs from ``got``, empty if it does not. Large samples are repeated
+    """Return a text that says how a repeated call differs from ``got``, or an empty text. A large sample is repeated
     several times, since a race does not always show.
     """
     end = time.process_time() + AGAIN_S

@@ -28,8 +28,10 @@ from shiplap.sampling.work_estimate import why_too_large
 
 
 def special_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: lists of other lengths, values at numbers in the op's code, odd scalars, special
-    values such as NaN, and sizes that are powers of two.
+    """Yield the samples of this check.
+
+    They have lists of other lengths, values at numbers in the op's code, odd scalars and special values such as NaN.
+    Others have sizes that are powers of two.
     """
     yield from chain(
         samples.lists(), samples.thresholds(), samples.odd_scalars(), samples.special(), powers_of_two(samples)
@@ -37,7 +39,7 @@ def special_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_special(op: Op, case: SampleCase) -> Observation:
-    """Compare the op's results on one sample with the reference's. The observation has a problem if they differ, and is
+    """Compare the op's results on one sample with the reference's. The observation has a problem if they differ. It is
     skipped if the reference refuses the sample.
     """
     if reason := why_too_large(op, case):
@@ -63,8 +65,8 @@ def observe_special(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_defaults_differ(op: Op, case: SampleCase) -> str:
-    """Return in words how a call with all defaults left out differs from the reference with the declared defaults.
-    Empty if they agree.
+    """Return a text that says how a call with all defaults left out differs from the reference with the declared
+    defaults. It is empty if they agree.
     """
     if case.recipe.values != "ties" or not any(a.has_default for a in op.spec.args):
         return ""

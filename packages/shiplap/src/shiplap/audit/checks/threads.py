@@ -25,7 +25,9 @@ INTERPRETER_MODULE = "triton.runtime.interpreter"
 
 
 def threads_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, larger ones, and some large enough for several threads."""
+    """Yield the samples of this check. They are the base sample, larger ones, and some that are large enough for
+    several threads.
+    """
     yield from samples.plain()
     yield from samples.grown(1)
     yield from islice(samples.wide(), 1)
@@ -33,13 +35,13 @@ def threads_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _runs_in_interpreter(op: Op, case: SampleCase) -> bool:
-    """Whether Triton's interpreter runs a part of the call, found by a profile function during one call."""
+    """Return whether Triton's interpreter runs a part of the call. A profile function looks for it during one call."""
     if INTERPRETER_MODULE not in sys.modules:
         return False
     seen = False
 
     def look(frame: FrameType, event: str, argument: object) -> None:
-        """Note whether a frame belongs to Triton's interpreter."""
+        """Note whether ``frame`` belongs to Triton's interpreter."""
         nonlocal seen
         seen = seen or frame.f_globals.get("__name__") == INTERPRETER_MODULE
 
@@ -54,7 +56,7 @@ def _runs_in_interpreter(op: Op, case: SampleCase) -> bool:
 
 
 def observe_threads(op: Op, case: SampleCase) -> Observation:
-    """Call the op on another thread, by several threads at once, and with several numbers of intra-op threads. The
+    """Call the op on another thread, on several threads at once, and with several numbers of intra-op threads. The
     observation has a problem if results differ.
     """
     if _runs_in_interpreter(op, case):
@@ -68,15 +70,15 @@ def observe_threads(op: Op, case: SampleCase) -> Observation:
             return Observation(f"on another thread: {problem}")
 
     def agrees(which: int, got: tuple[Tensor, ...]) -> str:
-        """Return in words how ``got`` differs from the results of a single thread for the sample number ``which``,
-        empty if they agree.
+        """Return a text that says how ``got`` differs from the results of a single thread for the sample number
+        ``which``. The text is empty if they agree.
         """
         sums = derive_reduction(op.spec, case.env)
         return against_run(op, got, expected[which], sums, lambda body: body(op, pair[which].args)).problem
 
     def caller(which: int) -> str:
-        """Call the op several times on the sample number ``which``, and return in words the first difference from the
-        results of a single thread, empty if there is none.
+        """Call the op several times on the sample number ``which``. Return a text with the first difference from the
+        results of a single thread, or an empty text.
         """
         rounds = ROUNDS if case.numel < 1 << 14 else 2
         return next((p for _ in range(rounds) if (p := agrees(which, run_op(op, pair[which])))), "")
@@ -95,8 +97,8 @@ def observe_threads(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_intra_op_threads(op: Op, case: SampleCase, agrees: object) -> Observation:
-    """Call the op with several settings of ``torch.set_num_threads``. The observation has a problem where ``agrees(0,
-    results)`` returns a difference in words.
+    """Call the op with several settings of ``torch.set_num_threads``. The observation has a problem if ``agrees(0,
+    results)`` returns a text that describes a difference.
     """
     assert callable(agrees)
     before = torch.get_num_threads()

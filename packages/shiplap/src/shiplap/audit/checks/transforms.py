@@ -26,8 +26,8 @@ BATCH_SIZES = range(2, 9)  # how many calls vmap may make of one; three where no
 
 
 def why_skip_transforms(op: Op) -> str:
-    """Return the reason why the check does not apply to the op: random results, writes or data-dependent sizes. Empty
-    where it does.
+    """Return why the check does not apply to the op, such as random results, mutated arguments or data-dependent sizes.
+    Return an empty text if it does.
     """
     if reason := why_random(op):
         return reason
@@ -35,13 +35,15 @@ def why_skip_transforms(op: Op) -> str:
 
 
 def transforms_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, samples with other scalars, and one with larger sizes."""
+    """Yield the samples of this check. They are the base sample, samples with other scalars, and one with larger
+    sizes.
+    """
     yield from chain(samples.plain(), samples.scalars(), islice(samples.grown(1), 1))
 
 
 def observe_transforms(op: Op, case: SampleCase) -> Observation:
     """Compare vmap with a loop over samples, and forward-mode AD with the reference. The observation has a problem if
-    results differ without an error.
+    results differ and no error was raised.
     """
     names = [n for n, v in arguments_by_name(op, case.args).items() if isinstance(v, Tensor)]
     if not names:
@@ -63,8 +65,10 @@ def observe_transforms(op: Op, case: SampleCase) -> Observation:
 
 
 def _compare_vmap(op: Op, case: SampleCase, batched: list[str], count: int = 0) -> tuple[str, str]:
-    """Return ``(problem, note)`` of vmap over the arguments ``batched``, compared with a loop. ``count`` is the size of
-    the batch, 0 for a chosen one. The note is the reason where there was no comparison.
+    """Return ``(problem, note)`` of vmap over the arguments ``batched``, compared with a loop.
+
+    ``count`` is the size of the batch, or 0 for a chosen size. The note says why vmap was not compared. Both texts are
+    empty if the results agree.
     """
     count = count or _batch_of_row_count(op, case, batched)
     members = [
@@ -94,16 +98,16 @@ def _compare_vmap(op: Op, case: SampleCase, batched: list[str], count: int = 0) 
 
 
 def _batch_of_row_count(op: Op, case: SampleCase, batched: list[str]) -> int:
-    """Return a batch size that equals the first size of a batched tensor, so that a rule which mistakes that dim for
-    the batch gives wrong results instead of an error.
+    """Return a batch size that equals the first size of a batched tensor. A rule that mistakes that dim for the batch
+    then gives wrong results instead of an error.
     """
     shapes = [v.shape for n, v in arguments_by_name(op, case.args).items() if n in batched]
     return next((n for shape in reversed(shapes) for n in shape[:1] if n in BATCH_SIZES), 3)
 
 
 def _difference_from_loop(op: Op, case: SampleCase, rows: Sequence[tuple[Any, ...]], got: Sequence[Tensor]) -> str:
-    """Return in words how vmap's results ``got`` differ, beyond rounding, from one call of the op for each tuple of
-    arguments in ``rows``. Empty if they agree.
+    """Return a text that says how vmap's results ``got`` differ, beyond rounding, from one call of the op for each
+    tuple of arguments in ``rows``. It is empty if they agree.
     """
     looped = _stack_results(call_op(op, row) for row in rows)
     difference = against_run(
@@ -113,13 +117,15 @@ def _difference_from_loop(op: Op, case: SampleCase, rows: Sequence[tuple[Any, ..
 
 
 def _stack_results(rows: Iterable[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the results of all single calls, each result stacked along a new first dim."""
+    """Return the results of all single calls. Each result is stacked along a new first dim."""
     return [torch.stack(outs) for outs in zip(*rows, strict=True)]
 
 
 def _compare_tangents(op: Op, case: SampleCase) -> tuple[str, str]:
-    """Return ``(problem, note)`` of forward-mode tangents along all arguments together, then along each alone, compared
-    with those of the reference. The note is the reason where there was no comparison.
+    """Return ``(problem, note)`` of forward-mode tangents, compared with those of the reference.
+
+    The tangents are taken along all arguments together, then along each alone. The note says why they were not
+    compared.
     """
     names, note = floating_args(op, case), ""
     for moving in [names, *([n] for n in names if len(names) > 1)] if names else ():
@@ -131,7 +137,9 @@ def _compare_tangents(op: Op, case: SampleCase) -> tuple[str, str]:
 
 def _compare_tangents_along(op: Op, case: SampleCase, names: Collection[str]) -> tuple[str, str]:
     """Compare the op's tangents (forward-mode derivatives) along the arguments ``names`` with the reference's. Return
-    ``(problem, note)``: how they differ, empty if they do not, and why they could not be compared, else empty.
+    ``(problem, note)``.
+
+    The problem says how they differ, and the note why they could not be compared. Either is empty if it does not apply.
     """
     rng = torch.Generator().manual_seed(case.seed)
     directions = {
@@ -164,8 +172,8 @@ def _compare_tangents_along(op: Op, case: SampleCase, names: Collection[str]) ->
 def _tangents_of_results(
     op: Op, directions: dict[str, Tensor], run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...]
 ) -> list[Tensor | None]:
-    """Return the forward-mode tangents of the results of ``run(args)``, None for a result without one. ``directions``
-    has the tangents of arguments.
+    """Return the forward-mode tangents of the results of ``run(args)``. A result without a tangent gets None.
+    ``directions`` has the tangents of arguments by name.
     """
     with forward_ad.dual_level():
         duals = tuple(

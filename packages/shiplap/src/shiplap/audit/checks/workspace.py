@@ -28,8 +28,8 @@ FILL_BYTES = (0x00, 0xFF, 0x7F, 0xA5)
 
 
 def workspace_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check: the base sample, larger and very large ones, and samples without optional
-    arguments.
+    """Yield the samples of this check. They are the base sample, larger and very large ones, and samples without
+    optional arguments.
     """
     yield from samples.plain()
     yield from samples.grown(2)
@@ -39,12 +39,12 @@ def workspace_cases(samples: Samples) -> Iterable[SampleCase]:
 
 def observe_workspace(op: Op, case: SampleCase) -> Observation:
     """Compare calls whose workspaces (scratch memory) and new tensors are filled with different bytes. The observation
-    has a problem if results depend on them.
+    has a problem if the results depend on these bytes.
     """
 
     def filled(byte: int) -> tuple[Tensor, ...]:
-        """Return the results of a call whose scratch memory is filled with ``byte`` and whose new tensors are filled
-        with NaN or the largest integer.
+        """Return the results of a call whose scratch memory is filled with ``byte``. New tensors are filled with NaN or
+        the largest integer.
         """
         with poisoned_workspace(byte), _filled_empty_tensors():
             return run_op(op, case)
@@ -68,11 +68,12 @@ def observe_workspace(op: Op, case: SampleCase) -> Observation:
 
 @contextmanager
 def _filled_empty_tensors() -> Iterator[None]:
-    """Enter a context in which ``torch.empty`` fills new tensors with NaN, or with the largest integer."""
+    """Return a context in which ``torch.empty`` fills new tensors with NaN, or with the largest integer."""
     settings: Any = torch.utils.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = settings.fill_uninitialized_memory
+    # Torch fills new memory only in this mode. An operator without a deterministic algorithm must not raise here.
     torch.use_deterministic_algorithms(True, warn_only=True)
     settings.fill_uninitialized_memory = True
     try:

@@ -20,23 +20,25 @@ Make = Callable[[], dict[str, Any]]
 
 
 class NotApplicable(Exception):
-    """The op refuses what a check needs, by an error of its own."""
+    """The op refuses a call that a check needs, by an error of its own."""
 
 
 class MissingRegistration(Exception):
-    """A registration that torch needs from an operator, such as a fake implementation, is missing."""
+    """The operator lacks a registration that torch needs, such as a fake implementation."""
 
 
 def invoke(op: Any, arguments: dict[str, Any]) -> Any:
-    """Return the result of the torch op on ``arguments`` by name, the keyword-only ones passed as keywords."""
+    """Return the result of the torch op on ``arguments``, given by name. Keyword-only arguments are passed as
+    keywords.
+    """
     named = {a.name for a in op._schema.arguments if a.kwarg_only}
     positional = [v for n, v in arguments.items() if n not in named]
     return op(*positional, **{n: v for n, v in arguments.items() if n in named})
 
 
 def call_op(op: Any, arguments: dict[str, Any]) -> Any:
-    """Return the result of the op for a fixed random state. An exception of the call becomes NotApplicable, so that a
-    check skips arguments which the op refuses.
+    """Return the result of the op for a fixed random state. Raise ``NotApplicable`` if the op raises, so that a check
+    skips arguments which the op refuses.
     """
     torch.manual_seed(0)
     try:
@@ -48,8 +50,8 @@ def call_op(op: Any, arguments: dict[str, Any]) -> Any:
 
 
 def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
-    """Return in words where two results differ by more than ``tolerance`` of the largest expected value, or an empty
-    text.
+    """Return a text that says where two results differ by more than ``tolerance`` of the largest expected value. Return
+    an empty text if they do not.
     """
     left, right = tensors_in(result), tensors_in(expected)
     if len(left) != len(right):
@@ -90,7 +92,7 @@ def aliased_names(op: Any) -> set[str]:
 
 def check_repeat(op: Any, make: Make) -> str:
     """Return the problem if two calls with equal arguments give different results, else an empty text. ``make()``
-    returns new arguments.
+    returns new arguments each time.
     """
     first, second = call_op(op, make()), call_op(op, make())
     problem = difference(second, first, 1e-5)
@@ -98,8 +100,8 @@ def check_repeat(op: Any, make: Make) -> str:
 
 
 def check_uninitialized(op: Any, make: Make) -> str:
-    """Return the problem if a result contains memory that the op has not written, else an empty text. New memory is
-    filled with NaN or the largest integer.
+    """Return the problem if a result contains memory that the op has not written, else an empty text. For this, new
+    memory is filled with NaN or the largest integer. ``make()`` returns the arguments.
     """
     expected = call_op(op, make())
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -113,8 +115,8 @@ def check_uninitialized(op: Any, make: Make) -> str:
 
 
 def check_mutation(op: Any, make: Make) -> str:
-    """Return the problem if the op writes to an argument that its schema does not name as written, else an empty
-    text.
+    """Return the problem if the op writes to an argument that its schema does not mark as written, else an empty text.
+    ``make()`` returns the arguments.
     """
     arguments, declared = make(), written_names(op)
     before = map_tensors(arguments, torch.clone)
@@ -126,8 +128,9 @@ def check_mutation(op: Any, make: Make) -> str:
 
 
 def check_alias(op: Any, make: Make) -> str:
-    """Return the problem if a result shares memory with an argument that the schema does not name, or with another
-    result, else an empty text.
+    """Return the problem if a result shares memory with another result or with an argument, else an empty text.
+
+    Arguments with which the schema lets a result share memory are left out. ``make()`` returns the arguments.
     """
     arguments, allowed = make(), aliased_names(op)
     results = [t for t in tensors_in(call_op(op, arguments)) if t.numel()]
@@ -149,8 +152,8 @@ def check_alias(op: Any, make: Make) -> str:
 
 
 def check_layout(op: Any, make: Make) -> str:
-    """Return the problem if tensors with other strides or an offset change the result, else an empty text. Raises
-    NotApplicable if the op refuses them all.
+    """Return the problem if tensors with other strides or an offset change the result, else an empty text. Raise
+    ``NotApplicable`` if the op refuses such tensors. ``make()`` returns the arguments.
     """
     expected, declared = call_op(op, make()), written_names(op)
     refused = ""
@@ -173,7 +176,7 @@ def check_layout(op: Any, make: Make) -> str:
 
 def check_fake(op: Any, make: Make) -> str:
     """Return the problem if the fake implementation returns other shapes, dtypes or strides than the kernel, else an
-    empty text.
+    empty text. ``make()`` returns the arguments.
     """
     real = tensors_in(call_op(op, make()))
     arguments = map_tensors(make(), lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"))
@@ -207,7 +210,9 @@ def check_fake(op: Any, make: Make) -> str:
 
 
 def check_precision(op: Any, make: Make) -> str:
-    """Return the problem if results in float32 are not close to those of the same op in float64, else an empty text."""
+    """Return the problem if results in float32 are not close to those of the same op in float64, else an empty text.
+    ``make()`` returns the arguments.
+    """
     if not any(t.dtype is torch.float32 for t in tensors_in(make())):
         raise NotApplicable("no argument in float32")
     result = call_op(op, make())
@@ -220,12 +225,14 @@ def check_precision(op: Any, make: Make) -> str:
 
 
 def check_gradient(op: Any, make: Make) -> str:
-    """Return the problem if gradients differ from finite differences in float64, else an empty text. Raises
-    MissingRegistration if there is no gradient.
+    """Return the problem if gradients differ from finite differences in float64, else an empty text.
+
+    Raise ``MissingRegistration`` if there is no gradient, and ``NotApplicable`` if there are no finite differences.
+    ``make()`` returns the arguments.
     """
 
     def differentiable(t: torch.Tensor) -> torch.Tensor:
-        """Return a float tensor in float64 with a required gradient, and another tensor as it is."""
+        """Return a float32 or float64 tensor in float64 with a required gradient. Return another tensor unchanged."""
         return t.double().requires_grad_() if t.dtype in (torch.float32, torch.float64) else t
 
     if written_names(op):
@@ -268,8 +275,8 @@ def check_gradient(op: Any, make: Make) -> str:
 
 
 def check_compile(op: Any, make: Make) -> str:
-    """Return the problem if a compiled call, in one graph with dynamic sizes, gives other results than an eager call,
-    else an empty text.
+    """Return the problem if a call compiled in one graph with dynamic sizes gives other results than an eager call.
+    Return an empty text if it does not. ``make()`` returns the arguments.
     """
     expected = call_op(op, make())
 
@@ -282,6 +289,7 @@ def check_compile(op: Any, make: Make) -> str:
     torch.compiler.reset()
     torch.manual_seed(0)
     try:
+        # This backend traces the op with fake tensors as Inductor does, but generates no code.
         result = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")(make())
     except Exception as e:
         text = " ".join(str(e).split())
@@ -293,7 +301,7 @@ def check_compile(op: Any, make: Make) -> str:
 
 
 def check_crash(op: Any, make: Make) -> str:
-    """Call the op once and return an empty text. A crash ends the process, which the parent process reports."""
+    """Call the op once and return an empty text. A crash ends the process, and the parent process reports it."""
     call_op(op, make())
     return ""
 

@@ -41,7 +41,7 @@ _LIMITS = ChildLimits(busy_s=20.0, idle_s=10.0)
 
 @dataclass(frozen=True)
 class InstalledRequest:
-    """The options of an audit of a package. ``seconds``: of the search for calls of one op."""
+    """The options of an audit of a package. ``seconds`` limits the search for calls of one op."""
 
     package: str
     version: str
@@ -52,7 +52,7 @@ class InstalledRequest:
 
 @dataclass(frozen=True)
 class _Job:
-    """A check of one call. ``note`` says what was changed in the call."""
+    """A check to run on one call. ``note`` says what was changed in the call."""
 
     check: str
     texts: Mapping[str, str]
@@ -67,12 +67,14 @@ def audit_installed_ops(
     jobs: int = 1,
     done: Callable[[InstalledOp], None] = lambda op: None,
 ) -> list[InstalledOp]:
-    """Return the audit result of each torch op, in the order of ``ops``, by ``jobs`` threads. ``recorded`` has calls
-    that a program made, by op name. ``done`` is called with each result.
+    """Return the audit result of each torch op, in the order of ``ops``.
+
+    ``recorded`` has the calls that a program made, by op name. ``jobs`` threads work at once. ``done`` is called with
+    each result.
     """
 
     def audit_one(name: str) -> InstalledOp:
-        """Return the audit result of the op ``name``, after passing it to ``done``."""
+        """Return the audit result of the op ``name`` after passing it to ``done``."""
         result = audit_installed_op(name, ops[name], recorded.get(name, ()), asked)
         done(result)
         return result
@@ -85,8 +87,8 @@ def audit_installed_ops(
 def audit_installed_op(
     name: str, op: Overload, recorded: Sequence[DispatchedCall], asked: InstalledRequest
 ) -> InstalledOp:
-    """Return the findings of all checks on one torch op, for the calls that were recorded, or else for calls found by a
-    search.
+    """Return the findings of all checks on one torch op. The checks run on the recorded calls, or on calls that a
+    search has found if none of these is accepted.
     """
     try:
         form = parse_schema(op._schema)
@@ -105,8 +107,10 @@ def audit_installed_op(
 def _plan_jobs(
     op: Overload, form: SchemaForm, recorded: Sequence[DispatchedCall], asked: InstalledRequest
 ) -> tuple[list[_Job], list[InstalledFinding], str]:
-    """Return ``(jobs, crashes, reason)``: the checks to run, each on one call of the op, the findings of calls that
-    crashed during the search for valid calls, and why there are no jobs.
+    """Return ``(jobs, crashes, reason)``.
+
+    The jobs are the checks to run, each on one call of the op. The crashes are the findings of calls that crashed
+    during the search for valid calls. The reason says why there are no jobs.
     """
     reason = "no call that was tried is taken"
     avoided: list[str] = []
@@ -118,8 +122,8 @@ def _plan_jobs(
             break
 
         def search(send: SendEvent, seed: int = asked.seed + attempt, left: float = left) -> None:
-            """Find calls that the op accepts, within ``left`` seconds in a child process, and send the jobs (checks of
-            single calls) for them.
+            """Find calls that the op accepts, within ``left`` seconds in a child process. Send their jobs (checks of
+            single calls) to the parent.
             """
             with suppress_warnings():
                 calls = [recipe_of_call(call, seed + i) for i, call in enumerate(recorded)]
@@ -146,13 +150,17 @@ def _plan_jobs(
 
 
 def _is_crash(death: ChildDeath) -> bool:
-    """Whether a child process ended by a crash or exit of its own, not by the limits of time and memory."""
+    """Return whether a child process ended by a crash or by an exit of its own. An end by a limit of time or memory
+    does not count.
+    """
     return death.how.startswith(("crashed", "the process exited"))
 
 
 def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
-    """Yield the jobs of a call, each one check of one call: all checks of it, some of the call with other sizes, and a
-    crash check of calls with arguments that do not fit each other.
+    """Yield the jobs of a call. Each job is one check of one call.
+
+    There are all checks of the call itself, then some of the call with other sizes. Crash checks of calls with
+    arguments that do not fit each other follow.
     """
     texts = call.texts()
     for check in CHECKS:
@@ -175,8 +183,8 @@ def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
 
 
 def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
-    """Return the result of all jobs (checks of single calls) on an op, with the first finding of each check. After a
-    job that ends its process a new process continues.
+    """Return the result of all jobs (checks of single calls) on an op, with the first finding of each check. If a job
+    ends its process, a new process continues with the next job.
     """
     found: dict[str, InstalledFinding] = {}
     missing: dict[str, None] = {}
@@ -206,13 +214,13 @@ def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
 
 
 def _make_finding(name: str, check: str, problem: str, job: _Job) -> InstalledFinding:
-    """Return the finding that ``check`` has made on the call of ``job``, with the problem in words."""
+    """Return the finding that ``check`` has made on the call of ``job``. ``problem`` describes it in words."""
     return InstalledFinding(name, check, problem, job.texts, job.origin, job.note)
 
 
 def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEvent) -> None:
-    """Run the jobs (checks of single calls) from number ``first`` on in a child process. Each is announced through
-    ``send``, so that the parent knows which one ended the process.
+    """Run the jobs (checks of single calls) from number ``first`` on in a child process. Announce each job through
+    ``send``, so that the parent can attribute a crash to it.
     """
     done: set[str] = set()  # checks that have found something: one finding of each is enough
     unsteady: list[Mapping[str, str]] = []  # calls whose results are not a function of the arguments
@@ -231,8 +239,8 @@ def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEven
 
 
 def _run_check(op: Overload, job: _Job) -> dict[str, Any]:
-    """Return the result of one check on one call as a dict for the parent process: its problem (an empty text for
-    none), or the reason why it was skipped.
+    """Return the result of one check on one call as a dict for the parent process. It holds the problem (an empty text
+    if there is none), or the reason why the check was skipped.
     """
     check = checks.BY_NAME[job.check]
     try:
@@ -246,8 +254,8 @@ def _run_check(op: Overload, job: _Job) -> dict[str, Any]:
 
 
 def _reproduced(result: InstalledOp, asked: InstalledRequest) -> InstalledOp:
-    """Return ``result`` with only those findings whose generated script shows them again in a new process. The checks
-    of the other findings are noted.
+    """Return ``result`` with those findings that their generated script shows again in a new process. The names of the
+    checks of the other findings are kept in ``unreproduced``.
     """
     kept, lost = [], []
     for finding in result.findings:
@@ -264,7 +272,7 @@ def _reproduced(result: InstalledOp, asked: InstalledRequest) -> InstalledOp:
 
 
 def _script_shows(text: str) -> bool:
-    """Whether the script, run in a new process, ends by the finding: a crash or an AssertionError."""
+    """Return whether the script, run in a new process, shows its finding by a crash or an ``AssertionError``."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _RUN, *sys.path],
@@ -280,15 +288,16 @@ def _script_shows(text: str) -> bool:
 
 
 def prepare_process() -> None:
-    """Import torch's compiler, so that forked processes need not import it each, which takes seconds."""
+    """Import torch's compiler, so that forked processes need not import it. The import takes seconds."""
     import torch
 
     torch.compile(torch.sin, backend="aot_eager")(torch.ones(1))
 
 
 def stored_results(file: Path, version: str | None = None) -> dict[str, InstalledOp]:
-    """Return the results of an interrupted run by op, read from its file of JSON lines. A cut line is left out and,
-    with ``version``, results of other versions of the package.
+    """Return the results of an interrupted run by op, read from its file of JSON lines.
+
+    A cut line is left out. If ``version`` is given, results of other versions of the package are left out, too.
     """
     results: dict[str, InstalledOp] = {}
     if file.is_file():

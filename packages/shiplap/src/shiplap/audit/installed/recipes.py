@@ -39,7 +39,9 @@ _SCALARS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class TensorRecipe:
-    """A tensor: its dtype, shape, seed and the range of its values. ``last``: it holds ascending offsets up to that."""
+    """The description of a tensor by dtype, shape, seed and range of values. If ``last`` is not None, the tensor holds
+    ascending offsets up to ``last``.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,14 +63,16 @@ ArgumentRecipe = Any  # a TensorRecipe, a tuple of them or of scalars, or a scal
 
 @dataclass(frozen=True)
 class CallRecipe:
-    """The arguments of a call by name. ``origin`` says where it comes from: the package's own calls, or a search."""
+    """The arguments of a call by name. ``origin`` says whether the call was recorded from a program or found by a
+    search.
+    """
 
     arguments: Mapping[str, ArgumentRecipe]
     origin: str = "found by a search"
 
     def texts(self, wrap: str = "") -> dict[str, str]:
-        """Return the Python expression of each argument by name, with a call of the function ``wrap`` around each
-        tensor if it is given.
+        """Return the Python expression of each argument by name. If ``wrap`` is given, each tensor is wrapped in a call
+        of the function ``wrap``.
         """
         return {name: _text_of(value, wrap) for name, value in self.arguments.items()}
 
@@ -77,8 +81,8 @@ class CallRecipe:
         return replace(self, arguments={**self.arguments, name: value})
 
     def tensors(self) -> Iterator[tuple[str, TensorRecipe]]:
-        """Yield ``(argument name, recipe)`` for each tensor of the call, those in lists included. A recipe holds dtype,
-        shape, range and seed, from which the tensor is made.
+        """Yield ``(argument name, recipe)`` for each tensor of the call, including those in lists. The recipe is the
+        description from which the tensor is made.
         """
         for name, value in self.arguments.items():
             for one in value if isinstance(value, tuple) else (value,):
@@ -106,7 +110,9 @@ def evaluate(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _text_of(value: ArgumentRecipe, wrap: str) -> str:
-    """Return the Python expression of an argument, with a call of ``wrap`` around each tensor if it is given."""
+    """Return the Python expression of an argument. If ``wrap`` is given, each tensor is wrapped in a call of the
+    function ``wrap``.
+    """
     if isinstance(value, tuple):
         return "[" + ", ".join(_text_of(v, wrap) for v in value) + "]"
     if isinstance(value, TensorRecipe):
@@ -115,12 +121,14 @@ def _text_of(value: ArgumentRecipe, wrap: str) -> str:
 
 
 def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
-    """Return a recipe, from which equal arguments can be made again, with the sizes, dtypes and scalars of a recorded
-    call, and with new values in the recorded ranges.
+    """Return a recipe with the sizes, dtypes and scalars of a recorded call. A recipe is a description from which
+    arguments can be made.
+
+    The values are new, drawn from ``seed`` within the recorded ranges.
     """
 
     def recipe(seen: SeenTensor) -> TensorRecipe:
-        """Return the recipe of one recorded tensor: its dtype, shape and range, with the seed of new values."""
+        """Return the recipe of one recorded tensor, with its dtype, shape and range and with the seed of new values."""
         whole = not seen.dtype.startswith(("float", "bfloat", "complex"))
         low, high = seen.low or 0.0, seen.high or 0.0
         return TensorRecipe(seen.dtype, seen.shape, seed, low, high if high > low or whole else low + 1e-9)
@@ -129,7 +137,9 @@ def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
 
 
 class CallDraws:
-    """Calls of an op, drawn from the names and types of its schema. A refusal's text gives hints for the next."""
+    """A source of random calls of an op, drawn from the names and types in its schema. The text of a refusal gives
+    hints for the next draws.
+    """
 
     def __init__(self, form: SchemaForm, seed: int) -> None:
         """Start random draws of calls of an op with the schema ``form``, the same for the same seed."""
@@ -141,7 +151,7 @@ class CallDraws:
         self.numbers: list[int] = []
 
     def first(self) -> CallRecipe:
-        """Return a random call in which all tensors have one rank and size, and scalars have their defaults."""
+        """Return a random call in which all tensors have one rank and size. Scalars have their defaults."""
         rank, size = self.random.choice((2, 1, 3, 4, 2, 1)), self.random.choice((6, 4, 8))
         return CallRecipe({a.name: self._argument(a, rank, size) for a in self.form.arguments})
 
@@ -153,8 +163,8 @@ class CallDraws:
         return call
 
     def hint(self, refusal: str) -> None:
-        """Extract from ``refusal``, the text of an op's exception, the quoted words, dtypes and numbers, and keep them
-        as values to try.
+        """Keep the quoted words, the dtypes and the numbers in ``refusal`` as values to try. ``refusal`` is the text of
+        an exception of the op.
         """
         self.words += [w for w in re.findall(r"['\"](\w[\w.-]{0,30})['\"]", refusal) if w not in self.words]
         named = [_NAMED_DTYPES.get(w.lower(), w.lower()) for w in re.findall(r"[A-Za-z]+\d*", refusal)]
@@ -162,7 +172,9 @@ class CallDraws:
         self.numbers += [n for w in re.findall(r"\b\d{1,4}\b", refusal) if (n := int(w)) not in self.numbers]
 
     def _change(self, field: SchemaField, call: CallRecipe) -> ArgumentRecipe:
-        """Return another value for one argument of a call: drawn anew, or its tensor or list changed."""
+        """Return another value for one argument of a call. It is drawn anew, or the tensor or list of the call is
+        changed.
+        """
         value = call.arguments[field.name]
         if not field.tensor or value is None or (field.optional and self.random.random() < 0.2):
             return self._argument(field, self.random.choice((1, 2, 3, 4)), self._size(call), given=True)
@@ -174,8 +186,10 @@ class CallDraws:
         return self._changed_tensor(field, value, call)
 
     def _changed_tensor(self, field: SchemaField, t: TensorRecipe, call: CallRecipe) -> TensorRecipe:
-        """Return the recipe of a tensor (dtype, shape, range and seed) with another dtype, rank, size or other values
-        than ``t``, or with the shape of another tensor of the call.
+        """Return the recipe of a tensor like ``t`` with one property changed. A recipe is a description from which the
+        tensor is made.
+
+        The property is its dtype, rank, size or values. The shape may also be that of another tensor of the call.
         """
         kind = self.random.choice(("dtype", "rank", "size", "size", "like", "values"))
         if kind == "dtype":
@@ -195,15 +209,19 @@ class CallDraws:
         return replace(t, seed=self.random.randrange(1000), low=0.0, high=high, last=last)
 
     def _size(self, call: CallRecipe) -> int:
-        """Return a size to try: one that the call has, a neighbour of one, a small int argument, or a common one."""
+        """Return a size to try. It occurs in the call, is a neighbour of such a size, is a small int argument, or is a
+        usual size.
+        """
         used = [n for _, t in call.tensors() for n in t.shape]
         ints = [v for v in call.arguments.values() if type(v) is int and 0 < v <= 64]
         near = [n + d for n in used for d in (1, -1) if n + d > 0]
         return self.random.choice((*used, *used, *near, *ints, 1, 2, 3, 4, 5, 6, 8, 16))
 
     def _argument(self, field: SchemaField, rank: int, size: int, given: bool = False) -> ArgumentRecipe:
-        """Return a random argument for ``field``, a parameter of the schema: None, the default, one value, or a list of
-        as many as the schema demands. ``given`` prefers values over None and defaults.
+        """Return a random argument for the parameter ``field`` of the schema.
+
+        It is None, the default, one value, or a list of as many values as the schema demands. ``given`` prefers values
+        over None and defaults.
         """
         if field.optional and not (given and self.random.random() < 0.7):
             return None
@@ -216,8 +234,9 @@ class CallDraws:
         return tuple(made) if bracket else made[0]
 
     def _one(self, field: SchemaField, element: str, rank: int, size: int) -> ArgumentRecipe:
-        """Return one random value of the schema type ``element``: a tensor recipe of this rank and size, a common
-        scalar, or a value that an exception of the op has named.
+        """Return one random value of the schema type ``element``.
+
+        It is a tensor recipe of this rank and size, a usual scalar, or a value that an exception of the op has named.
         """
         if element == "Tensor":
             return self._tensor(field, rank, size)
@@ -227,8 +246,10 @@ class CallDraws:
         return self.random.choice((*choices, *more))
 
     def _tensor(self, field: SchemaField, rank: int, size: int, dtype: str = "") -> TensorRecipe:
-        """Return a tensor recipe whose dtype, shape and range follow from the name of the argument, such as ascending
-        integers for ``offsets``, else floats of this rank and size.
+        """Return the recipe of a tensor whose dtype, shape and range follow from the name of the argument.
+
+        For ``offsets`` the tensor has ascending integers, for example. For other names it has floats of this rank and
+        size. ``dtype`` replaces the dtype if it is given.
         """
         seed, name = self.random.randrange(1000), field.name
         if _OFFSETS.search(name):
@@ -243,15 +264,15 @@ class CallDraws:
 
 
 def _range_of(dtype: str) -> tuple[float, float]:
-    """Return the range ``(low, high)`` of drawn values: 0 to 2 for integers, which may be indices, else ``(0, 0)`` for
-    a normal distribution.
+    """Return the range ``(low, high)`` of drawn values. It is 0 to 2 for integers, which may be indices. Otherwise it
+    is ``(0, 0)``, which stands for a normal distribution.
     """
     return (0.0, 2.0) if dtype.startswith(("int", "uint")) else (0.0, 0.0)
 
 
 def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, CallRecipe]]:
-    """Yield ``(description, call)`` with arguments that do not fit each other: an integer far out of range, or a tensor
-    that is too short.
+    """Yield ``(description, call)`` with arguments that do not fit each other. One is an integer far out of range, or a
+    tensor that is too short.
     """
     fields: Sequence[SchemaField] = form.arguments
     for field in fields:

@@ -15,9 +15,10 @@ HARM = ("crash", "uninitialized", "mutation", "repeat", "layout", "precision", "
 
 @dataclass(frozen=True)
 class InstalledFinding:
-    """A problem of one op, with the call that shows it. ``arguments`` are the Python texts that build the call.
+    """A problem of one op, with the call that shows it.
 
-    ``origin`` says where the call comes from, ``note`` what was changed in it.
+    ``arguments`` are the Python texts that build the call. ``origin`` says where the call comes from, and ``note`` what
+    was changed in it.
     """
 
     op: str
@@ -30,16 +31,16 @@ class InstalledFinding:
 
     @property
     def key(self) -> str:
-        """The text that identifies the finding in a baseline, a file of known findings: the op and the check."""
+        """The op and the check in one text. It identifies the finding in a baseline (a file of known findings)."""
         return f"{self.op} {self.check}"
 
 
 @dataclass(frozen=True)
 class InstalledOp:
-    """The result of one op: how many calls it took, and what each check found in them.
+    """The result of one op, with the number of calls that it accepted and the findings in them.
 
-    ``unreached`` is the reason why no call was taken, "" where one was. ``missing`` are registrations that torch asks
-    for. ``unreproduced`` are findings that a fresh process did not show again.
+    ``unreached`` says why the op accepted no call, and is empty if it accepted one. ``missing`` are registrations that
+    torch needs and the op lacks. ``unreproduced`` are findings that a new process did not show again.
     """
 
     op: str
@@ -53,7 +54,9 @@ class InstalledOp:
 
 @dataclass
 class InstalledReport:
-    """The results of all ops of a package. ``known`` holds the keys of findings that a baseline lists."""
+    """The results of all ops of a package. ``known`` holds the keys of the findings that a baseline (a file of known
+    findings) lists.
+    """
 
     package: str
     version: str
@@ -62,13 +65,13 @@ class InstalledReport:
 
     @property
     def findings(self) -> list[InstalledFinding]:
-        """The findings of all ops as a list, the most harmful first."""
+        """The findings of all ops, the most harmful first."""
         found = [f for op in self.ops for f in op.findings]
         return sorted(found, key=lambda f: (HARM.index(f.check) if f.check in HARM else len(HARM), f.op))
 
     @property
     def new(self) -> list[InstalledFinding]:
-        """The findings that the baseline, a file of known findings, does not list."""
+        """The findings that the baseline (a file of known findings) does not list."""
         return [f for f in self.findings if f.key not in self.known]
 
     def summary(self) -> dict[str, Any]:
@@ -107,8 +110,8 @@ class InstalledReport:
 
 
 def _finding_row(f: InstalledFinding, known: bool) -> tuple[tuple[str, str], ...]:
-    """Return the table row of a finding, as ``(text, style)`` cells. A finding that is ``known`` from the baseline file
-    is dimmed and marked.
+    """Return the table row of a finding as ``(text, style)`` cells. A ``known`` finding, one that the baseline file
+    lists, is dimmed and marked.
     """
     style = "dim" if known else "red"
     problem = f"{f.problem}{f' [{f.note}]' if f.note else ''}{' (in the baseline)' if known else ''}"

@@ -42,7 +42,9 @@ assert not problem
 
 
 def write_script(found: InstalledFinding, package: str, version: str) -> str:
-    """Return a Python script that shows a finding again. It raises AssertionError, or crashes as the op did."""
+    """Return a Python script that shows a finding again. The script raises ``AssertionError``, or crashes as the op
+    did.
+    """
     import torch
 
     space, _, name = found.op.partition("::")
@@ -68,8 +70,8 @@ def write_script(found: InstalledFinding, package: str, version: str) -> str:
 
 @cache
 def _helpers() -> str:
-    """Return the source of the modules that contain the checks, without their imports from Shiplap, as one text that a
-    script can include.
+    """Return the source of the modules that contain the checks as one text that a script can include. Their imports
+    from Shiplap are left out.
     """
     parts = []
     for module in (guarded_memory, tensors, checks):

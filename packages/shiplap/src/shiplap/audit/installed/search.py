@@ -19,8 +19,8 @@ _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
 
 
 def refusal_form(text: str) -> str:
-    """Return the text of an exception with its numbers replaced by ``#``, so that exceptions raised at one place of the
-    op are equal.
+    """Return the text of an exception with its numbers replaced by ``#``. The texts of exceptions that one place of the
+    op raises are then equal.
     """
     return re.sub(r"[-\d.]+", "#", text)[:200]
 
@@ -28,10 +28,10 @@ def refusal_form(text: str) -> str:
 def search_calls(
     op: Any, form: SchemaForm, seed: int, seconds: float, avoided: Sequence[str], send: SendEvent
 ) -> list[CallRecipe]:
-    """Return calls that the op accepts, found by random changes within ``seconds``. Every tensor lies beside a guard
-    page, so that reading beyond it is a crash.
+    """Return calls that the op accepts, found by random changes within ``seconds``.
 
-    Each try is sent before it is made: ``avoided`` holds the texts of calls that ended the process.
+    Each call is sent before it is made. If it ends the process, the parent passes its text in ``avoided`` next time.
+    Every tensor ends directly before a guard page, so that a read beyond it is a crash.
     """
     draws = CallDraws(form, seed)
     frontier, forms, found, kinds = list[CallRecipe](), set[str](), list[CallRecipe](), set[str]()
@@ -64,8 +64,10 @@ def search_calls(
 
 
 def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
-    """Return the reason why the op or its fake implementation refuses a call, or an empty text if it accepts the call
-    and returns something. ``wrap`` names the function that places each tensor, by default beside a guard page.
+    """Return why the op or its fake implementation refuses a call, or why the result is empty. Return an empty text if
+    the call is accepted.
+
+    ``wrap`` names the function that places each tensor in memory, by default beside a guard page.
     """
     try:
         arguments = evaluate(call.texts(wrap))
@@ -82,8 +84,8 @@ def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
 
 
 def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
-    """Return the error with which the fake implementation refuses a call that the kernel accepts, as many kernels check
-    nothing. Empty for none.
+    """Return the error with which the fake implementation refuses a call that the kernel accepts, or an empty text.
+    Many kernels check nothing, so the fake implementation is called, too.
     """
     try:
         call_op(op, map_tensors(arguments, lambda t: t.to("meta")))
@@ -96,5 +98,6 @@ def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
             IndexError,
         ):
             return ""
+        # Such an error means that there is no fake implementation, or that it works only in a trace.
         return "" if "meta" in str(cause) or "get_ctx" in str(cause) else f"its fake implementation: {cause}"
     return ""

@@ -13,8 +13,8 @@ from shiplap.audit.guarded_memory import copy_beside_guard
 
 
 def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], low: float = 0.0, high: float = 0.0) -> torch.Tensor:
-    """Return a tensor of random values, the same for one seed: between ``low`` and ``high``, or of a normal
-    distribution for floats without a range.
+    """Return a tensor of random values between ``low`` and ``high``. Equal seeds give equal values. Without a range,
+    floats are normally distributed.
     """
     generator = torch.Generator().manual_seed(seed)
     if dtype is torch.bool:
@@ -29,15 +29,15 @@ def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], low: float = 0
 
 
 def offsets(seed: int, dtype: torch.dtype, shape: tuple[int, ...], last: int) -> torch.Tensor:
-    """Return a one-dimensional tensor of ascending random offsets from 0 to ``last``, as CSR formats have."""
+    """Return a one-dimensional tensor of ascending random offsets from 0 to ``last``, as in the CSR format."""
     generator = torch.Generator().manual_seed(seed)
     inner = torch.randint(0, last + 1, (max(shape[0] - 2, 0),), generator=generator).sort().values
     return torch.cat([torch.tensor([0]), inner, torch.tensor([last])])[: shape[0]].to(dtype)
 
 
 def strided(t: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``t`` whose elements along the last dim are two apart in memory. A tensor without dims is
-    returned itself.
+    """Return a copy of ``t`` whose elements along the last dim are two apart in memory. Return ``t`` itself if it has
+    no dim.
     """
     if not t.dim():
         return t
@@ -47,7 +47,9 @@ def strided(t: torch.Tensor) -> torch.Tensor:
 
 
 def transposed(t: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``t`` with the first and the last dim exchanged in memory. A vector is strided instead."""
+    """Return a copy of ``t`` with the first and the last dim exchanged in memory. A vector is treated as by
+    ``strided``.
+    """
     return t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() > 1 else strided(t)
 
 
@@ -57,15 +59,15 @@ def shifted(t: torch.Tensor) -> torch.Tensor:
 
 
 def guarded(t: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``t`` directly before a page that cannot be read, so that an access behind it crashes. A strided
-    ``t`` is returned itself.
+    """Return a copy of ``t`` directly before a page that cannot be read, so that an access behind it crashes. Return
+    ``t`` itself if it is not contiguous.
     """
     return copy_beside_guard(t, after=True) if t.is_contiguous() else t
 
 
 def map_tensors(value: Any, function: Any) -> Any:
-    """Return an argument or result with ``function`` applied to each tensor in nested dicts, lists and tuples. Tuples
-    become lists.
+    """Return an argument or result with ``function`` applied to each tensor, also inside nested dicts, lists and
+    tuples. Tuples become lists.
     """
     if isinstance(value, dict):
         return {name: map_tensors(v, function) for name, v in value.items()}

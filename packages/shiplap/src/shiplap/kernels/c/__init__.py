@@ -1,1 +1,1 @@
-"""C ABI kernels: ``sl.cabi``, the frame of one call, the header, and the libraries that are loaded."""
+"""C ABI kernels, with ``sl.cabi``, the memory of one call, the header, and the libraries that are loaded."""

@@ -1,7 +1,8 @@
-"""The memory of one C ABI call: context, DLTensors, their shapes and strides, and the error message, in one buffer.
+"""The memory of one C ABI call. One buffer holds the context, the DLTensors, their shapes and strides, and the error
+message.
 
-Packed by one ``struct`` per combination of ranks, with addresses as integers: a ctypes structure per tensor costs more
-than most kernels that are small enough for the call to matter.
+One ``struct`` for each combination of ranks packs it, with addresses as integers. A ctypes structure for each tensor
+would cost more time than most kernels that are small enough for the call to matter.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backe
 
 @dataclass(frozen=True)
 class _FrameLayout:
-    """The offsets in the buffer, for tensors of given ranks (-1: None)."""
+    """The offsets in the buffer for tensors of given ranks. Rank -1 stands for an absent tensor."""
 
     pack: Struct
     tensors: tuple[int, ...]
@@ -39,8 +40,8 @@ class _FrameLayout:
 
 @cache
 def _frame_layout(ranks: tuple[int, ...]) -> _FrameLayout:
-    """Return the layout of the memory that a C function gets at a call with tensors of these ``ranks`` (-1 for None): a
-    context, then a descriptor, sizes and strides of each tensor, then room for an error message.
+    """Return the layout of the memory that a C function gets in a call with tensors of these ``ranks``, where -1 stands
+    for None. It holds a context, then a descriptor, sizes and strides of each tensor, then space for an error message.
     """
     text, places = CONTEXT, []
     for rank in ranks:
@@ -51,7 +52,9 @@ def _frame_layout(ranks: tuple[int, ...]) -> _FrameLayout:
 
 
 class CallFrame:
-    """Views of ``tensors`` and a context. Its addresses are valid as long as it lives."""
+    """The memory that describes one call to a C function, with a context and a descriptor of each tensor. Its addresses
+    are valid as long as the object lives.
+    """
 
     def __init__(
         self,
@@ -62,8 +65,9 @@ class CallFrame:
         config: tuple[int, int] = (0, 0),
         where: str = "",
     ) -> None:
-        """Pack the context and a DLTensor for each of ``tensors`` into one buffer. ``config`` is the address and the
-        length of the config's values.
+        """Pack the context and a DLTensor for each of ``tensors`` into one buffer. ``scratch`` is the workspace,
+        ``stream`` the address of the CUDA stream, and ``config`` the address and the length of the config's values.
+        ``where`` names the place in errors.
         """
         layout = _frame_layout(tuple([-1 if t is None else t.dim() for t in tensors]))
         # Zeroed, so that an unwritten error message is empty.
@@ -110,15 +114,17 @@ class CallFrame:
 
     @cached_property
     def _numbers(self) -> tuple[Any, Any]:
-        """The buffer as two ctypes arrays, of 64-bit and of 32-bit integers, which share its memory."""
+        """The buffer as two ctypes arrays that share its memory. The first has 64-bit integers, the second
+        32-bit ones.
+        """
         size = len(self._buffer)
         return (ctypes.c_int64 * (size // 8)).from_buffer(self._buffer), (ctypes.c_uint32 * (size // 4)).from_buffer(
             self._buffer
         )
 
     def point_to(self, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
-        """Replace the addresses of tensors and workspace in the frame by those of another call on the CPU, whose sizes,
-        strides and dtypes are the same.
+        """Replace the addresses of tensors and workspace in the frame by those of another call on the CPU. The tensors
+        of that call must have the same sizes, strides and dtypes.
         """
         wide, narrow = self._numbers
         # The number of threads may have changed since the frame was made.
@@ -142,14 +148,16 @@ _TENSOR_BYTES = Struct(TENSOR).size
 
 @cache
 def _dlpack_element(dtype: torch.dtype, where: str) -> tuple[int, int, int]:
-    """Return DLPack's type code, bits and lanes of a dtype. Raise SL214, with ``where``, for a dtype that DLPack cannot
-    name.
+    """Return DLPack's type code, bits and lanes of a dtype. Raise ``SL214``, with ``where``, if DLPack has no code for
+    the dtype.
     """
     return dtypes.of(dtype, where).dlpack
 
 
 def _canonical_strides(shape: Sequence[int]) -> Sequence[int]:
-    """Return the strides, in elements, of a contiguous tensor of ``shape``. A size of 0 counts as 1."""
+    """Return the strides, in elements, of a contiguous tensor of ``shape``. In this computation, a size of 0 counts as
+    1.
+    """
     # Short for flat tensors, since this runs for each tensor of each call.
     if len(shape) == 1:
         return (1,)

@@ -1,7 +1,7 @@
-"""``sl.cabi(library, symbol)``: a stateless, out-style C function as a kernel, called through the Python binding.
+"""``sl.cabi(library, symbol)``, a stateless, out-style C function as a kernel, called through the Python binding.
 
 For each call, PyTorch's allocator provides outputs and workspace. The function gets DLTensor views of them and runs
-without the GIL. A status other than SL_OK becomes SL305 with the kernel's own message.
+without the GIL. A status other than ``SL_OK`` becomes ``SL305`` with the kernel's own message.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _TYPE: dict[str, type[ctypes._SimpleCData[int] | ctypes._SimpleCData[float] | ct
 
 
 class CAbiImplementation(Implementation):
-    """A C ABI kernel, not yet bound to a declaration."""
+    """A C ABI kernel that is not yet bound to a declaration."""
 
     native_configs = True
 
@@ -89,8 +89,8 @@ class CAbiImplementation(Implementation):
         align: int = 1,
         without_signature: bool = False,
     ) -> None:
-        """Keep the library, symbol, strided arguments and alignment given to :func:`cabi`. The library is not
-        opened.
+        """Set the library, the symbol, the strided arguments and the alignment given to :func:`cabi`. The library is
+        not opened.
         """
         # A single name is not a list of letters.
         names = (strided,) if isinstance(strided, str) else strided
@@ -99,18 +99,18 @@ class CAbiImplementation(Implementation):
 
     @property
     def name(self) -> str:
-        """The name of the C function, by which reports and stored tuning choices name the kernel."""
+        """The name of the C function. Reports and stored tuning choices name the kernel by it."""
         return self.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield pairs (text, value) from which the key of the kernel in caches is computed: the arguments of its
-        declaration, and the digest of the library's content.
+        """Yield pairs of a text and None, from which the key of the kernel in caches is computed. They hold the
+        arguments of its declaration and the digest of the library's content.
         """
         yield f"cabi {self.library.name} {self.symbol} {sorted(self.strided)} {self.align}", None
         yield library_digest(self.library), None
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> CKernel:
-        """Return the kernel for the op declared as ``spec``. Raise an error for a name in ``strided`` that is no tensor
+        """Return the kernel for the op declared as ``spec``. Raise an error if a name in ``strided`` is no tensor
         argument. The library is opened at the first call.
         """
         read_strided(spec, f"sl.cabi(..., {self.symbol!r})", self.strided)
@@ -125,21 +125,23 @@ def cabi(
     align: int = 1,
     without_signature: bool = False,
 ) -> CAbiImplementation:
-    """Return a kernel behind shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
+    """Return a kernel that calls a C function through Shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
 
     Args:
-        library: the path of the shared library. A file of that name in ``SHIPLAP_LIBRARY_PATH`` takes precedence.
+        library: the path of the shared library. A file of that name in the folder of the environment variable
+            ``SHIPLAP_LIBRARY_PATH`` takes precedence.
         symbol: the C function, with the prototype that ``shiplap header`` prints.
-        strided: the tensor arguments that the kernel accepts with any strides. The others are made contiguous.
+        strided: the tensor arguments that the kernel accepts with any strides. All others are made contiguous.
         align: the alignment, in bytes, that the kernel needs of every tensor's address. A tensor at another address,
-            such as a view into a larger tensor, is copied. A given output at another address is refused with SL212.
+            such as a view into a larger tensor, is copied. A given output at another address is refused with ``SL212``.
         without_signature: True for a library that does not contain ``SL_SIGNATURES`` of the generated header. Shiplap
             then cannot find out whether the library was built for this declaration. A function with other parameters
-            reads memory that is not its own.
+            reads memory that does not belong to it.
 
     Raises:
-        LibraryError: SL401-SL403 at the first call, when the library is missing, was built for another declaration, or
-            does not say for which one.
+        LibraryError: ``SL402`` if ``symbol`` is no C name, ``SL404`` for an invalid ``align``. ``SL401`` to ``SL403``
+            at the first call if the library is missing, was built for another declaration, or does not state for which
+            one.
     """
     if not (symbol.isidentifier() and symbol.isascii()):
         raise error(
@@ -161,7 +163,9 @@ def cabi(
 
 
 class CFunctionKernel(PackedKernel):
-    """A kernel that can be a C function, called with the addresses of everything in one frame."""
+    """The base of kernels that can be a C function. The function is called with the addresses of everything in one
+    frame.
+    """
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, form: NativeForm) -> None:
         """Bind the C function of ``form`` to the op declared as ``spec``, with an empty config."""
@@ -170,15 +174,15 @@ class CFunctionKernel(PackedKernel):
         self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them
 
     def configure(self, values: Values) -> None:
-        """Store the integer values of a config (tuning parameters by name) in order as an array, which the C function
-        reads through its context.
+        """Store the values of a config, which are integers, in order as an array. The C function reads it through its
+        context.
         """
         self._array = (ctypes.c_int64 * len(values))(*[int(v) for v in values.values()])
         self.values = ctypes.addressof(self._array), len(values)
 
     def typed(self, function: Any) -> Callable[..., int]:
-        """Return a C function with ctypes of its parameters: addresses are integers, and the GIL is released during a
-        call.
+        """Return a C function with the ctypes of its parameters set. Addresses are passed as integers, and the GIL is
+        released during a call.
         """
         types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
         # By address: types set on the library's own function object would be shared by all its users.
@@ -193,8 +197,9 @@ class CFunctionKernel(PackedKernel):
         extents: Extents,
         scratch: Tensor | None,
     ) -> None:
-        """Call ``function`` with a frame, that is C descriptors of ``tensors``, the workspace ``scratch`` and a
-        context, on the current stream. Raise SL211 or SL305, with the kernel's message, if its status is not SL_OK.
+        """Call ``function`` with a frame on the current stream. The frame holds C descriptors of ``tensors``, the
+        workspace ``scratch`` and a context. Raise ``SL211`` or ``SL305`` with the kernel's message if the status is not
+        ``SL_OK``.
         """
         device = call.device
         rest = [_ctypes_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
@@ -216,7 +221,7 @@ class CKernel(CFunctionKernel):
     """A C function of a library."""
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, source: CAbiImplementation) -> None:
-        """Bind the C function of ``source`` to the declaration, without opening its library."""
+        """Bind the C function of ``source`` to the declaration. Its library is not opened."""
         names = terms.space.names if terms.space is not None else ()
         stamp = prototype_signature(spec, names)
         form = NativeForm(source.library, source.symbol, source.strided, source.align, stamp, source.without_signature)
@@ -228,14 +233,14 @@ class CKernel(CFunctionKernel):
         self.can_repeat = fixed and source.align <= KNOWN  # all that it needs beside addresses is known once it has run
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
-        """Return ``clock(function)``, where ``function`` is the C function alone with its arguments fixed. The clock
-        runs inside a call of the op, while the arguments live.
+        """Return ``clock(function)``, where ``function`` is the C function with its arguments fixed. The clock runs
+        inside a call of the op, so that the arguments are alive.
         """
         function, times = self._loaded(), [0.0]
 
         def between(*args: object) -> int:
-            """Stand in for the C function once: time it on its arguments ``args`` with the clock that ``timed`` was
-            given, then call it and return its status.
+            """Time the C function on its arguments ``args`` with ``clock``, then call it and return its status. This
+            function replaces the C function for one call.
             """
             times[0] = clock(lambda: function(*args))
             return function(*args)
@@ -256,22 +261,22 @@ class CKernel(CFunctionKernel):
         return self._function
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run ``call`` and return its outputs, with a function that repeats the call for tensors that differ in their
-        addresses alone, or None where a stream, a data-dependent size or a number of threads may change too.
+        """Run ``call``. Return its outputs and a function that repeats the call for tensors that differ only in their
+        addresses. The function is None if a stream, a data-dependent size or a number of threads may change, too.
         """
         outs = self.run_call(call)
         return outs, self._rerun(call, outs) if self.can_repeat else None
 
     def _rerun(self, call: Binding, outs: Outputs) -> Rerun:
-        """Return a function of a call's arguments that allocates outputs like ``outs``, fills them with the C function
+        """Return a function of a call's arguments that allocates outputs like ``outs``, lets the C function fill them,
         and returns them.
         """
         made = [(tuple(o.shape), o.stride(), o.dtype) for o in outs]
         refill, single, device = self._refill(call, outs), len(made) == 1, call.device
 
         def rerun(args: Args) -> Result:
-            """Return fresh outputs of the C function for ``args``, the arguments of a call that differs from the first
-            one in addresses alone.
+            """Return new outputs of the C function for ``args``, the arguments of a call that differs from the first
+            one only in addresses.
             """
             results = tuple([empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in made])
             refill(args, results)
@@ -280,15 +285,18 @@ class CKernel(CFunctionKernel):
         return rerun
 
     def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
-        """Run ``call`` into ``outs`` and return a function that repeats it for tensors that differ in their addresses
-        alone, or None where a stream, a data-dependent size or a number of threads may change too.
+        """Run ``call`` into ``outs``. Return a function that repeats the call for tensors that differ only in their
+        addresses.
+
+        Return None if a stream, a data-dependent size or a number of threads may change, too.
         """
         self.run_into(call, outs, None)
         return self._refill(call, outs) if self.can_repeat else None
 
     def _refill(self, call: Binding, outs: Outputs) -> Refill:
         """Return a function ``refill(args, outs)`` that calls the C function for a call like ``call`` with other
-        addresses. It writes these into a frame (C descriptors of the tensors) that no other thread is using.
+        addresses. It writes these addresses into a frame, the C descriptors of the tensors, that no other thread is
+        using.
         """
         pack, function, where = self._pack, self._loaded(), self.where
         count = len(self.spec.tensors)
@@ -298,9 +306,9 @@ class CKernel(CFunctionKernel):
         free: list[CallFrame] = []
 
         def refill(args: Args, given_outs: Outputs, _holds: object = holds) -> None:
-            """Call the C function on ``args`` and into ``given_outs``, for a call that differs from the first one in
-            addresses alone. ``_holds`` is not read: it keeps the config's array alive. Raise SL211 or SL305 if the
-            function fails.
+            """Call the C function on ``args`` and into ``given_outs``, for a call that differs from the first one only
+            in addresses. ``_holds`` is not read. As a default value, it keeps the config's array alive. Raise ``SL211``
+            or ``SL305`` if the function fails.
             """
             tensors, _ = pack(args)
             tensors += given_outs
@@ -323,15 +331,16 @@ class CKernel(CFunctionKernel):
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
-        """Call the C function on ``tensors``, the inputs (copied where the kernel needs it) and then the outputs. It
-        writes data-dependent sizes into ``extents`` and may use the workspace ``scratch``.
+        """Call the C function on ``tensors``, which are the inputs and then the outputs. Inputs are copies if the
+        kernel needs that. The function writes data-dependent sizes into ``extents`` and may use the workspace
+        ``scratch``.
         """
         self.call_function(self._function or self._loaded(), call, tensors, extents, scratch)
 
 
 def c_status_error(status: int, where: str, frame: CallFrame) -> ShiplapError:
-    """Return the error of a C function that returned ``status``: SL211 for an invalid argument, else SL305, with the
-    message in ``frame``.
+    """Return the error of a C function that returned ``status``, with the message in ``frame``. It is ``SL211`` for an
+    invalid argument, and otherwise ``SL305``.
     """
     id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
     silent = "write the reason of the status to ctx->error in the kernel" if id == "SL305" and not frame.message else ""
@@ -339,8 +348,8 @@ def c_status_error(status: int, where: str, frame: CallFrame) -> ShiplapError:
 
 
 def _ctypes_argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extents) -> object:
-    """Return the ctypes value of a parameter behind the tensors: a scalar, a list, its length, or the address of an
-    extent.
+    """Return the ctypes value of a parameter behind the tensors. It is a scalar, a list, the length of a list, or the
+    address of an extent (a data-dependent size).
     """
     if p.role == "extent":
         return ctypes.byref(extents[p.source])

@@ -15,15 +15,15 @@ from shiplap.errors import error
 
 def prototype_signature(spec: OpSpec, parameters: Sequence[str] = ()) -> str:
     """Return a digest of the C prototype that an op's kernel must have, including ``parameters``, the names of its
-    config. A library contains it to show for which declaration it was built.
+    config. A library contains the digest of the declaration for which it was built.
     """
     text = ", ".join([*(str(p) for p in c_prototype(spec)), *(f"config {name}" for name in parameters)])
     return hashlib.sha256(f"{spec.name}({text})".encode()).hexdigest()[:16]
 
 
 def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
-    """Return the declaration by C symbol for every C ABI kernel bound to ``ops``. Raise SL403 if two ops claim one
-    symbol.
+    """Return the declaration of each C ABI kernel bound to ``ops``, by C symbol. Raise ``SL403`` if kernels of two ops
+    have the same symbol.
     """
     specs: dict[str, OpSpec] = {}
     for op in ops:
@@ -43,15 +43,15 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
 
 
 def config_names_by_symbol(ops: Iterable[Op]) -> dict[str, tuple[str, ...]]:
-    """Return the names of the config by C symbol, for the C ABI kernels of ``ops`` that have a config."""
+    """Return the names of the config of each C ABI kernel of ``ops`` that has a config, by C symbol."""
     kernels = [k for op in ops for kernels in op.kernels.values() for k in kernels if k.space is not None]
     bound = [(k.native, k.space) for k in kernels if k.native is not None and k.space is not None]
     return {form.symbol: space.names for form, space in bound if not form.generated}
 
 
 def header_text(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Return the text of the C header with one prototype per symbol. ``target`` is the argument of ``shiplap header``,
-    and ``configs`` the names of each kernel's config, which become indices into ``ctx->config``.
+    """Return the text of the C header with one prototype per symbol. ``target`` is the argument of ``shiplap header``.
+    ``configs`` holds the names of each kernel's config, which become indices into ``ctx->config``.
     """
     guard = "".join(c if c.isalnum() else "_" for c in target).upper() + "_KERNELS_H_"
     # A C name cannot begin with a digit, a file's name can.
@@ -71,14 +71,14 @@ def header_text(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str
 
 
 def _comment_block(text: str) -> str:
-    """Return ``text`` with comment marks separated, so that it can stand inside a C comment."""
+    """Return ``text`` with comment marks separated, so that a C comment can contain it."""
     # A text of a declaration must not end the comment that it stands in.
     return text.replace("*/", "* /").replace("/*", "/ *")
 
 
 def _declaration_lines(spec: OpSpec) -> list[str]:
-    """Return the lines of the comment above a prototype: schema, tensor types, relations of sizes and preconditions of
-    the op.
+    """Return the lines of the comment above a prototype. They hold the schema, the tensor types, the relations of sizes
+    and the preconditions of the op.
     """
     lines = [f"{spec.namespace}::{schema_text(spec)}"]
     lines += [f"{a.name}: {a.tensor}{' or NULL' if a.optional else ''}" for a in spec.tensors]

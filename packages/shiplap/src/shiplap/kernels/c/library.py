@@ -18,20 +18,20 @@ class CompiledLibrary(Protocol):
     """A library that Shiplap compiles from sources."""
 
     def locate(self) -> Path:
-        """Return the library's file. Raise SL420 while it is not compiled."""
+        """Return the library's file. Raise ``SL420`` if it is not compiled."""
 
     def compile(self) -> Path:
-        """Compile the library unless it is compiled already, and return its file."""
+        """Compile the library unless it is compiled already. Return its file."""
 
 
 source_libraries: dict[Path, CompiledLibrary] = {}  # by the path that the kernel form names
 
 
 def locate_library(path: str | os.PathLike[str]) -> Path:
-    """Return the file of the library ``path``: the compiled one of ``sl.source``, the file of its name in
-    ``SHIPLAP_LIBRARY_PATH``, or ``path`` itself.
+    """Return the file of the library ``path``.
 
-    Raise SL401 when neither is there.
+    It is the compiled one of ``sl.source``, the file of that name in the folder that the environment variable
+    ``SHIPLAP_LIBRARY_PATH`` names, or ``path`` itself. Raise ``SL401`` if none of them exists.
     """
     wanted = Path(path)
     if (compiled := source_libraries.get(wanted)) is not None:
@@ -45,8 +45,8 @@ def locate_library(path: str | os.PathLike[str]) -> Path:
 
 
 def library_digest(path: str | os.PathLike[str]) -> str:
-    """Return the digest of the content of the library that :func:`locate_library` finds, or an empty text where there
-    is none.
+    """Return the digest of the content of the library that :func:`locate_library` finds, or an empty text if it finds
+    none.
     """
     try:
         return file_digest(locate_library(path))
@@ -56,7 +56,7 @@ def library_digest(path: str | os.PathLike[str]) -> str:
 
 @cache
 def _open_library(path: Path) -> ctypes.CDLL:
-    """Return the loaded library, opened once per path. Raises SL401 where the loader refuses it."""
+    """Return the loaded library, opened once per path. Raise ``SL401`` if the loader refuses it."""
     try:
         # RTLD_LOCAL: two libraries may define one name. RTLD_NOW: a missing symbol shows at once.
         return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
@@ -65,12 +65,12 @@ def _open_library(path: Path) -> ctypes.CDLL:
 
 
 def load_symbol(form: NativeForm) -> Any:
-    """Return the C function of ``form`` from its library, after checking that the library was built for the
-    declaration.
+    """Return the C function of ``form`` from its library. Check that the library was built for the declaration.
 
     Raises:
-        LibraryError: SL401 or SL402 if it is absent, SL403 if the library was built for another declaration, or does
-            not say for which one and the author has not said that it cannot.
+        LibraryError: ``SL401`` or ``SL402`` if the library or the function is missing. ``SL403`` if the library was
+            built for another declaration. ``SL403`` also if it does not state for which one, unless
+            ``form.without_signature`` is true.
     """
     file, symbol = locate_library(form.library), form.symbol
     library = _open_library(file)

@@ -1,8 +1,8 @@
-"""``sl.source(files, symbol)``: a C, C++ or CUDA C++ function as a kernel, compiled with the declaration's header.
+"""``sl.source(files, symbol)``, a C, C++ or CUDA C++ function as a kernel, compiled with the declaration's header.
 
-The library is named by the content of the sources, of the headers that they include and of the flags, so an edited
-source is another kernel for the caches of torch. It is compiled by ``op.build()``, ``shiplap build`` and
-``shiplap package``, never by a call.
+The library is named by the content of the sources, of the headers that they include and of the flags. An edited source
+is therefore another kernel for the caches of torch. ``op.build()``, ``shiplap build`` and ``shiplap package`` compile
+it. A call never does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ARCHITECTURE = re.compile(r"(?:sm_|compute_)?(\d{2,3}[af]?)")
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """The options of ``sl.source`` that a compiler gets."""
+    """The options of ``sl.source`` for the compiler."""
 
     flags: tuple[str, ...]
     include_dirs: tuple[Path, ...]
@@ -46,22 +46,22 @@ class CompileRequest:
 
 
 class SourceImplementation(Implementation):
-    """A kernel in source form, not yet bound to a declaration."""
+    """A kernel in source form that is not yet bound to a declaration."""
 
     native_configs = True
 
     def __init__(self, texts: Sequence[SourceText], request: CompileRequest, function: CAbiImplementation) -> None:
-        """Keep the sources, the compiler's options, and the function with its flags. Nothing is compiled."""
+        """Set the sources, the compiler's options, and the function with its flags. Nothing is compiled."""
         self.texts, self.request, self.function = tuple(texts), request, function
 
     @property
     def name(self) -> str:
-        """The name of the C function, by which reports and stored tuning choices name the kernel."""
+        """The name of the C function. Reports and stored tuning choices name the kernel by it."""
         return self.function.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield pairs (text, value) from which the key of the kernel in caches is computed: the function's name, the
-        compiler's options, and the content of each source.
+        """Yield pairs of a text and None, from which the key of the kernel in caches is computed. They hold the
+        function's name, the compiler's options, and the content of each source.
         """
         yield from self.function.code_parts()
         yield f"source {self.request}", None
@@ -69,8 +69,8 @@ class SourceImplementation(Implementation):
             yield f"{text.language} {text.name}\n{text.content}", None
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> CKernel:
-        """Return the kernel for the op declared as ``spec``, whose library is known by the digest of sources and
-        options. Nothing is compiled and no library is opened.
+        """Return the kernel for the op declared as ``spec``. Its library is identified by a digest of sources and
+        options. Nothing is compiled, and no library is opened.
         """
         symbol = self.function.symbol
         read_strided(spec, f"sl.source(..., {symbol!r})", self.function.strided)
@@ -109,24 +109,28 @@ def source(
     """Return a kernel that Shiplap compiles from C, C++ or CUDA C++. Pass the result to ``op.kernel(device, ...)``.
 
     Each source is compiled with the header of the declaration in front, so it defines the function of that prototype
-    without an include. ``op.build()``, ``shiplap build`` and ``shiplap package`` compile; a call does not.
+    without an include. ``op.build()``, ``shiplap build`` and ``shiplap package`` compile the sources. A call does not.
 
     Args:
         files: the source files (``.c``, ``.cc``, ``.cpp``, ``.cxx``, ``.cu``), relative to the calling file.
         symbol: the C function, with the prototype that ``shiplap header`` prints.
-        code: a source as a string, beside or in place of ``files``.
-        language: the language of ``code``: ``"c"``, ``"c++"`` or ``"cuda"``.
-        flags: options for the compiler, behind Shiplap's own: ``-O3``, and ``-std=c++20`` (``-std=c++17`` for CUDA).
-        include_dirs: folders of headers, relative to the calling file. A change of a header is another library.
+        code: a source as a string, in addition to ``files`` or in place of them.
+        language: the language of ``code``, which is ``"c"``, ``"c++"`` or ``"cuda"``.
+        flags: options for the compiler. They follow Shiplap's own, ``-O3`` and ``-std=c++20`` (``-std=c++17`` for
+            CUDA).
+        include_dirs: folders of headers, relative to the calling file. If a header changes, the library is compiled
+            again.
         libraries: libraries to link, such as ``"cublas"``.
-        architectures: of CUDA, such as ``"90a"``. By default those of the GPUs that this machine has, else all major
-            ones that nvcc knows.
-        strided, align: as for ``sl.cabi``.
+        architectures: the CUDA architectures to compile for, such as ``"90a"``. The default is those of the GPUs of
+            this machine, or all major ones that nvcc supports if there is no GPU.
+        strided: the tensor arguments that the kernel accepts with any strides, as for ``sl.cabi``.
+        align: the alignment, in bytes, of every tensor's address, as for ``sl.cabi``.
 
     Raises:
-        LibraryError: SL401 for a missing file, SL402 for a symbol that C does not know, SL404 for a wrong alignment or
-            a source without a language, SL422 for an architecture that is none. At a call, SL420 while the library is
-            not built. ``op.build()`` raises SL421 with the compiler's message, SL423 without a compiler.
+        LibraryError: ``SL401`` for a missing file, ``SL402`` if ``symbol`` is no C name, ``SL404`` for an invalid
+            alignment or a source without a language, ``SL422`` for an invalid architecture. A call raises ``SL420`` if
+            the library is not built. ``op.build()`` raises ``SL421`` with the compiler's message, or ``SL423`` if there
+            is no compiler.
     """
     # Paths are relative to the file that calls, as those of an import are.
     base = Path(sys._getframe(1).f_code.co_filename).resolve().parent  # of the file that calls
@@ -165,8 +169,8 @@ def source(
 
 
 def _read_source(path: Path, where: str) -> SourceText:
-    """Return the text and language of a source file, whose suffix names the language. Raises SL404 for an unknown
-    suffix and SL401 for a file that cannot be read.
+    """Return the text and the language of a source file, which its suffix determines. Raise ``SL404`` for an unknown
+    suffix, or ``SL401`` if the file cannot be read.
     """
     language = SUFFIX_LANGUAGES.get(path.suffix)
     if language is None:
@@ -192,7 +196,7 @@ def _read_source(path: Path, where: str) -> SourceText:
 
 
 def _read_architecture(value: str | int, where: str) -> str:
-    """Return a compute capability without its prefix ``sm_``, such as ``90a``. Raises SL422 for any other text."""
+    """Return a compute capability without its prefix ``sm_``, such as ``90a``. Raise ``SL422`` for any other text."""
     match = ARCHITECTURE.fullmatch(str(value))
     if match is None:
         raise error("SL422", where=where, got=repr(value), expected='a compute capability such as "80" or "90a"')

@@ -1,1 +1,1 @@
-"""The native binding of C ABI kernels: planned, compiled, cached, loaded and attached to ops."""
+"""The native binding of C ABI kernels, which is planned, compiled, cached, loaded and attached to ops."""

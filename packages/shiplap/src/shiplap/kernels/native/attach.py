@@ -1,4 +1,4 @@
-"""The attachment of compiled bindings: a library is opened, and its functions are registered for the ops of a plan."""
+"""The attachment of compiled bindings. A library is opened, and its functions are registered for the ops of a plan."""
 
 from __future__ import annotations
 
@@ -29,26 +29,27 @@ _native_entrances: dict[tuple[str, int], OpEntrance] = {}  # by the name and the
 
 
 class OpEntrance(NativeEntrance):
-    """The torch registration of one op's native code, made at the first attachment and kept.
+    """The torch registration of one op's native code. It is made when the first library is attached, and kept.
 
-    Torch's table keeps pointers into the first library. Later libraries lead the entries of that one to their code.
+    Torch's table keeps pointers to functions of the first library. When a later library is attached, these functions
+    call the code of that library.
 
     Attributes:
-        bindings: the libraries that have served the op.
-        first: by device type the library whose entries torch calls, and the number of the op there.
+        bindings: the libraries that have run calls of the op.
+        first: by device type, the library whose functions torch calls, and the number of the op in it.
         raised: the last error of Python on each thread.
     """
 
     def __init__(self, op: Op) -> None:
-        """Define the torch ops by which native code of ``op`` calls Python. No library serves the op yet."""
+        """Define the torch ops through which native code of ``op`` calls Python. No library runs the op yet."""
         self.bindings: list[ctypes.CDLL] = []
         self.first: dict[str, tuple[ctypes.CDLL, ctypes.c_uint64]] = {}
         self.raised = threading.local()
         self._define(op)
 
     def _define(self, op: Op) -> None:
-        """Define the torch op ``<op>__python``, which runs the op in Python, and that of the variant with given
-        outputs. Native code calls them for arguments that it does not support.
+        """Define the torch op ``<op>__python``, which runs the op in Python, and a similar one for the variant with
+        given outputs. Native code calls them for arguments that it does not support.
         """
         python = Registrations(op.spec.namespace, op.edition)
         name = f"{op.spec.stem}__python"
@@ -63,15 +64,15 @@ class OpEntrance(NativeEntrance):
             python.skip_autograd(name)
 
     def _with_error_text(self, execute: Callable[..., Result]) -> Callable[..., Result]:
-        """Return ``execute`` such that the text of its error is also passed to the native code, whose caller then
-        raises the error itself.
+        """Return a function that calls ``execute`` and passes the text of its error to the native code. The caller of
+        the native code then raises the error itself.
 
         Torch 2.11 drops the text of an exception on the way from Python to native code.
         """
 
         def run(*args: Value, **kwargs: Value) -> Result:
-            """Return the result of the wrapped Python implementation. An error is kept for this thread, passed as text
-            to every attached library, and raised on.
+            """Return the result of the wrapped Python implementation. Store an error for this thread, pass it as text
+            to every attached library, and raise it again.
             """
             try:
                 return execute(*args, **kwargs)
@@ -85,9 +86,9 @@ class OpEntrance(NativeEntrance):
         return run
 
     def lead_calls_to(self, device: str, binding: ctypes.CDLL, index: ctypes.c_uint64, kernels: Path) -> str:
-        """Make calls of the op on ``device`` run its generated C++ in the library ``binding``, where the op has the
-        number ``index``, with the kernels of the library ``kernels``. Return the reason if torch refuses that, else an
-        empty text.
+        """Make calls of the op on ``device`` run its generated C++ in the library ``binding``. ``index`` is the number
+        of the op there, and ``kernels`` the file of the kernel library that the C++ calls. Return the reason if torch
+        refuses that, else an empty text.
         """
         if binding not in self.bindings:
             self.bindings = [*self.bindings, binding]
@@ -107,8 +108,8 @@ class OpEntrance(NativeEntrance):
         binding.shiplap_lead(index, None)
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """Return the catalogue error that native code or Python raised, given the exception ``cause`` with which torch
-        passed on only its text, or None where it is no such error.
+        """Return the catalogue error that native code or Python raised. ``cause`` is the exception in which torch
+        passed on only the text of that error. Return None if its text is that of no such error.
         """
         message = str(cause)
         python: ShiplapError | None = getattr(self.raised, "error", None)
@@ -126,7 +127,7 @@ class OpEntrance(NativeEntrance):
 
 @dataclass
 class AttachedBinding(NativeBinding):
-    """The native code that serves an op."""
+    """The native code that runs the calls of an op."""
 
     op: Op
     library: Path
@@ -137,12 +138,12 @@ class AttachedBinding(NativeBinding):
 
     @property
     def records(self) -> bool:
-        """Whether C++ and not Python records the op's calls for autograd."""
+        """Whether C++ records the op's calls for autograd. Otherwise Python does."""
         return self.recorder is not None
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device types on which native code serves the op."""
+        """The device types on which native code runs the op."""
         return tuple(e.device for e in self.parts.values())
 
     def release(self) -> None:
@@ -159,8 +160,8 @@ class AttachedBinding(NativeBinding):
             library.shiplap_record(route, None)
 
     def start_recording(self) -> None:
-        """Let C++ record the op's calls for autograd from now on, if the op's gradient can be recorded there and the
-        ops that compute the gradient have native code too.
+        """Let C++ record the op's calls for autograd from now on. Do nothing if the op's gradient cannot be recorded
+        there, or if the ops that compute the gradient have no native code.
         """
         gradient = self.op.gradient
         if self.recorder is not None or gradient is None:
@@ -172,8 +173,8 @@ class AttachedBinding(NativeBinding):
                 self.op.install_fast_path()
 
     def update_choices(self) -> None:
-        """Send the choices that tuning has made for the op (a kernel and its config by sizes and dtypes) to the native
-        code, in place of those sent earlier.
+        """Send the choices that tuning has made for the op to the native code, in place of those sent earlier. A choice
+        is a kernel and its config for given sizes and dtypes.
         """
         tables = _choice_tables(self.op, self.parts.values())
         for index, entry in self.parts.items():
@@ -181,8 +182,9 @@ class AttachedBinding(NativeBinding):
 
 
 def _choice_tables(op: Op, entries: Iterable[NativeKernelEntry]) -> dict[str, tuple[list[list[int]], bool]]:
-    """Return for each device type of ``entries`` the tuned choices of ``op`` as rows of integers, as of
-    ``choice_rows``, and whether calls that fit no row have to go to Python, since the choices are frozen.
+    """Return for each device type of ``entries`` a table and a flag. The table holds the tuned choices of ``op`` as
+    rows of integers, as ``choice_rows`` returns them. The flag is true if calls that fit no row must go to Python
+    because the choices are frozen.
     """
     return {
         e.device: (
@@ -196,10 +198,10 @@ def _choice_tables(op: Op, entries: Iterable[NativeKernelEntry]) -> dict[str, tu
 
 def _send_choices(binding: ctypes.CDLL, index: int, table: list[list[int]], defer: bool) -> None:
     """Copy ``table``, the tuned choices as rows of integers, into the native code of op number ``index`` in the library
-    ``binding``. ``defer`` makes calls that fit no row go to Python.
+    ``binding``. If ``defer`` is true, calls that fit no row go to Python.
 
-    Choices with other values than numbers, or for tensors that are not contiguous, stay with Python. Native code passes
-    calls with other layouts to Python as long as there are choices.
+    Python handles choices with values that are no numbers, and choices for tensors that are not contiguous. As long as
+    there are choices, native code passes calls with such layouts to Python.
     """
     flat = [number for row in table for number in row]
     array = (ctypes.c_int64 * max(1, len(flat)))(*flat)
@@ -207,7 +209,7 @@ def _send_choices(binding: ctypes.CDLL, index: int, table: list[list[int]], defe
 
 
 def attach_plan(plan: LibraryPlan) -> None:
-    """Load the library of ``plan`` and make its native code serve each op in it that has none yet. Then let C++ record
+    """Load the library of ``plan`` and let its native code run each op in it that has none yet. Then let C++ record
     calls for autograd where it can.
     """
     binding = _load_plan_library(plan)
@@ -220,8 +222,8 @@ def attach_plan(plan: LibraryPlan) -> None:
 
 
 def start_recording() -> None:
-    """Let C++ record for autograd the calls of all ops with native code that Python still records, where their
-    gradients permit that.
+    """Let C++ record the calls of all ops with native code for autograd, in place of Python. Ops whose gradients C++
+    cannot record are left out.
     """
     for op in registry.declared_op_list():
         if op.gradient is not None and isinstance(op.native, AttachedBinding):
@@ -229,9 +231,9 @@ def start_recording() -> None:
 
 
 def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, binding: ctypes.CDLL) -> None:
-    """Make the native code in the library ``binding``, at ``path``, serve ``op`` on the devices of ``entries``, which
-    are keyed by number in the library. A device that torch refuses stays with Python, with a notice. Raise SL405 if all
-    are refused.
+    """Let the native code in the library ``binding``, at ``path``, run ``op`` on the devices of ``entries``. The keys
+    of ``entries`` are numbers in the library. Issue a notice for a device that torch refuses. Python continues to run
+    the op there. Raise ``SL405`` if all are refused.
     """
     known = _native_entrances.get((op.spec.name, op.edition))
     entrance = op.entrance = _native_entrances[op.spec.name, op.edition] = known or OpEntrance(op)
@@ -259,9 +261,7 @@ def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, bindin
 
 
 def _load_plan_library(plan: LibraryPlan) -> ctypes.CDLL:
-    """Return the library of a plan, opened once in this process. Raise SL405 for a library that lacks Shiplap's
-    functions.
-    """
+    """Return the library of a plan, opened once in this process. Raise ``SL405`` if it lacks Shiplap's functions."""
     path = plan.place / LIBRARY
     if path not in _opened_libraries:
         binding = load_library(plan.place, next(e.op.spec.name for e in plan.entries.values()), plan.rule)
@@ -280,16 +280,16 @@ def _load_plan_library(plan: LibraryPlan) -> ctypes.CDLL:
 
 
 def _exception_text(e: Exception) -> str:
-    """Return the text of an exception in valid UTF-8 without NUL characters, as C++ needs it. Other errors than
-    Shiplap's begin with their type.
+    """Return the text of an exception in valid UTF-8 without NUL characters, as C++ needs it. If it is no error of
+    Shiplap, the text begins with its type.
     """
     text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
     return text.replace("\0", "").encode(errors="replace").decode()
 
 
 def _send_all_choices() -> None:
-    """Send the choices that tuning has made (a kernel and its config by sizes and dtypes) to the native code of all ops
-    that have such code loaded.
+    """Send the choices that tuning has made to the native code of all ops that have native code loaded. A choice is a
+    kernel and its config for given sizes and dtypes.
     """
     for op in registry.declared_op_list():
         if op.native is not None:

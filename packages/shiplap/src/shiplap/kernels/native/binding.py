@@ -1,10 +1,10 @@
-"""The native binding of C ABI kernels: built on request, cached, attached beside the Python binding.
+"""The native binding of C ABI kernels. It is built on request, cached, and attached beside the Python binding.
 
-A kernel is served by Python (``kernels/c/declaration.py``) until a library is there. One that came with the package of
-the op, or is in the cache, is attached at the first call. Else the ``HOT_CALLS``-th call gives a notice that says how
-to build one. Under ``SHIPLAP_BACKGROUND_BUILD=1`` that call starts a compiler in a process of its own and a later call
-attaches the library, so that no call waits for the compiler. If a library cannot be built or attached, one notice gives
-the reason, and Python goes on serving.
+Python runs a kernel (``kernels/c/declaration.py``) until a library exists. A library that came with the package of the
+op, or is in the cache, is attached at the first call. Without one, call number ``HOT_CALLS`` issues a notice of how to
+build it. If the environment variable ``SHIPLAP_BACKGROUND_BUILD`` is 1, that call starts a compiler in a separate
+process, and a later call attaches the library. No call waits for the compiler. If a library cannot be built or
+attached, one notice has the reason, and Python continues to run the kernel.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _running_builds: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def _reset_builds_after_fork() -> None:
-    """Replace the lock and forget the builders in a forked child, which has neither the threads nor the child processes
-    of its parent.
+    """Replace the lock and forget the builders in a forked child. It has neither the threads nor the child processes of
+    its parent.
     """
     global _lock
     _lock = threading.RLock()
@@ -54,9 +54,10 @@ os.register_at_fork(after_in_child=_reset_builds_after_fork)
 
 
 def count_python_call(spec: OpSpec, form: NativeForm) -> None:
-    """Count a call that Python served for the kernel ``form`` of an op. At the first call and from the 32nd on, attach
-    the native binding (generated C++ that serves calls without Python) if there is one, start its build, or give a
-    notice.
+    """Count a call of the kernel ``form`` of an op that Python has run.
+
+    At the first call and from the 32nd on, attach the native binding if it is built, start its build, or issue a
+    notice. The native binding is generated C++ that runs calls without Python.
     """
     # Nothing is built or attached while a graph is traced: the trace would record it.
     if torch.compiler.is_compiling():
@@ -82,8 +83,8 @@ def count_python_call(spec: OpSpec, form: NativeForm) -> None:
 
 
 def how_to_build(name: str) -> str:
-    """Return the text of the notice that calls of the op ``name`` would be faster with a native binding, and how to
-    build it.
+    """Return the text of the notice for the op ``name`` that calls would be faster with a native binding, with the
+    commands that build it.
     """
     op = registry.find_declared_op(name)
     module = op.reference.__module__ if op is not None else "TARGET"
@@ -96,8 +97,8 @@ def how_to_build(name: str) -> str:
 
 
 def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
-    """Attach the op's native binding if its library is built, else start its build if ``form``, the kernel, has been
-    called often. Return the reason if there will be no binding, else an empty text.
+    """Attach the op's native binding if its library is built. Otherwise start its build if ``form``, the kernel, has
+    been called often. Return the reason if there will be no binding, else an empty text.
     """
     if not settings().native:
         return BINDING_OFF
@@ -123,8 +124,8 @@ def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
 
 
 def _attach_installed(op: Op) -> bool:
-    """Attach the prebuilt native library that came with the package of ``op``. Return whether it is attached. A notice
-    reports once that a library is there and cannot be used.
+    """Attach the prebuilt native library that came with the package of ``op``. Return whether it is attached. If a
+    library exists and cannot be used, issue a notice once.
     """
     plan, why = prebuilt.find_prebuilt_library(op)
     if plan is not None:
@@ -155,8 +156,8 @@ def attach_installed_library(op: Op) -> bool:
 
 
 def _collect_build(spec: OpSpec, form: NativeForm) -> str:
-    """Attach the library of a background build that has ended. Return the problem of one that failed, else an empty
-    text, also while it runs.
+    """Attach the library of a background build that has ended. Return the problem if the build failed, else an empty
+    text. The text is also empty while the build runs.
     """
     child = _running_builds[form.place]
     if child.poll() is None:
@@ -164,6 +165,7 @@ def _collect_build(spec: OpSpec, form: NativeForm) -> str:
     assert child.stdout is not None
     output = "" if child.stdout.closed else child.stdout.read().decode(errors="replace")
     op = registry.find_declared_op(spec.name)
+    # While the build ran, the op may have been declared anew, or a kernel bound that excludes C++.
     if op is None or not form_is_native(op, form):
         return ""
     plan = make_plan(op)
@@ -181,10 +183,8 @@ def _collect_build(spec: OpSpec, form: NativeForm) -> str:
 def build(op: Op) -> Path:
     """Build or find the native binding of ``op`` now, attach it, and return the library.
 
-    The library that records gradients is built with it where it can record those of the op.
-
-    Raises:
-        LibraryError: SL404 for a declaration that Python has to serve, SL405 or SL406 when it cannot be built.
+    If C++ can record the op's gradients, the library for that is built as well. Raise ``SL404`` if only Python can run
+    calls of the declaration. Raise ``SL405`` or ``SL406`` if the binding cannot be built.
     """
     with _lock:
         plan = make_plan(op)
@@ -199,7 +199,7 @@ def build(op: Op) -> Path:
 
 def compile_plan(plan: LibraryPlan, op: Op) -> None:
     """Compile the library of ``plan``, generated C++ for one or more ops, into the cache unless it is there. Raise
-    SL405 or SL410, with the name of ``op``, when it cannot be built.
+    ``SL405`` or ``SL410``, with the name of ``op``, if it cannot be built.
     """
     if is_library_present(plan.place, op.spec.name):
         return
@@ -212,10 +212,10 @@ def compile_plan(plan: LibraryPlan, op: Op) -> None:
 
 
 def state(op: Op, device: str = "cpu") -> tuple[str, str]:
-    """Return which binding, ``"native"`` or ``"python"``, serves the C ABI kernel of ``op`` on ``device``, and the
-    library or the reason, as ``shiplap env`` prints it.
+    """Return which binding runs the C ABI kernel of ``op`` on ``device``, ``"native"`` or ``"python"``, and the library
+    or the reason. ``shiplap env`` prints both.
 
-    A library in the package of the op or in the cache counts as native: the first call attaches it.
+    A library in the package of the op or in the cache counts as native, because the first call attaches it.
     """
     form = next((k.native for k in op.kernels.get(device, ()) if k.native is not None), None)
     if op.native is not None and device in op.native.devices:
@@ -245,8 +245,8 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
 
 
 def build_error(where: str, problem: str) -> ShiplapError:
-    """Return the error of an op ``where`` whose native binding could not be built, given ``problem``, the builder's
-    output: SL410 if the machine lacked something, else SL405.
+    """Return the error of an op ``where`` whose native binding could not be built. ``problem`` is the builder's output.
+    The error is ``SL410`` if the machine lacked a resource, and otherwise ``SL405``.
     """
     if problem.startswith(LACKING):
         return error("SL410", where=where, got=problem, expected="a machine with room for the build")
@@ -254,12 +254,12 @@ def build_error(where: str, problem: str) -> ShiplapError:
 
 
 def _build_failed(output: str) -> str:
-    """Return the reason of a failed background build, from the builder's ``output``, in one line."""
+    """Return the reason of a failed background build in one line. ``output`` is the builder's output."""
     return _failure_reason(build_error("", output))
 
 
 def _failure_reason(e: Exception) -> str:
-    """Return an exception as one line of a notice: the number, title and observation of a catalogue error, or type and
-    text.
+    """Return an exception as one line for a notice. For a catalogue error, the line holds its number, title and
+    observation. For other exceptions, it holds the type and the text.
     """
     return f"{e.id}: {e.what}, {e.got}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"

@@ -1,11 +1,12 @@
-"""The compilation of one binding into the cache. Standard library only: a detached ``python -I build.py`` does it too.
+"""The compilation of one binding into the cache.
 
-Whether what is built may be loaded is decided where it is loaded (``kernels/native/cache.py``), not here.
+The module uses only the standard library, since a detached ``python -I build.py`` runs it too. It does not decide
+whether a result may be loaded. ``kernels/native/cache.py`` decides that.
 
-A finished binding is a directory ``<cache>/native/<digest>`` that appears by one rename, with two seals beside it. One
-is a sha256 over the digest and the library: it tells damage, and goes into packages. The other one is keyed with a
-secret of the user's home, so that a cache folder that somebody else has filled is not loaded. Builders of one digest
-queue on an flock, which goes when its holder dies.
+A finished binding is a directory ``<cache>/native/<digest>`` that appears by one rename, with two seals beside it. The
+first is a sha256 of the digest and the library. It detects damage, and is part of packages. The second is keyed with a
+secret in the user's home, so that a cache folder that somebody else has filled is not loaded. Builders of one digest
+wait for each other by an flock, which ends when its holder ends.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ LOCK_WAIT_S = 300.0  # seconds that a builder waits for another one of the same 
 
 
 def is_sealed_folder(folder: Path) -> bool:
-    """Whether ``folder`` holds a complete library whose two seals fit: a checksum that shows that it is undamaged, and
-    a keyed one that shows that this user built it.
+    """Return whether ``folder`` holds a complete library with two valid seals. One is a checksum, which proves that the
+    library is undamaged. The other is keyed, which proves that this user built it.
     """
     try:
         with os.fdopen(_open_regular_file(folder / LIBRARY, os.O_RDONLY), "rb") as library:
@@ -58,8 +59,8 @@ def is_sealed_folder(folder: Path) -> bool:
 
 
 def seal_text(digest: str, library: IO[bytes]) -> str:
-    """Return the checksum (seal) of a library: a sha256 over ``digest``, which names it, and its content. Raise OSError
-    for a library over 256 MiB.
+    """Return the checksum (seal) of a library, a sha256 of its name ``digest`` and its content. Raise ``OSError`` if
+    the library is larger than 256 MiB.
     """
     hashed, length = hashlib.sha256(digest.encode()), 0
     while piece := library.read(1 << 20):
@@ -71,15 +72,15 @@ def seal_text(digest: str, library: IO[bytes]) -> str:
 
 
 def keyed_seal(seal: str) -> str:
-    """Return a seal that only this user can make for ``seal``, the checksum of a library: an HMAC of it with the user's
-    secret.
+    """Return a seal that only this user can make for ``seal``, the checksum of a library. It is an HMAC of ``seal``
+    with the user's secret.
     """
     return hmac.new(user_key()[0], seal.encode(), "sha256").hexdigest()
 
 
 def user_key() -> tuple[bytes, str]:
-    """Return the secret with which this user's seals of compiled libraries are made, created if missing, and an empty
-    text. Where it cannot be kept on disk, return a secret of this process alone, and the reason.
+    """Return the secret with which this user's seals of compiled libraries are made, and an empty text. The secret is
+    created if it is missing. If it cannot be stored on disk, return a secret of this process alone, and the reason.
     """
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     if home not in _keys:
@@ -97,8 +98,8 @@ _keys: dict[str, tuple[bytes, str]] = {}  # the folder of the user's data -> the
 
 
 def _kept_key(folder: Path) -> bytes:
-    """Return the secret in the file ``seal.key`` of ``folder``, which is made if it is missing. Raises OSError for one
-    that others can read or that is no secret.
+    """Return the secret in the file ``seal.key`` of ``folder``. The file is created if it is missing. Raise ``OSError``
+    if others can read it or if its content is no secret.
     """
     path = folder / "seal.key"
     if not os.path.lexists(path):
@@ -121,16 +122,16 @@ def _kept_key(folder: Path) -> bytes:
 
 
 def _read_seal(path: Path) -> bytes:
-    """Return the first 4096 bytes of a regular file. Raise OSError for anything else, such as a FIFO, which would
-    block.
+    """Return the first 4096 bytes of a regular file. Raise ``OSError`` for any other file, such as a FIFO, whose
+    reading would block.
     """
     with os.fdopen(_open_regular_file(path, os.O_RDONLY), "rb") as file:
         return file.read(4096)
 
 
 def _open_regular_file(path: Path, flags: int) -> int:
-    """Return a descriptor of ``path``, opened with ``flags``, if it is a regular file and no link. Raises OSError for
-    others.
+    """Return a descriptor of ``path``, opened with ``flags``. Raise ``OSError`` if it is no regular file, or is
+    a link.
     """
     # O_NONBLOCK: opening a FIFO would otherwise wait for a writer.
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -149,11 +150,11 @@ def build_once(
     wait: float = LOCK_WAIT_S,
 ) -> str:
     """Compile ``source`` to the folder ``<root>/<digest>``, unless it is there and sealed. Return the problem, or an
-    empty text.
+    empty text if there is none.
 
-    ``command`` is the compiler call without source and output. ``files`` are written beside the source, in the folder
-    that ``SOURCE_FOLDER`` stands for in the command. The lock of another builder of the digest is waited for
-    at most ``wait`` seconds.
+    ``command`` is the compiler call without source and output. ``files`` are written beside the source.
+    ``SOURCE_FOLDER`` in the command stands for that folder. If another process is building the digest, wait at most
+    ``wait`` seconds for its lock.
     """
     try:
         with _hold_build_lock(root, digest, wait):
@@ -174,8 +175,8 @@ def build_once(
 
 
 def build_detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
-    """Start ``build_once`` in a process of its own, which may outlive this one, and return the process. It prints the
-    problem, if any, to its standard output.
+    """Start ``build_once`` in a separate process, which may outlive this one, and return the process. If there is a
+    problem, the process prints it to its standard output.
     """
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps([str(root), digest, source, command, user_key()[0].hex()]).encode())
@@ -194,8 +195,8 @@ def build_detached(root: Path, digest: str, source: str, command: list[str]) -> 
 
 @contextlib.contextmanager
 def _hold_build_lock(root: Path, digest: str, wait: float) -> Iterator[None]:
-    """Hold the lock file of ``digest`` in ``root`` inside the ``with``, and write this process's id into it. Raise
-    OSError if another process holds it for ``wait`` seconds.
+    """Hold the lock file of ``digest`` in ``root`` inside the ``with`` block, and write this process's id into it.
+    Raise ``OSError`` if another process still holds it after ``wait`` seconds.
     """
     path = root / f"{digest}.lock"
     with _fork_lock:  # no fork between the two
@@ -218,7 +219,8 @@ def _hold_build_lock(root: Path, digest: str, wait: float) -> Iterator[None]:
 def _close_locks_after_fork() -> None:
     """Close the inherited lock files of builds in a forked child, since the child holds none of the locks.
 
-    An flock ends with the last process that has the file open, so a child would hold the lock beyond its parent's end.
+    A lock of ``flock`` ends with the last process that has the file open. The child would otherwise hold the lock after
+    its parent has ended.
     """
     for lock in _open_locks:
         lock.close()
@@ -234,8 +236,8 @@ os.register_at_fork(
 
 
 def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
-    """Take the flock of an opened lock file. Raises OSError that names the holding process after ``wait`` seconds.
-    Without locks on the file system, return at once.
+    """Take the lock of an opened lock file with ``flock``. Raise ``OSError``, with the holding process, after ``wait``
+    seconds. If the file system has no locks, return immediately.
     """
     until = time.monotonic() + wait
     while True:
@@ -256,7 +258,7 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
 
 
 def _compile_source(scratch: Path, digest: str, source: str, command: list[str]) -> str:
-    """Compile ``source`` to a library in the folder ``scratch`` and write its two seals (checksums, one of them keyed)
+    """Compile ``source`` to a library in the folder ``scratch``, and write its two seals (checksums, one of them keyed)
     beside it. Return the problem as text, or an empty text.
     """
     (scratch / SOURCE).write_text(source)
@@ -290,10 +292,11 @@ def _compile_source(scratch: Path, digest: str, source: str, command: list[str])
 
 
 def _run_compiler(call: list[str]) -> tuple[int, str]:
-    """Run the command ``call`` of a compiler, and return its exit status and its messages.
+    """Run the compiler command ``call``. Return its exit status and its messages.
 
-    The messages go to a file. A child that another thread forks meanwhile would inherit the writing end of a pipe: this
-    process would wait for the child's end, while the child may wait for the lock held here.
+    The messages go to a file and not to a pipe. A child that another thread forks meanwhile would inherit the writing
+    end of the pipe. This process would then wait for the end of the child, while the child may wait for the lock that
+    is held here.
     """
     with tempfile.TemporaryFile() as output:
         with _fork_lock:  # subprocess has a pipe of its own, until the program runs
@@ -316,8 +319,8 @@ def _run_compiler(call: list[str]) -> tuple[int, str]:
 
 
 def _publish_folder(scratch: Path, folder: Path) -> str:
-    """Rename ``scratch`` to ``folder``, and remove a broken folder in that place. Return the problem, or an empty text,
-    also where another builder's sealed folder is there.
+    """Rename ``scratch`` to ``folder``, and remove a broken folder that is in its place. Return the problem, or an
+    empty text. If another builder's sealed folder is in its place, return an empty text, too.
     """
     # A broken folder in the place is removed once, then the rename is tried again.
     for _ in range(2):
@@ -333,7 +336,7 @@ def _publish_folder(scratch: Path, folder: Path) -> str:
 
 
 def _remove_path(path: Path) -> None:
-    """Remove a folder with its content, or the file in its place. Errors are ignored."""
+    """Remove a folder with its content, or a file. Errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -342,8 +345,8 @@ def _remove_path(path: Path) -> None:
 
 
 def _builder_main(pipe: IO[bytes]) -> None:
-    """Read from ``pipe`` the JSON arguments that :func:`build_detached` sent, build that library, and write the
-    problem, if any, to standard output. This is the main function of a builder process.
+    """Read the JSON arguments that :func:`build_detached` sent from ``pipe``, and build that library. Write the
+    problem, if there is one, to standard output. This is the main function of a builder process.
     """
     root, digest, source, command, key = json.load(pipe)
     # The key comes with the order, since under a process of this one it may not be kept on disk.

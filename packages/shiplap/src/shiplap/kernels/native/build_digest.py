@@ -29,16 +29,16 @@ FLAGS = (
 
 
 def library_name_digest(source: str, flags: Iterable[str], runtime: str = "") -> str:
-    """Return the digest that names a library in the cache: of its source, Shiplap's headers, the compiler's flags, the
-    machine type and the ``runtime`` that it needs.
+    """Return the digest that names a library in the cache. It covers the source, Shiplap's headers, the compiler's
+    flags, the machine type and the ``runtime`` that the library needs.
     """
     parts = [source, *_headers_digest(), *flags, machine_type(), runtime]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def op_build_digest(native: NativeOp) -> str:
-    """Return the digest of one op's generated code, independent of the other ops in its library. A packaged library is
-    recognised by it.
+    """Return the digest of one op's generated code, independent of the other ops in its library. It identifies the op's
+    code in a packaged library.
     """
     # As if the op was alone in a library, so that a program may import a part of a package.
     return library_name_digest(native_source([native]), FLAGS)
@@ -50,7 +50,7 @@ def machine_type() -> str:
 
 
 def takes_torch(version: str = torch.__version__) -> bool:
-    """Whether the torch release ``version`` has the stable ABI that the generated code uses."""
+    """Return whether the torch release ``version`` has the stable ABI that the generated code uses."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return TORCH[0] <= (major, minor) < TORCH[1]
 

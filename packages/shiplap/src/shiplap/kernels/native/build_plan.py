@@ -32,7 +32,9 @@ DEVICES = ("cpu", "cuda")  # device types for which there is native code
 
 @dataclass(frozen=True)
 class NativeKernelEntry:
-    """The C ABI kernels of an op on a device type and their library, with the forms of all and of the first one."""
+    """The C ABI kernels of an op on a device type and their library. ``form`` is the native form of the first kernel,
+    and ``forms`` are those of all kernels.
+    """
 
     op: Op
     device: str
@@ -44,13 +46,14 @@ class NativeKernelEntry:
 
 @dataclass(frozen=True)
 class LibraryPlan:
-    """A library that binds ops, and where it is or will be.
+    """A library that binds ops, and its folder.
 
     Attributes:
-        entries: what the library has of ops of this process, by number in the library.
-        place: the folder of the library, named by the digest of all that the library depends on.
-        source: the C++ of the library, empty where the library came with a package and nobody builds it here.
-        rule: who may own and write the files.
+        entries: the ops of this process that the library binds, by number in the library.
+        place: the folder of the library, named by the digest of everything on which the library depends. It need not
+            exist.
+        source: the C++ of the library. It is empty if the library came with a package and is not built here.
+        rule: the users who may own and write the files.
     """
 
     entries: Mapping[int, NativeKernelEntry]
@@ -61,7 +64,7 @@ class LibraryPlan:
 
 def make_plan(op: Op) -> LibraryPlan:
     """Return the plan of the native library for ``op``, which it shares with other ops of its kernel libraries. Nothing
-    is compiled. Raise SL404 where C++ cannot bind the op.
+    is compiled. Raise ``SL404`` if C++ cannot bind the op.
     """
     # A kernel that this machine cannot run is not looked at: its module may need Triton, which is not here either.
     forms = {device: form for device, form in _first_native_forms(op).items() if form.wanted}
@@ -102,15 +105,15 @@ def make_plan(op: Op) -> LibraryPlan:
 
 
 def library_cache_folder(op: Op) -> Path:
-    """Return the cache folder of compiled libraries, made if missing. Raise SL406, with the name of ``op``, if other
-    users could write to it.
+    """Return the cache folder of compiled libraries, which is created if missing. Raise ``SL406``, with the name of
+    ``op``, if other users could write to it.
     """
     return cache_folder(op.spec.name)
 
 
 def compiler_command(where: str) -> tuple[str, ...]:
-    """Return the C++ compiler as a command, with a tool in front of it such as ``ccache``, and flags that ``CXX``
-    names. Raise SL405 where it is not on the PATH.
+    """Return the C++ compiler as a command. The environment variable ``CXX`` may name it, with a tool such as
+    ``ccache`` in front and flags behind. Raise ``SL405`` if it is not on the ``PATH``.
     """
     programs, flags = requested_compiler()
     paths = [shutil.which(program) for program in programs]
@@ -121,16 +124,16 @@ def compiler_command(where: str) -> tuple[str, ...]:
 
 
 def extra_compiler_flags() -> list[str]:
-    """Return the compiler flags that ``CXX`` names behind the compiler. A library's digest covers them like Shiplap's
-    own flags.
+    """Return the flags that follow the compiler in the environment variable ``CXX``. A library's digest covers them
+    like Shiplap's own flags.
     """
     # Such as -march=native, with which a library of the same source is another one.
     return requested_compiler()[1]
 
 
 def requested_compiler() -> tuple[list[str], list[str]]:
-    """Return the programs that ``CXX`` names, at most two (``ccache g++``), and the flags behind them. The default is
-    ``c++``.
+    """Return the programs in the environment variable ``CXX``, at most two (``ccache g++``), and the flags behind them.
+    The default is ``c++``.
     """
     wanted = os.environ.get("CXX", "").strip() or "c++"
     if shutil.which(wanted) is not None:  # a path may have blanks
@@ -145,8 +148,8 @@ def requested_compiler() -> tuple[list[str], list[str]]:
 
 
 def compile_command(op: Op) -> list[str]:
-    """Return the command that compiles a native binding against torch, without source and output. Raise SL405, with the
-    name of ``op``, without a compiler.
+    """Return the command that compiles a native binding against torch, without source and output. Raise ``SL405``, with
+    the name of ``op``, if there is no compiler.
     """
     home = Path(torch.__file__).parent
     include = ("-I", str(INCLUDE), "-isystem", str(home / "include"))
@@ -154,8 +157,8 @@ def compile_command(op: Op) -> list[str]:
 
 
 def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
-    """Return the data for generating C++ and the native form (library, symbol, layout demands) of the only C ABI kernel
-    of ``op`` on ``device``. Raise SL404 for none or several.
+    """Return the data for generating C++ and the native form of the only C ABI kernel of ``op`` on ``device``. The form
+    holds its library, symbol and layout demands. Raise ``SL404`` if there is no such kernel or there are several.
     """
     form = _first_native_forms(op).get(device)
     if form is None:
@@ -167,36 +170,37 @@ def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
 
 
 def _no_native_form_error(op: Op, device: str) -> ShiplapError:
-    """Return the error SL404 for an op that no C ABI kernel serves on ``device``."""
+    """Return the error ``SL404`` for an op without a C ABI kernel for ``device``."""
     got = "no kernel, one of Python, or one that asks supports="
     expected = f"a C ABI kernel on {device}, tried before all others"
     return error("SL404", where=op.spec.name, got=got, expected=expected, fix="use dtypes= instead of supports=")
 
 
 def _forms_on(op: Op, device: str) -> list[NativeForm]:
-    """Return the native forms (library, symbol, layout demands) of those kernels of ``op`` on ``device`` that generated
-    C++ can call, in the order in which it tries them.
+    """Return the native forms of the kernels of ``op`` on ``device`` that generated C++ can call, in the order in which
+    it tries them. A form holds a kernel's library, symbol and layout demands.
     """
     return [kernel.native for kernel in op.native_choices(device) if kernel.native is not None]
 
 
 def _first_native_forms(op: Op) -> dict[str, NativeForm]:
-    """Return by device type the native form (library, symbol, layout demands) of the first kernel of ``op`` that
-    generated C++ can call.
+    """Return, by device type, the native form of the first kernel of ``op`` that generated C++ can call. The form holds
+    the kernel's library, symbol and layout demands.
     """
     return {device: forms[0] for device in DEVICES if (forms := _forms_on(op, device))}
 
 
 def form_is_native(op: Op, form: NativeForm) -> bool:
-    """Whether ``form`` still belongs to a kernel of ``op`` that generated C++ can call. A kernel that was bound later
-    may exclude it.
+    """Return whether ``form`` still belongs to a kernel of ``op`` that generated C++ can call. A kernel that was bound
+    later may exclude it.
     """
     return any(form is other for device in DEVICES for other in _forms_on(op, device))
 
 
 def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
-    """Return the data from which C++ that serves ``op`` on ``device`` is generated. ``form`` is its first C ABI kernel.
-    The same object is returned while nothing changes, since it caches the generated text.
+    """Return the data from which the C++ that runs ``op`` on ``device`` is generated. ``form`` is the native form of
+    the op's first kernel there. As long as nothing changes, the same object is returned, because it caches the
+    generated text.
     """
     made = _source_facts(op, device, form)
     kept = _made_plans.get(form)
@@ -207,8 +211,8 @@ def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 
 def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
-    """Return a new object with the data from which C++ that serves ``op`` on ``device`` is generated: declaration,
-    names of overloads, and its kernels, of which ``form`` is the first one.
+    """Return a new object with the data from which the C++ that runs ``op`` on ``device`` is generated. It holds the
+    declaration, the names of overloads, and the kernels. ``form`` is the native form of the first kernel.
     """
     names = kernel_overload_names(op.spec, op.needs_autograd)
     kernel, *others = op.native_choices(device)
@@ -234,16 +238,16 @@ def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 
 def _native_choice(kernel: Kernel) -> NativeChoice:
-    """Return the data by which generated C++ can call ``kernel`` as one of several of an op: symbol, dtypes, workspace
-    and the names of its config.
+    """Return the data with which generated C++ can call ``kernel`` as one of several kernels of an op. It holds the
+    symbol, dtypes, workspace and the names of the config.
     """
     assert kernel.native is not None
     return NativeChoice(kernel.native.symbol, kernel.dtypes, kernel.workspace, kernel.space)
 
 
 def bindable_entries(op: Op) -> list[NativeKernelEntry]:
-    """Return an entry for each device whose kernels of ``op`` native code can bind and whose libraries were built for
-    this declaration.
+    """Return an entry for each device on which native code can bind the kernels of ``op``. The libraries of the kernels
+    must have been built for this declaration.
     """
     entries = []
     for device, form in _first_native_forms(op).items():
@@ -261,17 +265,16 @@ def bindable_entries(op: Op) -> list[NativeKernelEntry]:
 
 
 def _form_library_file(form: NativeForm) -> Path:
-    """Return the library file of the C function of ``form``, or for a generated function, which is compiled into the
-    binding itself, its symbol as a path.
+    """Return the library file of the C function of ``form``.
 
-    A generated function is in the binding, and gets a name that no other op has.
+    A generated function is compiled into the binding itself. Its symbol, which no other op has, is returned as a path.
     """
     return Path(form.symbol) if form.generated else locate_library(form.library)
 
 
 def _related_entries(op: Op, entries: list[NativeKernelEntry]) -> list[NativeKernelEntry]:
-    """Return those of ``entries`` that have to be compiled together with ``op``: those whose kernel library the op
-    uses, or another op does that shares a library with it, and so on.
+    """Return the entries that must be compiled together with ``op``. They are those of ops that share a kernel library
+    with ``op``, or with another op that does, and so on.
     """
     ops, files = {op.spec.name}, set[Path]()
     while True:

@@ -28,8 +28,8 @@ _loaded_libraries: dict[Path, ctypes.CDLL] = {}
 
 
 def cache_folder(op: str) -> Path:
-    """Return the folder of compiled bindings, made if missing. Raise SL406, with the op's name, if other users could
-    write there.
+    """Return the folder of compiled bindings, which is created if missing. Raise ``SL406``, with the op's name, if
+    other users could write there.
     """
     root = cache_root()
     try:
@@ -41,13 +41,13 @@ def cache_folder(op: str) -> Path:
 
 
 def cache_root() -> Path:
-    """Return the folder of compiled bindings below the configured cache folder, which need not exist."""
+    """Return the folder of compiled bindings below the configured cache folder. It need not exist."""
     return Path(settings().cache_dir).absolute() / "native"
 
 
 def is_library_present(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.CODE) -> bool:
-    """Whether the folder ``place`` has a complete library with fitting seals (checksums). Raise SL406, with the name
-    ``op``, if a user that ``rule`` excludes could have written it.
+    """Return whether the folder ``place`` has a complete library with valid seals (checksums). Raise ``SL406``, with
+    the name ``op``, if a user whom ``rule`` excludes could have written it.
     """
     try:
         os.close(_open_checked_library(place, rule))
@@ -60,12 +60,12 @@ def is_library_present(place: Path, op: str, rule: safe_io.OwnershipRule = safe_
 
 
 def load_library(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.CODE) -> ctypes.CDLL:
-    """Return the native library in the folder ``place``, loaded once in a process, through the file descriptor by which
-    its owner (``rule``) and seals (checksums) were checked. Raise SL405 or SL406, with the name ``op``, where these do
-    not fit.
+    """Return the native library in the folder ``place``, loaded once in a process. It is loaded through the file
+    descriptor by which its owner and its seals (checksums) were checked.
 
-    The descriptor stays open. The loader identifies a library by its name, ``/proc/self/fd/<n>``, which must not come
-    to mean another file.
+    ``rule`` states which owners are accepted. Raise ``SL405`` or ``SL406``, with the name ``op``, if a check fails. The
+    descriptor stays open, because the loader identifies a library by its name ``/proc/self/fd/<n>``. That name must not
+    refer to another file later.
     """
     path = place / LIBRARY
     if path in _loaded_libraries:
@@ -93,16 +93,16 @@ def load_library(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.COD
 
 
 def find_library(place: Path, op: str) -> ctypes.CDLL | None:
-    """Return the loaded library in the folder ``place``, or None where there is none. Raise what :func:`load_library`
-    raises.
+    """Return the loaded library in the folder ``place``, or None if there is none. Raise the errors of
+    :func:`load_library`.
     """
     there = place / LIBRARY in _loaded_libraries or is_library_present(place, op)
     return load_library(place, op) if there else None
 
 
 def _open_checked_library(place: Path, rule: safe_io.OwnershipRule = safe_io.CODE) -> int:
-    """Return a descriptor of the library in ``place``, after checking that the owners of its files are those that
-    ``rule`` admits and that its seals (checksums) fit. Raise OSError where they do not.
+    """Return a descriptor of the library in ``place`` after checking the owners of its files and its seals (checksums).
+    ``rule`` states which owners are accepted. Raise ``OSError`` if a check fails.
     """
     handle = safe_io.open_file(place / LIBRARY, rule)
     try:
@@ -120,8 +120,8 @@ def _open_checked_library(place: Path, rule: safe_io.OwnershipRule = safe_io.COD
 
 
 def _check_keyed_seal(place: Path, seal: str) -> None:
-    """Raise OSError, after a notice, for a library in the cache that this user has not built on this machine, as its
-    keyed seal shows.
+    """Issue a notice and raise ``OSError`` if this user has not built the library in the cache on this machine. The
+    keyed seal of the library proves who built it.
     """
     _, unkept = user_key()
     if unkept:
@@ -134,6 +134,7 @@ def _check_keyed_seal(place: Path, seal: str) -> None:
         keyed = safe_io.read_file(place / KEYED_SEAL, 4096)
     except FileNotFoundError:
         keyed = b""
+    # ``compare_digest`` takes the same time for every wrong seal, so that its time reveals nothing about the right one.
     if not hmac.compare_digest(keyed, keyed_seal(seal).encode()):
         if not unkept:
             notice(
@@ -144,8 +145,8 @@ def _check_keyed_seal(place: Path, seal: str) -> None:
 
 
 def _untrusted_cache_error(op: str, e: OSError) -> Exception:
-    """Return the error SL406 of a cache that could not be opened safely. It names the files that must be removed, since
-    others could have written them.
+    """Return the error ``SL406`` for a cache that could not be opened safely. If others could have written files, the
+    error names those that must be removed.
     """
     got, expected = safe_io.unsafe_reason(e), "a directory of mode 700 that you own"
     fix = "set SHIPLAP_CACHE_DIR to a directory that you own, below directories that only you can write"
@@ -163,7 +164,13 @@ def _untrusted_cache_error(op: str, e: OSError) -> Exception:
 
 @dataclass(frozen=True)
 class Artefact:
-    """A compiled binding: its folder, the bytes it takes and when it was used last."""
+    """A compiled binding in the cache.
+
+    Attributes:
+        path: its folder.
+        size: its size in bytes.
+        used: the time of its last use, in seconds since the epoch.
+    """
 
     path: Path
     size: int
@@ -171,7 +178,7 @@ class Artefact:
 
 
 def cached_artefacts(root: Path) -> list[Artefact]:
-    """Return all compiled bindings in the cache folder ``root``, the last used one at the end."""
+    """Return all compiled bindings in the cache folder ``root``. The one that was used last is the last one."""
     kept = [path for path in _listed_folders(root) if not path.name.startswith(".") and path.suffix != ".lock"]
     listed = [Artefact(path, _folder_size(path), _last_use_time(path)) for path in kept]
     return sorted(listed, key=lambda a: (a.used, a.path.name))
@@ -187,8 +194,8 @@ def artefact_problem(artefact: Artefact) -> str:
 
 
 def stale_build_files(root: Path) -> Iterator[Path]:
-    """Yield the paths in ``root`` that killed builders left more than a day ago: unfinished folders, and locks without
-    a library.
+    """Yield the paths in ``root`` that killed builders left more than a day ago. They are unfinished folders, and locks
+    without a library.
     """
     for path in _listed_folders(root):
         left = path.name.startswith(".") or (path.suffix == ".lock" and not (root / path.stem).exists())
@@ -197,8 +204,8 @@ def stale_build_files(root: Path) -> Iterator[Path]:
 
 
 def stale_work_folders() -> Iterator[Path]:
-    """Yield this user's folders in the system's temporary folder that killed runs of Shiplap left more than a day
-    ago.
+    """Yield this user's folders in the system's temporary folder that killed runs of Shiplap left more than a
+    day ago.
     """
     for path in _listed_folders(Path(tempfile.gettempdir())):
         if path.name.startswith(WORK_FOLDERS):
@@ -210,8 +217,8 @@ def stale_work_folders() -> Iterator[Path]:
 
 
 def evict_artefacts(root: Path, cap: int = CACHE_CAPACITY_BYTES) -> list[Path]:
-    """Remove the least recently used bindings in ``root`` until the rest take at most ``cap`` bytes. Return the removed
-    paths.
+    """Remove the least recently used bindings in ``root`` until all others take at most ``cap`` bytes. Return the
+    removed paths.
     """
     listed, gone = cached_artefacts(root), []
     total = sum(a.size for a in listed)
@@ -225,10 +232,11 @@ def evict_artefacts(root: Path, cap: int = CACHE_CAPACITY_BYTES) -> list[Path]:
 
 
 def remove_artefact(path: Path) -> bool:
-    """Remove a compiled binding, or anything else at its path. Return whether the path is gone. Libraries that are
-    loaded keep working.
+    """Remove a compiled binding, or any other file at its path. Return whether the path is gone. Loaded libraries keep
+    working.
     """
     try:
+        # A symbolic link is removed itself, and not the directory behind it.
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -239,7 +247,7 @@ def remove_artefact(path: Path) -> bool:
 
 
 def _listed_folders(root: Path) -> list[Path]:
-    """Return the paths in ``root``, sorted, or an empty list for a folder that cannot be read."""
+    """Return the paths in ``root``, sorted, or an empty list if the folder cannot be read."""
     try:
         return sorted(root.iterdir())
     # There is no cache before the first build.
@@ -248,7 +256,7 @@ def _listed_folders(root: Path) -> list[Path]:
 
 
 def _folder_size(path: Path) -> int:
-    """Return the bytes of a file, or of the files in a folder, or 0 for a path that cannot be read."""
+    """Return the bytes of a file, or of all files in a folder. Return 0 if the path cannot be read."""
     try:
         if not stat.S_ISDIR(path.lstat().st_mode):
             return path.lstat().st_size
@@ -258,7 +266,7 @@ def _folder_size(path: Path) -> int:
 
 
 def _last_use_time(path: Path) -> float:
-    """Return the time of the last change of a path (seconds since the epoch), or 0 for a path that is gone."""
+    """Return the time of the last change of a path in seconds since the epoch, or 0 if the path does not exist."""
     try:
         return path.lstat().st_mtime
     except OSError:

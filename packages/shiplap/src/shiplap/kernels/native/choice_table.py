@@ -1,4 +1,4 @@
-"""The table of choices as numbers, for natively bound ops. The binding gets a new copy whenever choices change."""
+"""The table of tuned choices as numbers, for natively bound ops. The binding gets a new copy if choices change."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from shiplap.dtypes import number
 
 
 def choice_rows(op: Op, device: str) -> list[list[int]]:
-    """Return the choices that tuning has made for ``op`` on ``device`` as rows of integers for native code: the key
-    (numbers that stand for the sizes, dtypes and layout of a call), 1 if Python has to run such calls, and the config.
+    """Return the choices that tuning has made for ``op`` on ``device`` as rows of integers for native code.
 
-    Of several kernels a config begins with the number of the kernel.
+    A row begins with the key, numbers that stand for the sizes, dtypes and layout of a call. It continues with 1 if
+    Python must run such calls, and otherwise 0. It ends with the config. If there are several kernels, the config
+    begins with the number of the kernel.
     """
     native = op.native_choices(device)
     kernels, width = [k.name for k in native], max(len(config_values(k.space)) for k in native)
@@ -37,8 +38,8 @@ def choice_rows(op: Op, device: str) -> list[list[int]]:
 
 
 def packed_rows(op: Op, device: str) -> tuple[tuple[int, ...], ...]:
-    """Return those rows of tuned choices, as of :func:`choice_rows`, whose kernel native code can run, for a library
-    that is used without Python.
+    """Return the rows of tuned choices whose kernel native code can run, for a library that is used without Python.
+    :func:`choice_rows` describes the rows.
     """
     count = len(lookup_key(op.spec, op.rule))
     # The number behind the key is 1 where Python runs the choice.
@@ -46,16 +47,16 @@ def packed_rows(op: Op, device: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _takes_key(kernel: Kernel, key: Key) -> bool:
-    """Whether ``kernel`` accepts the dtypes in ``key``, the key of a tuned choice. They need not fit, since a table of
-    choices may be written by hand.
+    """Return whether ``kernel`` accepts the dtypes in ``key``, the key of a tuned choice. A table of choices may be
+    written by hand, so they may not fit.
     """
     pairs = [pair.partition("=")[2] for pair in str(key[-2]).split(", ") if pair]
     return not kernel.dtypes or all(dtype.removeprefix("torch.") in kernel.dtypes for dtype in pairs)
 
 
 def _native_choice_key(op: Op, key: Key) -> list[int] | None:
-    """Return the key of a tuned choice as the integers that C++ computes for a call. Return None for layouts that are
-    not contiguous, and for keys of choices among templates in compiled code.
+    """Return the key of a tuned choice as the integers that C++ computes for a call. Return None if a layout is not
+    contiguous, or if the choice is among templates in compiled code.
     """
     *values, dtypes, layout = key[1:]
     if not isinstance(layout, str) or not isinstance(dtypes, str):

@@ -1,7 +1,8 @@
-"""``deploy(ops, folder)``: ops as one library for processes without shiplap, and without Python.
+"""``deploy(ops, folder)`` writes ops as one library for processes without Shiplap, and without Python.
 
 A model that AOTInductor has packaged calls its ops through torch's dispatcher. The library defines and implements them
-when it is loaded: by ``torch.ops.load_library(path)`` in Python, by ``dlopen(path, RTLD_NOW | RTLD_GLOBAL)`` in C++.
+when it is loaded. Python loads it by ``torch.ops.load_library(path)``, and C++ by ``dlopen(path, RTLD_NOW |
+RTLD_GLOBAL)``.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
         folder: the folder to write to. It is made if it does not exist.
 
     Raises:
-        LibraryError: SL404 for an op that C++ cannot bind. SL405 or SL406 if the library cannot be built. SL401 to
-            SL403 for a kernel library that is missing, or that was built for another declaration.
-        ShippingError: SL308 if ``ops`` is empty, and for two kernel libraries with the same name.
-        LaunchError: SL620 for an op of ``sl.triton`` without compiled forms. ``compile_ahead`` compiles them.
-        CommandError: SL602 if ``folder`` cannot be written.
+        LibraryError: ``SL404`` for an op that C++ cannot bind. ``SL405`` or ``SL406`` if the library cannot be built.
+            ``SL401`` to ``SL403`` for a kernel library that is missing, or that was built for another declaration.
+        ShippingError: ``SL308`` if ``ops`` is empty, and for two kernel libraries with the same name.
+        LaunchError: ``SL620`` for an op of ``sl.triton`` without compiled forms. ``compile_ahead`` compiles them.
+        CommandError: ``SL602`` if ``folder`` cannot be written.
     """
     wanted = list(dict.fromkeys(ops))
     if not wanted:
@@ -67,10 +68,12 @@ def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
 
 @dataclass(frozen=True)
 class DeployedLibrary:
-    """A library that defines ops, and the kernel libraries that it loads from its own folder, by name.
+    """A library that defines ops, and the kernel libraries that it loads from its own folder.
 
     Attributes:
-        name: the name by which the loader knows the library.
+        library: the file of the library.
+        kernels: the files of the kernel libraries, by their names in the folder.
+        name: the name by which the loader identifies the library.
     """
 
     library: Path
@@ -79,11 +82,11 @@ class DeployedLibrary:
 
 
 def make_on_demand_library(ops: Iterable[Op], where: str) -> DeployedLibrary:
-    """Return a library of ``ops`` for ``where``, a package with a compiled model. It defines its ops only when it is
-    asked to, so that a process which has an op already does not get it twice. Its name contains a digest of its
-    content.
+    """Return a library of ``ops`` for ``where``, a package with a compiled model. It defines its ops only on request,
+    so that a process which has an op already does not get it twice.
 
-    No file's name ends in ``.so``, which a package has for models. Raises what :func:`deploy` raises.
+    The name of the library contains a digest of its content. No file's name ends in ``.so``, since a package has that
+    ending for models. Raise the errors of :func:`deploy`.
     """
     # On demand: a process that has the declarations must not get a second definition.
     return _make_deployed(list(dict.fromkeys(ops)), where, on_demand=True)
@@ -91,7 +94,7 @@ def make_on_demand_library(ops: Iterable[Op], where: str) -> DeployedLibrary:
 
 def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_demand: bool = False) -> DeployedLibrary:
     """Return the compiled library of ``wanted`` for programs without Shiplap, with the kernel libraries that it opens.
-    ``on_demand`` makes one that defines its ops only when asked.
+    If ``on_demand`` is true, the library defines its ops only on request.
     """
     listed = [e for op in wanted for e in make_plan(op).entries.values()]
     each, asked = {(e.op.spec.name, e.device): e for e in listed}, {op.spec.name for op in wanted}
@@ -127,8 +130,8 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
 
 
 def _packed_native(entry: NativeKernelEntry) -> NativeOp:
-    """Return the data for generating the C++ of ``entry``, an op on one device, together with all compiled GPU kernels
-    (cubins) and tuned choices that this process has for it.
+    """Return the data for generating the C++ of ``entry``, an op on one device. It includes all compiled GPU kernels
+    (cubins) and tuned choices that this process has for the op.
     """
     # Choices are read lazily, and a deployed library cannot read them later.
     tuned_choices.ensure_choices_loaded()
@@ -140,10 +143,13 @@ def _packed_native(entry: NativeKernelEntry) -> NativeOp:
 
 
 def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathLike[str]) -> dict[str, Path]:
-    """Return the kernel libraries by their file names in the deployed folder. Raise SL308 if two have the same name."""
+    """Return the kernel libraries by their file names in the deployed folder. Raise ``SL308`` if two have the same
+    name.
+    """
     names: dict[str, Path] = {}
     for entry in entries:
         if entry.form.generated:
+            # A generated function is compiled into the deployed library itself.
             continue
         other = names.setdefault(entry.kernels.name, entry.kernels)
         if other != entry.kernels or other.name == DEPLOYED_LIBRARY_NAME:
@@ -158,5 +164,5 @@ def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathL
 
 
 def _replace_file(path: Path, target: Path) -> None:
-    """Copy ``path`` over ``target`` by a rename, so that a process that has loaded the target keeps the old content."""
+    """Copy ``path`` over ``target`` by a rename. A process that has loaded the target keeps the old content."""
     safe_io.copy_whole(path, target)

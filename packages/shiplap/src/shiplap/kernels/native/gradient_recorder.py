@@ -1,10 +1,11 @@
-"""The recording of gradients in C++: one library against torch's own headers, and a formula of each op for it.
+"""The recording of gradients in C++, by one library for all ops and a formula of each op.
 
-Torch's stable ABI has no autograd. So a library is compiled once for each torch and serves all ops: it has the Autograd
-kernel and the node of the graph (``shiplap/autograd.h``). What differs between ops is data: which tensors a call saves,
-and which ops compute its gradients from what. An op is recorded by it if its gradient is declared as ops, and if it and
-those ops have native bindings. Until the library is built, and for all other gradients, Python records. A wheel cannot
-hold the library, so an op whose binding came in one gives a notice when Python has recorded many of its calls.
+Torch's stable ABI has no autograd. The library is therefore compiled once for each torch, against torch's own headers.
+It has the Autograd kernel and the node of the graph (``shiplap/autograd.h``). The formula of an op is data. It states
+which tensors a call saves, and which ops compute its gradients from what. The library records an op if the op's
+gradient is declared as ops, and if the op and those ops have native bindings. Until the library is built, and for all
+other gradients, Python records. A wheel cannot contain the library. An op whose binding came in a wheel therefore
+issues a notice when Python has recorded many of its calls.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ _started_builds: dict[Path, subprocess.Popen[bytes]] = {}  # in the background: 
 
 
 def can_record(op: Op) -> bool:
-    """Whether C++ can record calls of ``op`` for autograd: its gradient is declared as calls of other ops, of a kind
-    that C++ can make.
+    """Return whether C++ can record calls of ``op`` for autograd. Its gradient must be declared as calls of other ops,
+    of a kind that C++ can make.
     """
     spec, gradient = op.spec, op.gradient
     if gradient is None or not gradient.ops or not op.can_skip_dispatcher or not available("gradients in C++"):
@@ -75,7 +76,7 @@ def can_record(op: Op) -> bool:
 
 def record_in_cpp(op: Op) -> tuple[ctypes.CDLL, int] | None:
     """Let the C++ library record calls of ``op`` for autograd. Return the library and the address in it of the data for
-    this op, or None where Python records: for gradients that C++ cannot record, or without the library.
+    this op. Return None if Python must record, because C++ cannot record the gradient or the library is missing.
     """
     if not can_record(op) or (library := _open_recorder(op)) is None:
         return None
@@ -100,8 +101,8 @@ def record_in_cpp(op: Op) -> tuple[ctypes.CDLL, int] | None:
 
 
 def _define_recording_op(op: Op, python: Registrations) -> str:
-    """Define the torch op that C++ calls where Python has to record a call of ``op`` for autograd, unless it is
-    defined, and return its name. ``python`` registers implementations.
+    """Define the torch op that C++ calls if Python must record a call of ``op`` for autograd, unless it is defined
+    already. Return its name. ``python`` registers implementations.
     """
     name = f"{op.spec.stem}__record"
     if (known := find_overload(op.spec.namespace, name_of_edition(name, op.edition))) is not None:
@@ -112,8 +113,8 @@ def _define_recording_op(op: Op, python: Registrations) -> str:
 
 
 def formula_words(spec: OpSpec, gradient: Backward) -> tuple[list[int], list[str]]:
-    """Return a gradient as integers and names for the C++ library: which arguments and results a call saves, and which
-    ops compute which gradients from them.
+    """Return a gradient as integers and names for the C++ library. They state which arguments and results a call saves,
+    and which ops compute which gradients from them.
     """
     places = {a.name: (ARGUMENT, i) for i, a in enumerate(spec.args)}
     places |= {name: (RESULT, i) for i, name in enumerate(spec.results)}
@@ -131,8 +132,9 @@ def formula_words(spec: OpSpec, gradient: Backward) -> tuple[list[int], list[str
 
 
 def _taken_words(spec: OpSpec, part: GradientOp, saves: list[str], values: list[str]) -> Iterator[int]:
-    """Yield two integers for each argument of ``part``, an op that computes a part of a gradient: the kind of value
-    that is passed (a gradient, a saved tensor of ``saves`` or a scalar of ``values``) and its position there.
+    """Yield two integers for each argument of ``part``, an op that computes a part of a gradient. The first states
+    whether the value is a gradient, a saved tensor of ``saves`` or a scalar of ``values``. The second is its position
+    among these.
     """
     for name, at in part.takes(spec):
         if at >= 0:
@@ -150,7 +152,7 @@ def _below_autograd_name(part: GradientOp) -> str:
 
 
 def _is_detached(spec: OpSpec, name: str) -> bool:
-    """Whether the argument ``name`` gets no gradient: it is declared as detached, or all results are."""
+    """Return whether the argument ``name`` gets no gradient, because it or all results are declared as detached."""
     return name in spec.detached or {*spec.results} <= {*spec.detached}
 
 
@@ -158,8 +160,8 @@ def _is_detached(spec: OpSpec, name: str) -> bool:
 
 
 def build_recorder(op: Op) -> None:
-    """Compile the library that records gradients, unless it is in the cache. A notice reports that it cannot be
-    compiled.
+    """Compile the library that records gradients, unless it is in the cache. If it cannot be compiled, issue a
+    notice.
     """
     try:
         place, problem = _recorder_folder(op), ""
@@ -174,8 +176,8 @@ def build_recorder(op: Op) -> None:
 
 
 def _open_recorder(op: Op) -> ctypes.CDLL | None:
-    """Return the loaded library that records gradients, or None if it is not in the cache. Then its build is started
-    (``SHIPLAP_BACKGROUND_BUILD=1``), or a notice is prepared.
+    """Return the loaded library that records gradients, or None if it is not in the cache. In the latter case, start
+    its build if the environment variable ``SHIPLAP_BACKGROUND_BUILD`` is 1, and otherwise prepare a notice.
     """
     try:
         place = _recorder_folder(op)
@@ -197,8 +199,8 @@ def _open_recorder(op: Op) -> ctypes.CDLL | None:
 
 
 def _announce_hot_recording(op: Op) -> None:
-    """Replace the function by which Python records calls of ``op`` by one that gives a notice at the 32nd call, of how
-    to build the library.
+    """Replace the function by which Python records calls of ``op`` by one that issues a notice at the 32nd call. The
+    notice says how to build the library that records in C++.
     """
     recorded, calls = op._record_plain_call, count(1)
     # Wrapped already.
@@ -206,7 +208,7 @@ def _announce_hot_recording(op: Op) -> None:
         return
 
     def counted(*args: Any) -> Any:
-        """Record one call in Python as before, and give the notice at the 32nd such call."""
+        """Record one call in Python, and issue the notice at the 32nd call."""
         if next(calls) == HOT_RECORDINGS and op._record_plain_call is counted:
             op._record_plain_call = recorded
             name = op.spec.name
@@ -219,13 +221,13 @@ def _announce_hot_recording(op: Op) -> None:
 
 
 def _report_python_recording(op: Op, why: str) -> None:
-    """Give a notice that Python records the gradients of ``op`` and of other ops, with the reason."""
+    """Issue a notice, with the reason, that Python records the gradients of ``op`` and of other ops."""
     notice(f"recorder {why}", f"Python records the gradients of {op.spec.name} and of other ops: {why}")
 
 
 def _recorder_folder(op: Op) -> Path:
-    """Return the cache folder of the library that records gradients, which need not exist. Its digest covers the
-    release of torch.
+    """Return the cache folder of the library that records gradients. It need not exist. Its digest covers the release
+    of torch.
     """
     # Compiled against torch's own headers, so that each release needs its own library.
     release = f"torch {torch.__version__} {torch.version.git_version}"
@@ -233,7 +235,7 @@ def _recorder_folder(op: Op) -> Path:
 
 
 def _recorder_command(op: Op) -> list[str]:
-    """Return the command that compiles the library that records gradients, against the headers and libraries of
+    """Return the command that compiles the library that records gradients against the headers and libraries of
     torch.
     """
     home = Path(torch.__file__).parent

@@ -1,4 +1,4 @@
-"""``PackedKernel``: the base of kernels in native code, with packed arguments, outputs, workspace and bounds."""
+"""``PackedKernel``, the base of kernels in native code, with packed arguments, outputs, workspace and bounds."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ Extents: TypeAlias = dict[str, ctypes.c_int64]  # data-dependent dims, as the ke
 
 
 class PackedKernel(Kernel):
-    """The Python binding of a function that native code can call.
-
-    Everything that does not depend on the call is computed once, for all configs.
+    """The Python binding of a function that native code can call. It computes everything that does not depend on the
+    call once for all configs.
     """
 
     by_python = False  # native code can take over, and goes along in a package
@@ -48,20 +47,20 @@ class PackedKernel(Kernel):
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
-        """Run the kernel on ``tensors``, the inputs, copied where it needs that, and then the outputs. It stores
-        data-dependent sizes in ``extents`` and may use the workspace ``scratch``.
+        """Run the kernel on ``tensors``, which are the inputs and then the outputs. Inputs are copies if the kernel
+        needs that. The kernel stores data-dependent sizes in ``extents`` and may use the workspace ``scratch``.
         """
 
     @property
     def stays_in_python(self) -> bool:
-        """Whether it is certain that generated C++ will never serve the calls of this kernel, so that calls need not be
+        """Whether it is certain that generated C++ will never run the calls of this kernel. Such calls need not be
         counted.
         """
         return not self.native.counting and bool(self.native.why)
 
     def run_call(self, call: Binding) -> Outputs:
         """Return the outputs of a call, filled by the kernel. An output whose size depends on data is allocated at its
-        upper bound and then cut to the size that the kernel reports.
+        upper bound, then cut to the size that the kernel reports.
         """
         spec = self.spec
         if not spec.bounds:
@@ -75,8 +74,8 @@ class PackedKernel(Kernel):
         return self._narrow(call, outs, extents)
 
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
-        """Fill ``outs``, outputs of fixed sizes, with the caller's workspace ``scratch`` if one is given. Raise SL212
-        for an output that is not aligned as the kernel needs.
+        """Fill ``outs``, outputs of fixed sizes. If ``scratch`` is given, use it as the workspace. Raise ``SL212`` if
+        an output is not aligned as the kernel needs.
         """
         if self.native.align > 1:
             for output, tensor in zip(self.spec.outputs, outs, strict=True):
@@ -111,8 +110,8 @@ class PackedKernel(Kernel):
         return ""
 
     def _run(self, call: Binding, outs: Sequence[Tensor], extents: Extents, scratch: Tensor | None) -> None:
-        """Run the kernel into ``outs`` on the inputs of ``call``, which are copied first where their layout or
-        alignment is not one that it takes. Copies of arguments that the op changes are written back.
+        """Run the kernel into ``outs`` on the inputs of ``call``. An input is copied first if the kernel does not
+        accept its layout or alignment. If the op changes such an input, the copy is written back.
         """
         inputs, copies = self._pack(call.args)
         if scratch is None and self.workspace is not None:
@@ -126,8 +125,8 @@ class PackedKernel(Kernel):
 
     @cached_property
     def _pack(self) -> Callable[[Args], Packed]:
-        """The generated function that prepares the tensor arguments for the kernel: it returns them in order, copied
-        where they are not contiguous or aligned as needed, and those copies that have to be written back.
+        """The generated function that prepares the tensor arguments for the kernel. It returns them in order, and the
+        copies that must be written back. Tensors that are not contiguous or not aligned as needed are copied.
         """
         return compile_packing(self.spec, self.native.strided, self.native.align)
 

@@ -1,8 +1,8 @@
-"""The bindings that came with an installed package: its ops are native without a compiler, a cache or a setting.
+"""The bindings that came with an installed package. Its ops are native without a compiler, a cache or a setting.
 
-``shiplap package`` puts them into the folder ``_shiplap`` of the package that declares the ops. The package is code
-that Python has imported, so what lies in its folder is trusted as its modules are: whoever owns them may own it, and
-it is refused where everybody may write. A library is used for an op whose needs it was made for
+``shiplap package`` puts them into the folder ``_shiplap`` of the package that declares the ops. Python has imported
+code of that package, so its folder is trusted as its modules are. It may belong to any owner of the modules, and is
+refused if everybody may write to it. A library is used for an op whose needs it was made for
 (``kernels/native/build_digest.py``).
 """
 
@@ -32,7 +32,13 @@ _unusable_libraries: dict[Path, str] = {}  # libraries that this process cannot 
 
 @dataclass(frozen=True)
 class ManifestRow:
-    """One op of a library: its name, the device type, and the digest of what its binding is made from."""
+    """One op of a library.
+
+    Attributes:
+        op: the name of the op.
+        device: the device type.
+        needs: the digest of the generated code of the op's binding.
+    """
 
     op: str
     device: str
@@ -40,8 +46,9 @@ class ManifestRow:
 
 
 def library_manifest(entries: Sequence[NativeKernelEntry]) -> bytes:
-    """Return the JSON text of the manifest that is packaged beside a native library: format, machine type, releases of
-    torch, and for each of ``entries`` the op and its device, in the order of the library.
+    """Return the JSON text of the manifest that is packaged beside a native library. It holds the format, the machine
+    type and the releases of torch. For each of ``entries``, in the order of the library, it holds the op and its
+    device.
     """
     rows = [asdict(ManifestRow(e.op.spec.name, e.device, op_build_digest(e.native))) for e in entries]
     least, below = (".".join(map(str, version)) for version in TORCH)
@@ -50,8 +57,8 @@ def library_manifest(entries: Sequence[NativeKernelEntry]) -> bytes:
 
 
 def find_prebuilt_library(op: Op) -> tuple[LibraryPlan | None, str]:
-    """Return the plan of the prebuilt library for ``op`` in its package, or None and the reason. The reason is empty
-    where the package has no libraries.
+    """Return the plan of the prebuilt library for ``op`` in its package, and an empty text. If there is none, return
+    None and the reason. The reason is empty if the package has no libraries.
     """
     folders = list(prebuilt_folders(op))
     if not folders:
@@ -75,7 +82,9 @@ def find_prebuilt_library(op: Op) -> tuple[LibraryPlan | None, str]:
 
 
 def give_up_library(place: Path, why: str) -> None:
-    """Exclude the library in the folder ``place``, which cannot be loaded in this process, with the reason ``why``."""
+    """Exclude the library in the folder ``place`` from use in this process, with the reason ``why`` it cannot be
+    loaded.
+    """
     _unusable_libraries[place] = why
 
 
@@ -87,7 +96,7 @@ def prebuilt_folders(op: Op) -> Iterator[Path]:
 
 @cache
 def _listed_libraries(folder: Path) -> tuple[Path, ...]:
-    """Return the folders in ``folder`` that have a manifest of a library, sorted."""
+    """Return the folders in ``folder`` that contain the manifest of a library, sorted."""
     try:
         return tuple(sorted(path for path in folder.iterdir() if (path / MANIFEST).is_file()))
     except OSError:
@@ -95,11 +104,10 @@ def _listed_libraries(folder: Path) -> tuple[Path, ...]:
 
 
 def _entry_numbers(place: Path, entries: Sequence[NativeKernelEntry]) -> dict[int, NativeKernelEntry] | None:
-    """Return ``entries`` (ops with their kernels on a device) by their numbers in the prebuilt library at ``place``, or
-    None if that is a library of other ops. Raise ValueError if it was built for another declaration, platform or
-    release of torch.
+    """Return ``entries`` by their numbers in the prebuilt library at ``place``, or None if that is a library of other
+    ops. An entry holds the kernels of an op on one device.
 
-    Raise ValueError for a library of another declaration, platform or release of torch.
+    Raise ``ValueError`` if the library was built for another declaration, platform or release of torch.
     """
     if place in _unusable_libraries:
         raise ValueError(_unusable_libraries[place])
@@ -118,8 +126,8 @@ def _entry_numbers(place: Path, entries: Sequence[NativeKernelEntry]) -> dict[in
 
 @cache
 def _read_manifest_rows(place: Path) -> tuple[ManifestRow, ...]:
-    """Return the rows of the manifest in the folder ``place``, one per op and device. Raise ValueError for a library of
-    another platform or release of torch.
+    """Return the rows of the manifest in the folder ``place``, one per op and device. Raise ``ValueError`` if the
+    library is for another platform or release of torch.
     """
     about = safe_io.parse_json(safe_io.read_file(place / MANIFEST, LIMIT, safe_io.NAMED))
     if not isinstance(about, dict) or about.get("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""The library of one ``sl.source`` kernel: its digest, its place in the cache, and the command that compiles it."""
+"""The library of one ``sl.source`` kernel, with its digest, its place in the cache and the command that compiles it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ SUFFIX = {"c": ".c", "c++": ".cpp", "cuda": ".cu"}
 
 @dataclass(frozen=True)
 class SourceText:
-    """One source or header: its name in messages, its language (empty for a header), its text and where it lies."""
+    """One source or header.
+
+    Attributes:
+        name: its name in messages.
+        language: its language, or an empty text for a header.
+        content: its text.
+        path: its file, or None for a source that was given as a string.
+    """
 
     name: str
     language: str
@@ -40,10 +47,11 @@ class SourceText:
 
 
 def source_texts(sources: Iterable[SourceText], include_dirs: Sequence[Path]) -> list[SourceText]:
-    """Return the sources and every header of the author's that they include, transitively and each once.
+    """Return the sources and every header of the author's that they include, transitively and without duplicates.
 
-    Headers of the compiler and of the system are left out: they are not in the folders of the sources or in
-    ``include_dirs``. Conditions are not evaluated, so a header that is included on another platform counts too.
+    Headers of the compiler and of the system are left out, since they are neither in the folders of the sources nor in
+    ``include_dirs``. Conditions are not evaluated, so a header that is included only on another platform is returned,
+    too.
     """
     found, queue = list(sources), list(sources)
     seen = {text.path for text in found}
@@ -62,8 +70,8 @@ def source_texts(sources: Iterable[SourceText], include_dirs: Sequence[Path]) ->
 
 
 def link_named(path: Path) -> None:
-    """Give the library ``binding.so``, which was checked and lies in the folder of ``path``, the name ``path`` too, by
-    a hard link, unless that exists with the same content.
+    """Give the library ``binding.so`` in the folder of ``path``, which was checked, the second name ``path`` by a hard
+    link. Do nothing if ``path`` has the same content.
     """
     built = path.with_name(LIBRARY)
     for _ in range(2):
@@ -82,9 +90,14 @@ class SourceLibrary:
     """A kernel library that is compiled from the author's sources and the header of one declaration.
 
     Attributes:
-        op: the qualified name of the op. ``symbol``: the function. ``header``: its prototype and signature, in C.
-        texts: sources and the headers that they include.
-        flags, include_dirs, libraries, architectures: as ``sl.source`` has them.
+        op: the qualified name of the op.
+        symbol: the name of the C function.
+        header: the function's prototype and signature, in C.
+        texts: the sources and the headers that they include.
+        flags: options for the compiler, as for ``sl.source``.
+        include_dirs: folders of headers, as for ``sl.source``.
+        libraries: libraries to link, as for ``sl.source``.
+        architectures: CUDA architectures, as for ``sl.source``.
     """
 
     op: str
@@ -98,17 +111,21 @@ class SourceLibrary:
 
     @property
     def path(self) -> Path:
-        """The library's file in the cache, which need not exist."""
+        """The library's file in the cache. It need not exist."""
         return cache_root() / self.digest / self.file_name
 
     @property
     def file_name(self) -> str:
-        """The library's file name, which no other kernel library has, since a deployed folder holds several."""
+        """The library's file name. It differs from that of any other kernel library, since a deployed folder holds
+        several libraries.
+        """
         return f"lib{self.symbol}-{self.digest[:12]}.so"
 
     @cached_property
     def digest(self) -> str:
-        """The digest that names the library: of all texts, the header, the compiler's flags and the machine type."""
+        """A digest that names the library. It covers all texts, the header, the compiler's flags and the
+        machine type.
+        """
         # By name and content, not by path: the same sources elsewhere are the same library.
         texts = [f"{t.language} {t.name}\n{t.content}" for t in self.texts]
         options = (*self.flags, *self.libraries, *self.architectures)
@@ -116,12 +133,12 @@ class SourceLibrary:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether a source is CUDA C++, which nvcc has to compile."""
+        """Whether a source is CUDA C++, which requires nvcc."""
         return any(text.language == "cuda" for text in self.texts)
 
     def locate(self) -> Path:
-        """Return the compiled library: that in the package of the op, or that in the cache. Raise SL420 if neither is
-        there.
+        """Return the compiled library in the package of the op, or else in the cache. Raise ``SL420`` if neither
+        exists.
         """
         op = registry.find_declared_op(self.op)
         rules = dict.fromkeys(package_folders(op) if op is not None else (), safe_io.NAMED)
@@ -141,7 +158,9 @@ class SourceLibrary:
         )
 
     def compile(self) -> Path:
-        """Compile the library, unless it is compiled already, and return its file. Raises SL421, SL422 or SL423."""
+        """Compile the library, unless it is compiled already, and return its file. Raise ``SL421``, ``SL422`` or
+        ``SL423`` if it cannot be compiled.
+        """
         try:
             return self.locate()
         except ShiplapError as e:
@@ -157,15 +176,15 @@ class SourceLibrary:
         return self.locate()
 
     def _unit(self) -> str:
-        """Return the C source that is compiled into the library in addition to the author's: functions that return the
-        signature of the declaration, by which the library is accepted when it is loaded.
+        """Return the C source that is compiled into the library in addition to the author's. It has functions that
+        return the signature of the declaration. The library is accepted by that signature when it is loaded.
         """
         # C linkage: the loader looks the function up by its plain name.
         return f'#include "{HEADER}"\nextern "C" {{\nSL_SIGNATURES\n}}\n'
 
     def _files(self) -> dict[str, str]:
-        """Return the files, by name, that the compiler finds in the folder of the build: the header, and sources given
-        as strings.
+        """Return the files, by name, that the compiler finds in the folder of the build. They are the header, and
+        sources given as strings.
         """
         files = {HEADER: self.header}
         for text in self.texts:
@@ -175,8 +194,8 @@ class SourceLibrary:
         return files
 
     def _compile_command(self) -> list[str]:
-        """Return the compiler's command without output. ``SOURCE_FOLDER`` stands for the folder of the build in its
-        paths.
+        """Return the compiler's command without output. In its paths, ``SOURCE_FOLDER`` stands for the folder of the
+        build.
         """
         include = [f"-I{INCLUDE}", *(f"-I{folder}" for folder in self.include_dirs)]
         link = [f"-l{name}" for name in self.libraries]
@@ -197,8 +216,8 @@ class SourceLibrary:
         return [*command, "-include", f"{SOURCE_FOLDER}/{HEADER}", *include, *self.flags, *sources, *link]
 
     def _architecture_flags(self) -> list[str]:
-        """Return nvcc's flags for the requested architectures, else for the GPUs of this machine, else for all major
-        ones.
+        """Return nvcc's flags for the requested architectures. If none were requested, they are for the GPUs of this
+        machine, or for all major architectures if there is no GPU.
         """
         # A wheel is built for GPUs that the building machine need not have.
         names = list(self.architectures)
@@ -208,8 +227,8 @@ class SourceLibrary:
         return [f"-gencode=arch=compute_{n},code=sm_{n}" for n in names] or ["-arch=all-major"]
 
     def _host_compiler(self) -> list[str]:
-        """Return the command of the host's C++ compiler, with the flags that ``CXX`` names. Raises SL423 where it is
-        not on the PATH.
+        """Return the command of the host's C++ compiler, with the flags in the environment variable ``CXX``. Raise
+        ``SL423`` if it is not on the ``PATH``.
         """
         programs, flags = requested_compiler()
         paths = [shutil.which(program) for program in programs]
@@ -219,11 +238,14 @@ class SourceLibrary:
         return [*map(str, paths), *flags]
 
     def _find_nvcc(self) -> Path:
-        """Return the path of nvcc, from CUDACXX, the PATH or the CUDA folders. Raises SL423 where there is none."""
+        """Return the path of nvcc. The environment variable ``CUDACXX``, the ``PATH`` and the CUDA folders are
+        searched. Raise ``SL423`` if there is none.
+        """
         named = os.environ.get("CUDACXX", "")
         folders = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
         places = [named, shutil.which("nvcc") or "", *(f"{folder}/bin/nvcc" for folder in folders if folder)]
         for place in places:
+            # For a path, ``which`` tests that the file may be executed.
             if place and (found := shutil.which(place)):
                 return Path(found)
         raise error(
@@ -235,8 +257,8 @@ class SourceLibrary:
         )
 
     def _compiler_error(self, problem: str) -> ShiplapError:
-        """Return the catalogue error for a compiler's output ``problem``: SL422 for an unknown GPU architecture, else
-        SL421, with a fix for a missing header.
+        """Return the catalogue error for a compiler's output ``problem``. It is ``SL422`` for an unknown GPU
+        architecture, and otherwise ``SL421``. For a missing header, it has a fix.
         """
         where, names = f"{self.op}, kernel {self.symbol}", ", ".join(t.name for t in self.texts if t.language)
         unsupported = re.search(r"nsupported gpu architecture '?([\w-]+)'?", problem)

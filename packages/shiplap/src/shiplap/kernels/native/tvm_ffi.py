@@ -1,7 +1,7 @@
-"""C ABI kernels as tvm-ffi functions, for callers that know tvm-ffi and DLPack but not shiplap: ``export(op)``.
+"""``export(op)`` returns a C ABI kernel as a tvm-ffi function, for callers that use tvm-ffi and DLPack without Shiplap.
 
-Needs the extra ``tvm-ffi`` (the package apache-tvm-ffi). The C++ is generated from the declaration, with its checks;
-it is compiled at the first export and kept beside the native bindings.
+This requires the extra ``tvm-ffi`` (the package apache-tvm-ffi). The C++ is generated from the declaration, with its
+checks. It is compiled at the first export and stored beside the native bindings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLAGS = ("-O2", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidde
 
 @dataclass(frozen=True)
 class _TvmFfiFiles:
-    """The files of apache-tvm-ffi that a compiler needs."""
+    """The parts of apache-tvm-ffi that a compiler needs."""
 
     version: str
     include: tuple[str, ...]
@@ -37,17 +37,19 @@ class _TvmFfiFiles:
 
 
 def export(op: Op) -> Any:
-    """Return ``op`` as a ``tvm_ffi.Function``, called with any objects that support DLPack.
+    """Return ``op`` as a ``tvm_ffi.Function``, which takes any objects that support DLPack.
 
-    It takes all arguments in declared order, then the outputs, which the caller allocates: contiguous, of the declared
-    shape, a data-dependent size at its bound. It returns None, or the data-dependent sizes: one as an int, several as
-    an array. It runs on the CPU with as many threads as torch has now. What the declaration refuses is a RuntimeError
-    with the text of the catalogue's error. There is no autograd and no copy: strided input is refused unless
-    ``sl.cabi(..., strided=)`` takes it.
+    The function takes all arguments in declared order, then the outputs. The caller allocates the outputs. They must be
+    contiguous and of the declared shape, with a data-dependent size at its bound. The function returns None, one
+    data-dependent size as an int, or several as an array. It runs on the CPU with as many threads as torch has now.
+
+    An invalid argument raises a ``RuntimeError`` with the text of the catalogue's error. There is no autograd, and
+    nothing is copied. Strided inputs are refused unless ``sl.cabi(..., strided=)`` names them.
 
     Raises:
-        LibraryError: SL407 without apache-tvm-ffi, SL404 for a declaration without one C ABI kernel on the CPU that C++
-            can check, SL405 or SL406 when it cannot be built, SL401-SL403 when the kernel library does not fit.
+        LibraryError: ``SL407`` if apache-tvm-ffi is not installed. ``SL404`` unless the op has one C ABI kernel on the
+            CPU that C++ can check. ``SL405`` or ``SL406`` if the function cannot be built. ``SL401`` to ``SL403`` if
+            the kernel library does not fit.
 
     Example:
         >>> from shiplap.kernels.native import tvm_ffi
@@ -61,8 +63,8 @@ def export(op: Op) -> Any:
 
 
 def build_tvm_library(op: Op) -> Path:
-    """Return the library behind ``export(op)``, built if it is not in the cache: a module in tvm-ffi's own format,
-    which all languages of tvm-ffi load.
+    """Return the library of ``export(op)``, which is built if it is not in the cache. It is a module in tvm-ffi's own
+    format, which all languages of tvm-ffi load.
     """
     package = _find_tvm_ffi(op)
     described, form = build_plan.bound_native_kernel(op, "cpu")
@@ -83,7 +85,7 @@ def build_tvm_library(op: Op) -> Path:
 
 
 def _load_tvm_module(op: Op) -> Any:
-    """Return the module ``tvm_ffi``. Raises SL407, with the name of ``op``, where it is not installed."""
+    """Return the module ``tvm_ffi``. Raise ``SL407``, with the name of ``op``, if it is not installed."""
     try:
         import tvm_ffi
     except ImportError as e:

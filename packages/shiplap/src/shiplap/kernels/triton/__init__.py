@@ -1,6 +1,6 @@
-"""Triton kernels and templates: specialised, launched and replayed without Triton's own launcher.
+"""Triton kernels and templates, specialised, launched and replayed without Triton's own launcher.
 
-Names are loaded when they are first used: a program loads only the kinds of kernels that it has.
+Names are loaded when they are first used, so that a program loads only the kinds of kernels that it has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Asynchronous errors of CUDA kernels: a kernel that meets a bad value writes one word, and the next call raises it.
+"""Asynchronous errors of CUDA kernels. A kernel that meets a bad value writes one word, and the next call raises the
+error.
 
-A synchronisation at every call would cost more than most kernels do. The word lies in pinned host memory, which a
-kernel reaches by its address and the host reads without asking the device; nothing is written unless something is
-wrong. A captured graph writes the same word, so replays are told as well.
+A synchronisation in every call would cost more time than most kernels do. The word lies in pinned host memory. A kernel
+reaches it by its address, and the host reads it without a request to the device. Nothing is written unless there is an
+error. A captured graph writes the same word, so that errors of replays are raised as well.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ ROW_BITS = 40  # of the word: the number of what is wrong. The code of the messa
 
 
 class LateErrors:
-    """The messages of a package's kernels, and a word for each device.
+    """The messages of errors that a package's kernels report after their launch, and an error word for each device.
 
-    Every launcher asks for the word first: :meth:`word` raises what it says. A kernel gets its address and the codes of
-    its messages as integers, and stores ``code << 40 | row``.
+    Every launcher calls :meth:`word` first, which raises an error that an earlier kernel wrote. A kernel gets the
+    address of the word and the codes of its messages as integers. To report an error, it stores ``code << 40 | row`` in
+    the word.
 
     Example:
         >>> errors = LateErrors()
@@ -32,20 +34,21 @@ class LateErrors:
     """
 
     def __init__(self) -> None:
-        """Start without messages, and without an error word for any device."""
+        """Start without messages and without error words."""
         self._messages: dict[int, tuple[str, str]] = {}
         self._codes: dict[tuple[str, str], int] = {}
         self._words: dict[torch.device, tuple[Tensor, ctypes.c_int64]] = {}
 
     def code(self, op: str, message: str) -> int:
-        """Return the number by which a kernel of ``op`` reports the error ``message``, whose ``{row}`` stands for the
-        row that the kernel stores beside it. It comes from a hash, so it is the same in every process.
+        """Return the number by which a kernel of ``op`` reports the error ``message``. ``{row}`` in the message stands
+        for the row that the kernel stores together with the number. The number comes from a hash, so it is the same in
+        every process.
         """
         known = self._codes.get((op, message))
         return known if known is not None else self._register(op, message)
 
     def _register(self, op: str, message: str) -> int:
-        """Return a number for a new message: from its hash, or the next one that is free."""
+        """Return a number for a new message, which is its hash or the next free number."""
         digest = hashlib.sha256(f"{op}\0{message}".encode()).digest()
         code = int.from_bytes(digest[:3], "little") & 0x7FFFFF or 1
         # Two messages with one hash: the next free number is taken.
@@ -55,12 +58,12 @@ class LateErrors:
         return code
 
     def message(self, code: int) -> tuple[str, str]:
-        """Return the op and the message of the number ``code``, or general words for an unknown one."""
+        """Return the op and the message of the number ``code``. For an unknown number, both are general words."""
         return self._messages.get(code, ("a kernel", f"code {code}, row {{row}}"))
 
     def word(self, device: torch.device) -> int:
-        """Return the address of the error word of ``device``, an integer in host memory that kernels write an error to,
-        for a launch. If an earlier kernel has written an error there, raise it as SL211.
+        """Return the address of the error word of ``device``, for a launch. The word is an integer in host memory to
+        which kernels write errors. If an earlier kernel has written an error there, raise it as ``SL211``.
         """
         memory, value = self._words.get(device) or self._allocate_word(device)
         # A plain read of host memory: the device is not waited for.
@@ -69,29 +72,29 @@ class LateErrors:
         return memory.data_ptr()
 
     def address(self, device: torch.device) -> int:
-        """Return the address of the error word of ``device``, an integer in host memory that kernels write an error to,
-        without reading it.
+        """Return the address of the error word of ``device`` without reading the word. It is an integer in host memory
+        to which kernels write errors.
         """
         memory, _ = self._words.get(device) or self._allocate_word(device)
         return memory.data_ptr()
 
     def _allocate_word(self, device: torch.device) -> tuple[Tensor, ctypes.c_int64]:
-        """Return the error word of ``device``, an integer in host memory that kernels write an error to, as a tensor
-        and as a ctypes view of the same memory. It is allocated at the first request.
+        """Return the error word of ``device`` as a tensor, and as a ctypes view of the same memory. It is an integer in
+        host memory to which kernels write errors. It is allocated at the first request.
         """
         with outside_modes():
             memory = self.memory(device)
         return self._words.setdefault(device, (memory, ctypes.c_int64.from_address(memory.data_ptr())))
 
     def memory(self, device: torch.device) -> Tensor:
-        """Return a tensor of one int64 of 0 in pinned host memory, to which kernels of ``device`` can write by its
+        """Return a tensor of one int64 with value 0 in pinned host memory. Kernels of ``device`` can write to its
         address.
         """
         # Pinned memory is mapped into the device's addresses and never moves.
         return torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def poll(self, device: torch.device) -> None:
-        """Raise SL211 if a kernel on ``device`` that has ended wrote an error (a code and a row) into the device's
+        """Raise ``SL211`` if a kernel on ``device`` that has ended wrote an error, a code and a row, into the device's
         error word. Each error is raised once.
         """
         _, value = self._words.get(device) or self._allocate_word(device)

@@ -1,7 +1,7 @@
 """``sl.triton(kernel, grid=...)`` and programs of launches, as an author declares them, not yet bound to an op.
 
-Beside launches a program may fill and sort parts of the workspace, name integers that several steps use, choose by
-sizes what it launches (``when=``), and have errors of kernels told late.
+In addition to launches, a program may fill and sort parts of the workspace and name integers that several steps use. It
+may choose by sizes what it launches (``when=``), and have errors of kernels reported late.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from shiplap.kernels.triton.specializations import ProgramSource
 
 
 class TritonLaunches(Implementation, ProgramSource):
-    """Launches and other steps, not yet bound to an op, as :func:`triton` and :func:`launch_program` return them."""
+    """A series of launches and other steps that is not yet bound to an op. :func:`triton` and :func:`launch_program`
+    return it.
+    """
 
     native_configs = True
 
@@ -46,25 +48,27 @@ class TritonLaunches(Implementation, ProgramSource):
         values: Mapping[str, str] | None = None,
         errors: LateErrors | None = None,
     ) -> None:
-        """Keep the steps, the configs, the named integers and the holder of late errors of a program."""
+        """Set the steps, the configs, the named integers and the holder of late errors of a program."""
         self._steps, self.configs, self._values, self._errors = tuple(steps), configs, dict(values or {}), errors
 
     @property
     def steps(self) -> tuple[DeclaredStep, ...]:
-        """The steps of the kernel as their author wrote them, in order: launches of Triton kernels, and fills and sorts
-        of the workspace.
+        """The steps of the kernel as their author wrote them, in order. They are launches of Triton kernels, and fills
+        and sorts of the workspace.
         """
         return self._steps
 
     @property
     def values(self) -> Mapping[str, str]:
-        """The integers that the author has named for use in expressions of the steps, as dim expressions by name."""
+        """The integers that the author has named for use in expressions of the steps. They are dim expressions
+        by name.
+        """
         return self._values
 
     @property
     def errors(self) -> LateErrors | None:
-        """The holder of the messages of late errors, which kernels report on the device after their launch has
-        returned, or None.
+        """The holder of the messages of late errors, or None. Kernels report late errors on the device after their
+        launch has returned.
         """
         return self._errors
 
@@ -74,20 +78,22 @@ class TritonLaunches(Implementation, ProgramSource):
         return tuple([step for step in self._steps if isinstance(step, DeclaredLaunch)])
 
     def also(self, step: DeclaredStep) -> TritonLaunches:
-        """Return a new program: the steps of this one, followed by ``step``."""
+        """Return a new program with the steps of this one, followed by ``step``."""
         return TritonLaunches((*self._steps, step), self.configs, self._values, self._errors)
 
     def fill(self, offset: str, size: str, *, byte: int = 0, when: str = "") -> TritonLaunches:
-        """Return a new program: these steps, followed by one that sets ``size`` bytes of the workspace from ``offset``
-        on to ``byte`` (0 to 255).
+        """Return a new program with these steps, followed by one that sets ``size`` bytes of the workspace from
+        ``offset`` on to ``byte`` (0 to 255). ``when`` is a condition as for :meth:`then`.
         """
         return self.also(DeclaredFill(offset, size, byte, when))
 
     def sort(self, *, bits: str, count: str, keys: str, values: str, rows: str, when: str = "") -> TritonLaunches:
-        """Return a new program: these steps, followed by a stable ascending sort by torch of integers in the workspace.
+        """Return a new program with these steps, followed by a stable ascending sort of integers in the workspace.
+        torch sorts them.
 
-        ``count`` integers of ``bits`` (16, 32 or 64) at the offset ``keys`` are written to ``values`` in order, and
-        where each was to ``rows``, as int64. Offsets are in bytes.
+        The step reads ``count`` integers of ``bits`` (16, 32 or 64) at the offset ``keys`` and writes them to the
+        offset ``values`` in order. It writes the position that each of them had to the offset ``rows``, as int64.
+        Offsets are in bytes. ``when`` is a condition as for :meth:`then`.
         """
         return self.also(DeclaredSort(bits, count, keys, values, rows, when))
 
@@ -103,15 +109,17 @@ class TritonLaunches(Implementation, ProgramSource):
         word: str = "",
         codes: Mapping[str, str] | None = None,
     ) -> TritonLaunches:
-        """Return a new program: these steps, followed by a launch of ``kernel`` on the same stream.
-
-        See :func:`triton` for the arguments.
+        """Return a new program with these steps, followed by a launch of ``kernel`` on the same stream.
 
         Args:
-            kernel, grid, arguments, constants, scratch: as for :func:`triton`.
-            when: a condition on sizes and integers: else nothing is launched.
+            kernel: the function, as for :func:`triton`.
+            grid: the number of programs, as for :func:`triton`.
+            arguments: values of parameters, as for :func:`triton`.
+            constants: compile-time values, as for :func:`triton`.
+            scratch: pointers into the workspace, as for :func:`triton`.
+            when: a condition on sizes and integers. If it does not hold, nothing is launched.
             word: the parameter, a ``tl.int64``, that gets the address of the word of late errors.
-            codes: parameters that get the code of a message of late errors.
+            codes: for a parameter, the message of a late error whose code it gets.
         """
         # Raises SL619 at the declaration, where the author sees the line.
         plain_function(kernel)
@@ -120,14 +128,14 @@ class TritonLaunches(Implementation, ProgramSource):
 
     @property
     def name(self) -> str:
-        """The name of the first Triton kernel, by which reports and stored tuning choices name the whole series of
-        launches.
+        """The name of the first Triton kernel. Reports and stored tuning choices name the whole series of launches by
+        it.
         """
         return self.launches[0].name
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield pairs (text, value) from which the key of this series of launches in caches is computed: the steps in
-        order, each with its arguments, and the named integers.
+        """Yield pairs of a text and a value, from which the key of this series of launches in caches is computed. They
+        hold the steps in order, each with its arguments, and the named integers.
         """
         yield f"program {self._values}", None
         for step in self._steps:
@@ -140,17 +148,19 @@ class TritonLaunches(Implementation, ProgramSource):
 
     @property
     def function(self) -> Callable[..., object]:
-        """The Python function of the first kernel, by which its module is found."""
+        """The Python function of the first kernel. It determines the module of the program."""
         return plain_function(self.launches[0].kernel)
 
     @property
     def interpreted(self) -> bool:
-        """Whether Triton's interpreter runs the kernels: ``TRITON_INTERPRET=1``, read when Triton was imported."""
+        """Whether Triton's interpreter runs the kernels. It does if the environment variable ``TRITON_INTERPRET`` was 1
+        when Triton was imported.
+        """
         return all(type(d.kernel).__name__ == "InterpretedFunction" for d in self.launches)
 
     def devices(self, device: str) -> tuple[str, ...]:
-        """Return the device types for which a kernel bound for ``device`` serves. Interpreted kernels run on the CPU as
-        well.
+        """Return the device types on which a kernel bound for ``device`` runs. Interpreted kernels run also on
+        the CPU.
         """
         return (device, "cpu") if self.interpreted and device != "cpu" else (device,)
 
@@ -159,66 +169,70 @@ class TritonLaunches(Implementation, ProgramSource):
         return LaunchedKernel(spec, terms, self)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """Return the names that a config may have: parameters and local names of the kernels, and launch options such
-        as ``num_warps``.
+        """Return the names that a config may have. They are parameters and local names of the kernels, and launch
+        options such as ``num_warps``.
         """
         return frozenset({n for d in self.launches for n in plain_function(d.kernel).__code__.co_varnames} | {*OPTIONS})
 
 
 class LateLaunches(Implementation, ProgramSource):
-    """A program of a module that is imported when a call needs it; see :func:`late_launches`."""
+    """A program in a module that is imported only when a call needs it. :func:`late_launches` returns it."""
 
     late = True
 
     def __init__(self, module: str, program: str) -> None:
-        """Keep the names of the module and of the program in it. The module is not imported."""
+        """Set the names of the module and of the program in it. The module is not imported."""
         self.module, self.program = module, program
 
     @cached_property
     def made(self) -> TritonLaunches:
-        """The series of launches that the named module defines. The module is imported now. Raises SL619 where the
+        """The series of launches that the named module defines. The module is imported now. Raise ``SL619`` if the
         import fails.
         """
         try:
             program = vars(import_module(self.module))[self.program]
         except ImportError as e:
             raise error(
-                "SL619", where=f"{self.module}.{self.program}", got=f"{type(e).__name__}: {e}", expected="Triton"
+                "SL619",
+                where=f"{self.module}.{self.program}",
+                got=f"{type(e).__name__}: {e}",
+                expected="Triton",
+                fix="install what the import lacks, such as Triton: pip install triton",
             ) from e
         assert isinstance(program, TritonLaunches)
         return program
 
     @property
     def steps(self) -> tuple[DeclaredStep, ...]:
-        """The steps as their author wrote them, in order (launches of Triton kernels, fills and sorts of the
-        workspace), after importing their module.
+        """The steps as their author wrote them, in order. They are launches of Triton kernels, and fills and sorts of
+        the workspace. The module is imported for them.
         """
         return self.made.steps
 
     @property
     def values(self) -> Mapping[str, str]:
-        """The integers that the author has named for use in expressions of the steps, as dim expressions by name, after
-        importing the module.
+        """The integers that the author has named for use in expressions of the steps. They are dim expressions by name.
+        The module is imported for them.
         """
         return self.made.values
 
     @property
     def errors(self) -> LateErrors | None:
-        """The holder of the messages of late errors, which kernels report on the device after their launch has
-        returned, or None. The module is imported for it.
+        """The holder of the messages of late errors, or None. Kernels report late errors on the device after their
+        launch has returned. The module is imported for it.
         """
         return self.made.errors
 
     @property
     def name(self) -> str:
-        """The variable of the module that holds the series of launches, by which reports and stored tuning choices name
-        it.
+        """The variable of the module that holds the series of launches. Reports and stored tuning choices name the
+        series by it.
         """
         return self.program
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield one pair (text, None) from which the key of this series of launches in caches is computed: a digest of
-        the files in the module's folder, which needs no import.
+        """Yield one pair of a text and None, from which the key of this series of launches in caches is computed. It
+        holds a digest of the files in the module's folder, which needs no import.
         """
         yield f"triton {self.module} {self.program} {_files_beside(self.module)}", None
 
@@ -229,7 +243,7 @@ class LateLaunches(Implementation, ProgramSource):
 
 @cache
 def _files_beside(module: str) -> str:
-    """Return a digest of the Python files in the folder of ``module``, which is not imported."""
+    """Return a digest of the Python files in the folder of ``module``. The module is not imported."""
     # The package is looked up, since a look-up of the module itself would import the package around it.
     about = find_spec(module.rpartition(".")[0])
     folders = about.submodule_search_locations if about is not None else None
@@ -238,10 +252,10 @@ def _files_beside(module: str) -> str:
 
 
 def late_launches(module: str, program: str) -> LateLaunches:
-    """Return the program (:func:`launch_program`) with this name in a module, for ``op.kernel("cuda", ...)``.
+    """Return the program (:func:`launch_program`) named ``program`` in ``module``, for ``op.kernel("cuda", ...)``.
 
-    The module is imported when the first call on CUDA needs it, since importing Triton takes a while, and a machine
-    without CUDA may have none. Its tensors are made contiguous.
+    The module is imported when the first call on CUDA needs it. Importing Triton takes time, and Triton may be missing
+    on a machine without CUDA. The tensors of the program are made contiguous.
 
     Example:
         >>> plan.kernel("cuda", late_launches("mylib.cuda.tables", "PLAN"), workspace="8 * n")
@@ -252,13 +266,13 @@ def late_launches(module: str, program: str) -> LateLaunches:
 def launch_program(
     *, values: Mapping[str, str] | None = None, errors: LateErrors | None = None, configs: Configs | None = None
 ) -> TritonLaunches:
-    """Return a program without steps: ``then``, ``fill`` and ``sort`` add some.
+    """Return a program without steps. Its methods ``then``, ``fill`` and ``sort`` add steps.
 
     Args:
-        values: integers by name, as dim expressions of sizes, integer arguments and the values before them. The
-            expressions of all steps may use them. A comparison gives 1 or 0.
-        errors: who tells late what kernels report, see ``then``.
-        configs: as for :func:`triton`.
+        values: integers by name, as dim expressions of sizes, integer arguments and earlier values. The expressions of
+            all steps may use them. A comparison has the value 1 or 0.
+        errors: the holder of the messages of late errors, whose codes ``then`` passes to kernels.
+        configs: the configs, as for :func:`triton`.
 
     Example:
         >>> program = launch_program(values={"tiles": "cdiv(n, 128)"}).fill("0", "4 * tiles")
@@ -275,25 +289,25 @@ def triton(
     scratch: Mapping[str, tuple[str, str]] | None = None,
     configs: Configs | None = None,
 ) -> TritonLaunches:
-    """Return a plain ``@triton.jit`` function as a kernel: ``op.kernel("cuda", sl.triton(kernel, grid="cdiv(n,
-    BLOCK)"))``.
+    """Return a ``@triton.jit`` function as a kernel for ``op.kernel("cuda", ...)``.
 
-    A parameter of the kernel gets its value by its name: the tensor argument or output of that name (``x`` or
-    ``x_ptr``), the scalar argument, the size (``n``), or a fact of a tensor: ``numel_x``, ``size_x_0``, ``stride_x_1``.
-    A tensor of which every stride is asked may arrive with any strides; others are made contiguous.
+    A parameter of the kernel gets its value by its name. The value is the tensor argument or output of that name (``x``
+    or ``x_ptr``), the scalar argument, the size (``n``), or a fact of a tensor (``numel_x``, ``size_x_0``,
+    ``stride_x_1``). A tensor may have any strides if the kernel takes every stride of it. All other tensors are made
+    contiguous.
 
     Args:
-        kernel: the function. It may not be autotuned: ``configs`` takes that part.
-        grid: the number of programs, a dim expression such as ``"cdiv(n, BLOCK)"``, or up to three of them.
-        arguments: for parameters of other names the tensor, the scalar or the dim expression, or a number.
-        constants: fixed values of ``tl.constexpr`` parameters, and of ``num_warps``, ``num_stages``, ``maxnreg``.
-        scratch: parameters that point into the workspace: ``{"sums_ptr": ("float32", "0")}``, element type and offset
-            in bytes.
-        configs: what ``op.kernel(..., configs=)`` takes: the values among which ``sl.tune`` chooses.
+        kernel: the function. It must not be autotuned, since ``configs`` takes that part.
+        grid: the number of programs, as one to three dim expressions such as ``"cdiv(n, BLOCK)"``.
+        arguments: for parameters of other names, the tensor, the scalar, the dim expression or the number.
+        constants: fixed values of ``tl.constexpr`` parameters, and of ``num_warps``, ``num_stages`` and ``maxnreg``.
+        scratch: parameters that point into the workspace, each with an element type and an offset in bytes, as in
+            ``{"sums_ptr": ("float32", "0")}``.
+        configs: the values among which ``sl.tune`` chooses, as for ``op.kernel(..., configs=)``.
 
     Raises:
-        LaunchError: SL618 for a parameter without a value, SL619 for a function that no launcher can launch, when
-            the kernel is bound.
+        LaunchError: ``SL618`` for a parameter without a value, or ``SL619`` for a function that no launcher can launch,
+            when the kernel is bound.
 
     Example:
         >>> softmax.kernel("cuda", sl.triton(softmax_kernel, grid="n", arguments={"BLOCK": "pow2ceil(m)"}))

@@ -15,22 +15,22 @@ LIMIT = 256  # tables kept: a model has a few sizes
 
 
 class DeviceTable:
-    """The tables that ``build(sizes)`` makes on demand.
+    """A cache of the tables that ``build(sizes)`` makes.
 
-    The key of a table has only the sizes and scalars that ``build`` reads, so that all batch sizes share a table of
-    filter taps.
+    The key of a table consists of the sizes and scalars that ``build`` reads. For example, all batch sizes then use one
+    table of filter taps.
     """
 
     def __init__(self, where: str, build: Callable[..., Tensor]) -> None:
-        """Keep ``build``, which makes a table from sizes, and ``where``, its place for errors. No table is made yet."""
+        """Set ``build``, which makes a table from sizes, and ``where``, its place in errors. No table is made yet."""
         self.where, self.build = where, build
         self.looked_at: tuple[str, ...] = ()
         self.tables: dict[Hashable, Tensor] = {}
         self.captured: dict[int, Tensor] = {}  # CUDA graphs hold their addresses: never freed
 
     def __call__(self, env: Env, device: torch.device) -> Tensor:
-        """Return the table for these sizes on ``device``, made at the first call. Raise SL305 if it is missing while a
-        CUDA graph is captured.
+        """Return the table for these sizes on ``device``, made at the first call. Raise ``SL305`` if it is missing
+        while a CUDA graph is captured.
         """
         key = self._key(env, device)
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -47,12 +47,13 @@ class DeviceTable:
                 )
             table = self._build_table(env, device)
         if capturing:
+            # Each replay of the graph reads the memory of the table, also after newer tables have replaced it.
             self.captured.setdefault(id(table), table)
         return table
 
     def _build_table(self, env: Env, device: torch.device) -> Tensor:
-        """Build the table of these sizes, keep it and return it. Earlier tables are dropped where ``build`` reads other
-        sizes than before, or where there are too many.
+        """Build the table of these sizes, store it and return it. Earlier tables are dropped if ``build`` now reads
+        further sizes, or if there are too many tables.
         """
         seen = _TrackedSizes(env)
         # Kept beyond this call, so it must be no inference tensor and no fake.
@@ -67,8 +68,8 @@ class DeviceTable:
         return table
 
     def _key(self, env: Env, device: torch.device) -> Hashable:
-        """Return the key of a table: the device, the sizes that ``build`` reads, and the default dtype, on which tables
-        without a dtype depend.
+        """Return the key of a table. It consists of the device, the sizes that ``build`` reads, and the default dtype,
+        on which tables without a dtype depend.
         """
         return (device, torch.get_default_dtype(), *[_plain_table_key(env[name]) for name in self.looked_at])
 
@@ -77,11 +78,11 @@ class _TrackedSizes(Mapping[str, EnvValue]):
     """The sizes of a call, as a mapping that records the names that are read."""
 
     def __init__(self, env: Env) -> None:
-        """Keep the sizes by name, of which none has been read."""
+        """Set the sizes by name. None has been read."""
         self.env, self.names = env, set[str]()
 
     def __getitem__(self, name: str) -> EnvValue:
-        """Return the size or scalar ``name``, a list as a tuple, and record in ``names`` that it was read."""
+        """Return the size or scalar ``name``, with a list as a tuple. Record in ``names`` that it was read."""
         value = self.env[name]
         self.names.add(name)
         return _plain_table_key(value)
@@ -98,5 +99,5 @@ class _TrackedSizes(Mapping[str, EnvValue]):
 
 
 def _plain_table_key(value: EnvValue) -> EnvValue:
-    """Return a size or scalar as part of a key: a list becomes a tuple, which can be hashed."""
+    """Return a size or scalar as a part of a key. A list becomes a tuple, which can be hashed."""
     return tuple(value) if isinstance(value, list) else value

@@ -1,7 +1,7 @@
 """A time limit for launches of Triton's interpreter, which runs one program after another in Python.
 
-An audit draws sizes for which that would take minutes. Such a kernel is slow, but does not hang. So within
-:func:`patient` a launch is refused before it begins if it would take too long.
+An audit draws sizes for which that would take minutes. Such a kernel is slow, but does not hang. Inside
+:func:`limit_launch_time`, a launch that would take too long is therefore refused before it begins.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ WARMUP_LAUNCHES = 3  # launches before an estimate counts: the first one prepare
 
 
 class LaunchTooLong(BaseException):
-    """The refusal of a launch for which the interpreter would need too much time.
+    """The error for a launch for which the interpreter would need too much time.
 
-    It derives from BaseException, so that a check that catches every ``Exception`` of a kernel does not report it.
+    It derives from ``BaseException``. A check that catches every ``Exception`` of a kernel therefore does not report
+    it.
     """
 
 
 @contextmanager
 def limit_launch_time(seconds: float) -> Iterator[None]:
-    """Refuse, inside the ``with``, launches of Triton's interpreter that would take longer than ``seconds`` by the
-    measure of earlier launches of the same kernel.
+    """Refuse, inside the ``with`` block, launches of Triton's interpreter that would take longer than ``seconds``. The
+    time is estimated from earlier launches of the same kernel.
     """
     _second_limits.append(seconds)
     try:
@@ -37,8 +38,8 @@ def limit_launch_time(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def measure_launch_time(kernel: object, grid: tuple[int, ...]) -> Iterator[None]:
-    """Measure the launch of ``kernel`` with ``grid`` inside the ``with``. Raise LaunchTooLong first if it would take
-    longer than :func:`limit_launch_time` allows.
+    """Measure the launch of ``kernel`` with ``grid`` inside the ``with`` block. Raise ``LaunchTooLong`` first if it
+    would take longer than :func:`limit_launch_time` allows.
     """
     programs = prod(grid)
     paces = _seconds_per_program.setdefault(kernel, [])

@@ -1,8 +1,9 @@
-"""The kernel behind ``sl.triton(kernel, grid=...)``: plain Triton functions that generated C++ launches.
+"""The kernel behind ``sl.triton(kernel, grid=...)``. Generated C++ launches its plain Triton functions.
 
-The first calls are launched from Python, by Triton. Once the binding of the op is there, the generated C++ computes
-grid and arguments and launches through the CUDA driver; Triton's compiler is asked, once, for each form that is
-missing. Under ``TRITON_INTERPRET=1`` Triton's interpreter runs the same launches on the CPU, where audits can be made.
+Triton launches the first calls from Python. Once the binding of the op is attached, the generated C++ computes grid and
+arguments and launches through the CUDA driver. It calls Triton's compiler once for each form that is missing. If the
+environment variable ``TRITON_INTERPRET`` is 1, Triton's interpreter runs the same launches on the CPU, where audits can
+be made.
 """
 
 from __future__ import annotations
@@ -47,14 +48,15 @@ from shiplap.kernels.triton.specialize import (
 
 @dataclass(frozen=True)
 class PlainLaunch:
-    """A call that is one launch of one kernel.
+    """A call that is a single launch of one kernel.
 
     Attributes:
         kernel: the ``@triton.jit`` function.
-        tensors: by parameter the argument or output.
+        grid: the launch grid.
+        tensors: the argument or output for each parameter that is a tensor.
         values: numbers and compile-time values by parameter.
-        options: Triton's own, such as ``num_warps``.
-        strided: the arguments that may have any strides; others are contiguous.
+        options: Triton's options, such as ``num_warps``.
+        strided: the arguments that may have any strides. All others are contiguous.
     """
 
     kernel: Any
@@ -66,18 +68,18 @@ class PlainLaunch:
 
 
 class LaunchedKernel(CFunctionKernel):
-    """The kernel of a Triton program, launched from Python with the values that the generated C++ would compute.
+    """The kernel of a Triton program. Python launches it with the values that the generated C++ would compute.
 
-    Once the generated C++ is attached, Python calls that. A binding in the package of the op is attached at the first
-    call, so that Triton's own launcher, which compiles C, is not used.
+    Once the generated C++ is attached, Python calls that. If the package of the op has a binding, it is attached at the
+    first call. Triton's own launcher, which compiles C, is then not needed.
     """
 
     compiles = True
     native: LaunchedForm
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, source: ProgramSource) -> None:
-        """Bind the program ``source`` to the declaration. Raise SL619 for a device other than CUDA, or the CPU where
-        Triton's interpreter runs the kernels.
+        """Bind the program ``source`` to the declaration. Raise ``SL619`` for a device other than CUDA, unless it is
+        the CPU and Triton's interpreter runs the kernels.
         """
         names = terms.space.names if terms.space is not None else ()
         # A C name, unique among the ops of one library.
@@ -98,15 +100,16 @@ class LaunchedKernel(CFunctionKernel):
             self.native.settle("Triton's interpreter runs the kernel")
 
     def configure(self, values: Values) -> None:
-        """Use ``values``, the tuning parameters of a config by name, as compile-time values of launches from now on."""
+        """Use ``values``, the tuning parameters of a config by name, as compile-time values of later launches."""
         super().configure(values)
         self.config_values = dict(values)
 
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
-        """Run the declared steps (launches, fills, sorts) on ``tensors``, the inputs and then the outputs: by generated
-        C++ where that is attached, else launch by launch through Triton. ``scratch`` is the workspace.
+        """Run the declared steps (launches, fills, sorts) on ``tensors``, which are the inputs and then the outputs.
+        Generated C++ runs them if it is attached. Otherwise each launch is made through Triton. ``scratch`` is the
+        workspace.
         """
         if self.native.counting and not self.native.calls and not self.interpreted:
             self._attach_prebuilt(call, tensors, scratch)
@@ -125,8 +128,8 @@ class LaunchedKernel(CFunctionKernel):
             self._launch(numbers, scratch)
 
     def _attach_prebuilt(self, call: Binding, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
-        """Attach the generated C++ that came with the package of the op, if all compiled kernels that this call needs
-        are in the package or can be compiled by Triton here.
+        """Attach the generated C++ that came with the package of the op. Do nothing unless every compiled kernel that
+        this call needs is in the package or can be compiled by Triton here.
         """
         op = registry.find_declared_op(self.spec.name)
         if op is None or prebuilt.find_prebuilt_library(op)[0] is None:
@@ -147,16 +150,16 @@ class LaunchedKernel(CFunctionKernel):
             native.attach_installed_library(op)
 
     def _generated_function(self, binding: ctypes.CDLL) -> Callable[..., int]:
-        """Return the generated C++ function of the kernel in the library ``binding``, with the ctypes of its
-        parameters.
+        """Return the generated C++ function of the kernel in the library ``binding``, with the ctypes of its parameters
+        set.
         """
         if self._function is None or self._function[0] is not binding:
             self._function = binding, self.typed(binding[self.native.symbol])
         return self._function[1]
 
     def compile(self, call: Binding) -> None:
-        """Compile the Triton kernels that ``call`` launches from Python, without launching them. Meta tensors stand for
-        outputs and workspace.
+        """Compile the Triton kernels that ``call`` launches from Python, without launching them. Meta tensors take the
+        place of outputs and workspace.
         """
         if self.interpreted:
             return
@@ -169,8 +172,8 @@ class LaunchedKernel(CFunctionKernel):
                     _make_launcher(self.native.declared[number].kernel).compile(grid, *values, **options)
 
     def plain_launch(self, call: Binding) -> PlainLaunch | None:
-        """Return the launch of ``call`` as data, for Inductor, if the kernel is a single launch with one output and
-        needs nothing else such as a workspace. Return None otherwise.
+        """Return the launch of ``call`` as data for Inductor. Return None unless the kernel is a single launch with one
+        output that needs nothing else, such as a workspace.
         """
         form = self.native
         if (
@@ -194,8 +197,8 @@ class LaunchedKernel(CFunctionKernel):
         return PlainLaunch(form.declared[0].kernel, grid, dict(parts), values, options, form.strided)
 
     def _launch(self, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
-        """Run, in order, those declared steps whose conditions hold for ``numbers``, the sizes and scalars of a call:
-        launches, and fills and sorts of the workspace ``scratch``.
+        """Run the declared steps whose conditions hold for ``numbers``, in order. Steps are launches, and fills and
+        sorts of the workspace ``scratch``. ``numbers`` holds the sizes and scalars of a call.
         """
         form, number = self.native, -1
         for step in form.program.steps:
@@ -216,8 +219,8 @@ class LaunchedKernel(CFunctionKernel):
                     _sort_workspace(step, numbers, scratch)
 
     def _launch_one(self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
-        """Run ``launch``, number ``number`` among the launches, unless its grid is empty. The first launch also settles
-        whether generated C++ could make it, which only the compiled kernel shows.
+        """Run ``launch``, number ``number`` among the launches, unless its grid is empty. If generated C++ cannot
+        provide everything that the compiled kernel needs, record the reason.
         """
         declared = self.native.declared[number]
         grid, values, options = self._arguments(number, launch, numbers, scratch)
@@ -245,8 +248,8 @@ class LaunchedKernel(CFunctionKernel):
         return grid, values, {k: v for k, v in given.items() if k in OPTIONS}
 
     def _value(self, p: KernelParameter, own: LaunchNumbers, scratch: Tensor | None) -> object:
-        """Return the value of the kernel's parameter ``p`` for a launch: a tensor, the part of the workspace
-        ``scratch`` from its offset on, a number from ``own``, or a compile-time value.
+        """Return the value of the kernel's parameter ``p`` for a launch. It is a tensor, the part of the workspace
+        ``scratch`` from an offset on, a number from ``own``, or a compile-time value.
         """
         match p.kind:
             case "constant":
@@ -266,8 +269,9 @@ class LaunchedKernel(CFunctionKernel):
         return value
 
     def _numbers(self, call: Binding, *tensors: Tensor | None) -> LaunchNumbers:
-        """Return the numbers, by name, that expressions of the declared steps read: sizes and scalars of ``call``,
-        properties of ``tensors`` (inputs, then outputs) such as strides, and the integers that the author named.
+        """Return the numbers, by name, that expressions of the declared steps read. They are the sizes and scalars of
+        ``call``, properties of ``tensors`` such as strides, and the integers that the author named. ``tensors`` are the
+        inputs and then the outputs.
         """
         names = [*(a.name for a in self.spec.tensors), *(o.name for o in self.spec.outputs)]
         numbers = LaunchNumbers(call.env, dict(zip(names, tensors, strict=True)))
@@ -278,17 +282,17 @@ class LaunchedKernel(CFunctionKernel):
         return numbers
 
     def _stand_ins(self, call: Binding) -> list[Tensor | None]:
-        """Return tensors from which a launch can be compiled without running it: the inputs of ``call``, copied where
-        the kernel needs that, and meta tensors in place of its outputs.
+        """Return tensors from which a launch can be compiled without running it. They are the inputs of ``call``,
+        copied if the kernel needs that, and meta tensors in place of its outputs.
         """
         inputs, _ = self._pack(call.args)
         return [*inputs, *(_stand_in_tensor(output, call) for output in self.spec.outputs)]
 
     def compile_for(self, call: Binding, target: int) -> list[Cubin]:
-        """Return the compiled kernels for the launches of ``call``, compiled for the architecture ``target`` (90 for
-        compute capability 9.0). The tensors may be on any device.
+        """Return the compiled kernels for the launches of ``call`` on the architecture ``target``, such as 90 for
+        compute capability 9.0. The tensors may be on any device.
 
-        The workspace, if there is one, is taken to be aligned, as PyTorch's allocator aligns it.
+        The address of the workspace, if there is one, is assumed to be aligned, as PyTorch's allocator aligns it.
         """
         # Nothing is run, so outputs need no memory.
         numbers, form = self._numbers(call, *self._stand_ins(call)), self.native
@@ -299,18 +303,19 @@ class LaunchedKernel(CFunctionKernel):
 
 
 def compile_ahead(op: Op, calls: Iterable[Args], architectures: Iterable[int]) -> None:
-    """Compile the Triton kernels of ``op`` for the dtypes, alignments and sizes of ``calls``, for GPUs that need not be
-    in this machine, so that ``deploy`` puts them into its library.
+    """Compile the Triton kernels of ``op`` for the dtypes, alignments and sizes of ``calls``, so that ``deploy`` puts
+    them into its library. The GPUs need not be in this machine.
 
     Args:
         op: an op with a kernel of :func:`triton` for CUDA.
-        calls: arguments like those of the program, on any device: sizes, dtypes and strides count, values do not.
-            Triton compiles multiples of 16, the number 1 and addresses that are multiples of 16 specially.
-        architectures: 90 for compute capability 9.0.
+        calls: arguments like those of the program, on any device. Their sizes, dtypes and strides matter, but not their
+            values. Triton compiles multiples of 16, the number 1 and addresses that are multiples of 16 specially.
+        architectures: GPU architectures, such as 90 for compute capability 9.0.
 
     Raises:
-        LaunchError: SL619 for a kernel that no generated launch runs, SL620 for an op without such a kernel.
-        ArgumentError: SL201 to SL210, where arguments do not fit the declaration.
+        LaunchError: ``SL619`` for a kernel that no generated launch can run, ``SL620`` for an op without a kernel of
+            :func:`triton`.
+        ArgumentError: ``SL201`` to ``SL210`` if arguments do not fit the declaration.
     """
     if not launched_kernels(op):
         raise error("SL620", where=op.spec.name, got="no sl.triton kernel for CUDA", expected="a kernel of sl.triton")
@@ -324,8 +329,8 @@ def launched_kernels(op: Op) -> list[LaunchedKernel]:
 
 
 def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: Iterable[Kernel] = ()) -> None:
-    """Compile the Triton kernels that ``call``, a checked call of ``op``, launches, for each of ``architectures``, with
-    the tuning parameters that the op would use now, and with those of the kernels ``others``.
+    """Compile the Triton kernels that ``call``, a checked call of ``op``, launches, for each of ``architectures``. They
+    are compiled with the tuning parameters that the op would use now, and with those of the kernels ``others``.
     """
     targets, more = tuple(architectures), set(others)
     # The config that a call runs with now is packed as well as the default.
@@ -339,13 +344,15 @@ def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: It
 
 @cache
 def _make_launcher(kernel: Any) -> Any:
-    """Return the launcher of a Triton kernel, one for each. An interpreted function is its own launcher."""
+    """Return the launcher of a Triton kernel, the same for each request. An interpreted function is its own
+    launcher.
+    """
     return kernel if type(kernel).__name__ == "InterpretedFunction" else triton_launcher(kernel)
 
 
 def _sort_workspace(step: WorkspaceSort, numbers: LaunchNumbers, scratch: Tensor) -> None:
-    """Sort integers in the workspace ``scratch`` and write the sorted ones and their positions there, as
-    ``sort_in_workspace`` of the generated C++ does.
+    """Sort integers in the workspace ``scratch``, and write the sorted integers and their earlier positions into it.
+    ``sort_in_workspace`` of the generated C++ does the same.
     """
     bits, count, keys, values, rows = [int(expr(numbers)) for expr in step.exprs]
     dtype = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
@@ -366,7 +373,7 @@ def _workspace_part(scratch: Tensor | None, p: KernelParameter, own: LaunchNumbe
 
 
 def _stand_in_tensor(output: Output, call: Binding) -> Tensor:
-    """Return a meta tensor of the shape and dtype of an output. Its address 0 counts as aligned, as addresses of
-    PyTorch's allocator are.
+    """Return a meta tensor of the shape and dtype of an output. Its address 0 counts as aligned, as are addresses of
+    PyTorch's allocator.
     """
     return torch.empty(declared_output_shape(output, call.env), dtype=call.dtype_of(output.tensor), device="meta")

@@ -1,8 +1,9 @@
-"""``triton_launcher(kernel)[grid](...)``: a Triton launch without the binder that runs before each of them.
+"""``triton_launcher(kernel)[grid](...)``, a Triton launch without the binder that Triton runs before each launch.
 
-The first launch of each specialisation is Triton's own. The compiled kernel that it returns is kept under a key of
-everything Triton specialises on, and later launches go straight to that kernel's launcher. Whatever the key cannot
-hold - hooks, descriptors, tuples, another Triton - is left to Triton. Nothing of Triton is replaced.
+Triton itself makes the first launch of each specialisation. The compiled kernel that it returns is stored under a key
+of everything on which Triton specialises. Later launches call the launcher of that kernel directly. Triton itself makes
+launches with arguments that the key cannot hold, such as hooks, descriptors and tuples, and all launches of another
+version of Triton. Nothing of Triton is replaced.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ class TritonRuntime:
 
 
 def triton_launcher(kernel: Any) -> Launcher:
-    """Return ``kernel``, a ``@triton.jit`` function, with a shorter way to its compiled forms:
-    ``launcher[grid](*args)``.
+    """Return a launcher for ``kernel``, a ``@triton.jit`` function. ``launcher[grid](*args)`` finds its compiled forms
+    faster than Triton does.
 
-    Meant for Python launchers inside an op (``@op.kernel("cuda")``). Same arguments, same result, same errors as
-    ``kernel[grid](...)``; launched on the current stream of the current device, as there. Safe in CUDA graphs.
+    Use it in Python functions that launch kernels for an op (``@op.kernel("cuda")``). Arguments, results and errors are
+    those of ``kernel[grid](...)``. The kernel is launched on the current stream of the current device. Launches are
+    safe in CUDA graphs.
 
     Example:
         >>> launch = triton_launcher(scale_kernel)
@@ -54,10 +56,12 @@ def triton_launcher(kernel: Any) -> Launcher:
 
 
 class Launcher:
-    """The launcher that :func:`triton_launcher` returns. Digests of an op's sources find the kernel by ``fn``."""
+    """The launcher that :func:`triton_launcher` returns. Digests of an op's sources find the Python function of the
+    kernel by ``fn``.
+    """
 
     def __init__(self, kernel: Any) -> None:
-        """Keep the Triton kernel, with its names. No launch function has been generated yet."""
+        """Set the Triton kernel and its names. No launch function has been generated yet."""
         self.kernel = kernel
         self.fn = getattr(kernel, "fn", None)
         self.__module__ = getattr(kernel, "__module__", __name__)
@@ -67,12 +71,12 @@ class Launcher:
         self._launch: Callable[..., Any] | None = None
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        """Return the function that launches the kernel with ``grid``, called with the kernel's arguments."""
+        """Return the function that launches the kernel with ``grid``. It takes the kernel's arguments."""
         return partial(self._launch or self._prepare(), grid)
 
     def compile(self, grid: Any, *args: Any, **options: Any) -> None:
-        """Compile the kernel that ``self[grid](*args, **options)`` would launch, without launching it, in any thread.
-        Meta tensors are accepted.
+        """Compile the kernel that ``self[grid](*args, **options)`` would launch, without launching it. Any thread may
+        call this method. Meta tensors are accepted.
         """
         use_torch_assembler()
         # Otherwise the key depends on what was launched before, and Triton compiles the kernel again.
@@ -80,12 +84,13 @@ class Launcher:
         self.kernel.warmup(*args, grid=grid, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise TypeError, since a kernel is launched with a grid: ``launcher[grid](...)``."""
+        """Raise ``TypeError``, since a kernel is launched with a grid, as in ``launcher[grid](...)``."""
         raise TypeError(f"{self.__qualname__} is launched with a grid: launcher[grid](...)")
 
     def remember(self, key: tuple[Any, ...], compiled: Any) -> None:
-        """Keep ``compiled``, the kernel that Triton's own launch returned, for later launches with the same ``key``
-        (properties of the arguments), if the kernel's source is known. A changed source drops all earlier ones.
+        """Store ``compiled``, the kernel that Triton's own launch returned, for later launches with the same ``key``.
+        The key holds properties of the arguments. Do nothing if the kernel's source is unknown. If the source has
+        changed, drop all earlier kernels.
         """
         source = getattr(self.kernel, "hash", None)
         if not isinstance(source, str) or source.startswith("recursion:"):  # being computed by another thread
@@ -97,8 +102,8 @@ class Launcher:
             self.compiled_by_key[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
     def _prepare(self) -> Callable[..., Any]:
-        """Return the function ``launch(grid, *args)`` behind ``self[grid](*args)``, and keep it: one generated for the
-        kernel's parameters, or Triton's own launch, with a notice.
+        """Return the function ``launch(grid, *args)`` of ``self[grid](*args)``, and store it. It is generated for the
+        kernel's parameters. If that is not possible, it is Triton's own launch, and a notice is issued.
         """
         # Before the first compilation, so that Triton uses the assembler that Inductor uses.
         use_torch_assembler()
@@ -149,8 +154,8 @@ _PARAMETER_ATTRIBUTES = ("is_constexpr", "do_not_specialize", "annotation_type")
 
 
 def _unsupported_reason(kernel: Any) -> str:
-    """Return the reason why Triton itself has to launch ``kernel``, or an empty text where the generated function
-    can.
+    """Return the reason why only Triton itself can launch ``kernel``, or an empty text if the generated
+    function can.
     """
     missing = [name for name in _KERNEL_ATTRIBUTES if not hasattr(kernel, name)]
     if missing:
@@ -181,13 +186,13 @@ _GENERATED_CODE_BUILTINS = {
 
 
 def is_verified(version: str) -> bool:
-    """Whether this version of Triton is one whose launchers and specialisation rules the module was written for."""
+    """Return whether the launchers and specialisation rules of this version of Triton were verified for this module."""
     return ".".join(version.split(".")[:2]) in VERIFIED_TRITON
 
 
 def _triton_runtime() -> TritonRuntime:
-    """Return the parts of the installed Triton that a launch uses. Raises ImportError for a Triton or backend that is
-    not verified.
+    """Return the parts of the installed Triton that a launch uses. Raise ``ImportError`` if the version of Triton or
+    its backend is not verified.
     """
     import triton
     import triton.language
@@ -213,11 +218,12 @@ def _parameter_defaults(kernel: Any) -> dict[str, Any]:
 
 
 def _launcher_lines(kernel: Any) -> list[str]:
-    """Return the source lines of ``launch(grid, <the kernel's parameters>, **options)``, which looks up the compiled
-    kernel by a key and launches it.
+    """Return the source lines of ``launch(grid, <the kernel's parameters>, **options)``. This function looks up the
+    compiled kernel by a key and launches it.
 
-    Each parameter has two entries in the key. The first one is its kind, so that values of two kinds never compare
-    equal. Parameters that are not specialised share one entry. Names of the generated code start with an underscore.
+    Each parameter has two values in the key. The first is its kind, so that values of different kinds never compare
+    equal. All parameters that are not specialised share one value. Names of the generated code start with an
+    underscore.
     """
     parameters = kernel.signature.parameters
     names = list(parameters)
@@ -258,8 +264,8 @@ def _launcher_lines(kernel: Any) -> list[str]:
 
 
 def _bound_parameter_source(parameters: dict[str, Any], ordinary: str) -> tuple[list[str], str]:
-    """Return the source lines that compute the value of each parameter of a Triton kernel and its entries in the key of
-    a launch, and the source text of these entries. ``ordinary`` is the source of a call of Triton's own launch.
+    """Return the source lines that compute the value of each parameter of a Triton kernel and its part of the key of a
+    launch. Return also the source text of the key. ``ordinary`` is the source of a call of Triton's own launch.
     """
     free = [n for n, p in parameters.items() if _is_unspecialised(p)]
     # Their value is passed on and is no part of the key.
@@ -275,20 +281,20 @@ def _bound_parameter_source(parameters: dict[str, Any], ordinary: str) -> tuple[
 
 
 def _is_integer_annotation(about: Any) -> bool:
-    """Whether a parameter is annotated as an integer of fixed width, so that its value does not change the compiled
+    """Return whether a parameter is annotated as an integer of fixed width. Its value then does not change the compiled
     code.
     """
     return about.annotation_type in ("i32", "i64")
 
 
 def _is_unspecialised(about: Any) -> bool:
-    """Whether a parameter is declared as not specialised, and is neither a compile-time value nor annotated."""
+    """Return whether a parameter is declared as not specialised, and is neither a compile-time value nor annotated."""
     return about.do_not_specialize and not about.is_constexpr and not about.annotation_type
 
 
 def _unspecialised_parameters(names: list[str], ordinary: str) -> list[str]:
-    """Return the source lines that compute the values and key entries of the parameters ``names``, on which Triton does
-    not specialise. ``ordinary`` is the source of a call of Triton's own launch, for values of other types.
+    """Return the source lines that compute the values and the parts of the key for the parameters ``names``, on which
+    Triton does not specialise. ``ordinary`` is the source of a call of Triton's own launch, for values of other types.
     """
     if not names:
         return ["    _free = None"]
@@ -306,11 +312,11 @@ def _unspecialised_parameters(names: list[str], ordinary: str) -> list[str]:
 
 
 def _argument_key_source(a: str, ordinary: str) -> list[str]:
-    """Return the source lines that compute the value of the kernel's parameter ``a`` and its two entries in the key of
-    a launch. ``ordinary`` is the source of a call of Triton's own launch, for values of other types.
+    """Return the source lines that compute the value of the kernel's parameter ``a`` and its two values in the key of a
+    launch. ``ordinary`` is the source of a call of Triton's own launch, for values of other types.
 
-    Triton specialises tensors on dtype and alignment, integers on width, divisibility by 16 and equality to 1, and
-    other values on their type.
+    Triton specialises tensors on dtype and alignment. It specialises integers on width, divisibility by 16 and equality
+    to 1, and other values on their type.
     """
     # Exact types, since a bool is an instance of int, and Triton has another type for it.
     return [
@@ -329,8 +335,8 @@ def _argument_key_source(a: str, ordinary: str) -> list[str]:
 
 
 def _constant_key_source(a: str, ordinary: str) -> list[str]:
-    """Return the lines that compute the value and the key entries, type and value, of the compile-time parameter ``a``.
-    Floats are text, since -0.0 is not 0.0.
+    """Return the lines that compute the value of the compile-time parameter ``a`` and its part of the key, type and
+    value. A float is represented as text, since -0.0 and 0.0 compare equal.
     """
     return [
         f"    _v_{a}, _k_{a}, _l_{a} = {a}, type({a}), {a}",

@@ -13,8 +13,8 @@ BLOCK = 2048
 
 
 def add_partial_sums(partial_sums: Tensor, out: Tensor) -> CompiledTritonKernel | None:
-    """Write ``partial_sums.sum(0)``, added in float32 in a fixed order, into ``out``. Both are contiguous. Return the
-    compiled kernel, or None for no elements.
+    """Write ``partial_sums.sum(0)``, added in float32 in a fixed order, into ``out``. Both must be contiguous. Return
+    the compiled kernel, or None if ``out`` has no elements.
     """
     total = out.numel()
     if not total:
@@ -27,14 +27,14 @@ def add_partial_sums(partial_sums: Tensor, out: Tensor) -> CompiledTritonKernel 
 
 @cache
 def _partial_sums_kernel() -> Launcher:
-    """Return the launcher of the summing kernel, made when it is first needed, since an import of shiplap imports no
-    Triton.
+    """Return the launcher of the summing kernel. It is made at the first request, since importing Shiplap must not
+    import Triton.
     """
     import triton
     import triton.language as tl
 
     def add(partial_sums, out, total, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Store into ``out`` the sums of ``count`` rows of ``total`` float32 numbers. Each program adds one block of
+        """Write the sums of ``count`` rows of ``total`` float32 numbers to ``out``. Each program adds one block of
         columns.
         """
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -1,9 +1,10 @@
 """The compiled forms of Triton kernels that came with an installed package, found by a digest of their code.
 
-``shiplap package`` puts them into the folder ``_shiplap/cubins`` of the package that declares the op. A form is known
-by the digest of what Triton would compile: the text of the kernel and of the functions and constants that it uses,
-without comments and blanks, the types, constants and options of the call, and the architecture. No version is in it, of
-Python or of Triton: a cubin needs neither. What was edited since has another digest, and is compiled here.
+``shiplap package`` puts them into the folder ``_shiplap/cubins`` of the package that declares the op. A form is
+identified by the digest of the input of Triton's compiler. The digest covers the text of the kernel and of the
+functions and constants that it uses, without comments and blanks. It also covers the types, constants and options of
+the call, and the architecture. It covers no version of Python or of Triton, since a cubin needs neither. Code that was
+edited later has another digest, and is compiled on this machine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,17 @@ _SHAPE = {tokenize.INDENT: "{", tokenize.DEDENT: "}"}
 
 @dataclass(frozen=True)
 class PrebuiltRow:
-    """A row of the index: a form, the file's digest, and what a launch takes."""
+    """A row of the index of prebuilt kernels.
+
+    Attributes:
+        identity: the digest of the form for which the kernel is compiled.
+        kernel: the name of the Python function.
+        architecture: the GPU architecture.
+        name: the name of the kernel in the cubin.
+        threads: the number of threads per block.
+        shared: the bytes of shared memory.
+        sha256: the checksum of the file.
+    """
 
     identity: str
     kernel: str
@@ -52,8 +63,8 @@ class PrebuiltRow:
 
 
 def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) -> str:
-    """Return the digest of the input of Triton's compiler for ``form`` (types, constants and options of the arguments)
-    of ``kernel`` on ``architecture``. Return an empty text where the kernel's source is not known.
+    """Return a digest of the input of Triton's compiler for ``form`` of ``kernel`` on ``architecture``. A form holds
+    types, constants and options of the arguments. Return an empty text if the kernel's source is unknown.
     """
     try:
         lines = list(_kernel_source_parts(kernel, set()))
@@ -68,8 +79,8 @@ def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) 
 
 
 def _kernel_source_parts(kernel: Any, seen: set[int]) -> Iterator[str]:
-    """Yield the texts on which a kernel depends: its source, its globals and captured values, and the functions of its
-    package that it uses, each once.
+    """Yield the texts on which a kernel depends. They are its source, its globals and captured values, and the
+    functions of its package that it uses, without duplicates.
     """
     compiled = isinstance(kernel, _jit_function_type())
     function = kernel.fn if compiled else kernel
@@ -93,7 +104,7 @@ def _kernel_source_parts(kernel: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _jit_function_type() -> type[Any]:
-    """Return the class of functions that Triton has decorated. Triton is imported now."""
+    """Return the class of functions that Triton has decorated. Triton is imported."""
     from triton.runtime.jit import JITCallable
 
     kind: type[Any] = JITCallable
@@ -101,8 +112,8 @@ def _jit_function_type() -> type[Any]:
 
 
 def _is_jit_function(value: object) -> bool:
-    """Whether Triton compiles ``value``, a decorated function, along with the kernel that uses it. Functions of
-    Triton's own package are left out.
+    """Return whether Triton compiles ``value``, a decorated function, along with the kernel that uses it. This is not
+    so for functions of Triton's own package.
     """
     return isinstance(value, _jit_function_type()) and not str(value.__module__).startswith("triton.")
 
@@ -117,7 +128,9 @@ def _source_tokens(text: str) -> Iterator[str]:
 
 
 def _stable_value_text(value: object) -> str:
-    """Return a value as text without addresses, the same for every version of Python and in every process."""
+    """Return a value as text without addresses. The text is the same for every version of Python and in every
+    process.
+    """
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_stable_value_text, value))}]"
     if isinstance(value, Mapping):
@@ -136,8 +149,9 @@ def _stable_value_text(value: object) -> str:
 def find_prebuilt_form(
     op: Op, kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int
 ) -> Cubin | None:
-    """Return the compiled kernel, from the package of ``op``, for ``form`` (types, constants and options) of launch
-    ``number``, or None if there is none. ``key`` is the form as integers. A notice reports a file that is damaged.
+    """Return the compiled kernel for ``form`` of launch ``number`` from the package of ``op``, or None if there is
+    none. A form holds types, constants and options of the arguments, and ``key`` is the form as integers. Issue a
+    notice if a file is damaged.
     """
     for folder in package_folders(op):
         rows = _read_index_rows(folder / FOLDER)
@@ -162,8 +176,8 @@ def find_prebuilt_form(
 
 @cache
 def _read_index_rows(folder: Path) -> dict[str, PrebuiltRow]:
-    """Return the rows of the index of prebuilt kernels in ``folder`` by their digests. Empty where there is no index,
-    or none that can be read, which a notice reports.
+    """Return the rows of the index of prebuilt kernels in ``folder`` by their digests. The dict is empty if there is no
+    index. It is also empty if the index cannot be read, for which a notice is issued.
     """
     if not (folder / INDEX).is_file():
         return {}
@@ -179,7 +193,7 @@ def _read_index_rows(folder: Path) -> dict[str, PrebuiltRow]:
 
 
 def _parse_index_row(content: object) -> PrebuiltRow:
-    """Return a row of the index from parsed JSON. Raise ValueError for content of another form."""
+    """Return a row of the index from parsed JSON. Raise ``ValueError`` for content of another form."""
     import msgspec
 
     try:
@@ -196,11 +210,12 @@ def _parse_index_row(content: object) -> PrebuiltRow:
 
 
 def write_cubins(folder: Path, forms: Iterable[tuple[Any, SpecializedForm, Cubin]]) -> list[PrebuiltRow]:
-    """Write compiled kernels, each given as (Triton kernel, form, cubin), with an index to ``folder/cubins``, and
-    return the rows of the index.
+    """Write compiled kernels with an index to ``folder/cubins``, and return the rows of the index. Each kernel is given
+    as a Triton kernel, a form and a cubin.
 
     Raises:
-        ShippingError: SL308 for a kernel whose text is not known, as of one that was typed into an interpreter.
+        ShippingError: ``SL308`` if the source of a kernel is unknown, for example because it was typed into an
+            interpreter.
     """
     rows: dict[str, PrebuiltRow] = {}
     for kernel, form, cubin in forms:
@@ -211,6 +226,7 @@ def write_cubins(folder: Path, forms: Iterable[tuple[Any, SpecializedForm, Cubin
                 where=f"Triton kernel {cubin.name}",
                 got="its source text cannot be read",
                 expected="a function in a file of the package",
+                fix="define the kernel in a module of the package",
             )
         digest = hashlib.sha256(cubin.image).hexdigest()
         rows[known] = PrebuiltRow(

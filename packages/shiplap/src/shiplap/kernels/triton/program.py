@@ -1,4 +1,4 @@
-"""The reader of ``sl.triton(...)``: from where each parameter of each kernel gets its value."""
+"""The reader of ``sl.triton(...)``. It finds the source of the value of each parameter of each kernel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TYPES = {"int32": "i32", "int64": "i64", "float32": "fp32", "float64": "fp64"} 
 
 @dataclass(frozen=True)
 class DeclaredLaunch:
-    """One launch as its author wrote it; see :func:`shiplap.triton`."""
+    """One launch as its author wrote it. :func:`shiplap.triton` describes the fields."""
 
     kernel: Any
     grid: Grid
@@ -51,7 +51,7 @@ class DeclaredLaunch:
 
 @dataclass(frozen=True)
 class DeclaredFill:
-    """Bytes of the workspace that are set, as expressions; see ``TritonLaunches.fill``."""
+    """A step that sets bytes of the workspace. Its fields are expressions, which ``TritonLaunches.fill`` describes."""
 
     offset: str
     size: str
@@ -61,7 +61,9 @@ class DeclaredFill:
 
 @dataclass(frozen=True)
 class DeclaredSort:
-    """Integers of the workspace that are sorted, as expressions; see ``TritonLaunches.sort``."""
+    """A step that sorts integers of the workspace. Its fields are expressions, which ``TritonLaunches.sort``
+    describes.
+    """
 
     bits: str
     count: str
@@ -75,9 +77,8 @@ DeclaredStep: TypeAlias = DeclaredLaunch | DeclaredFill | DeclaredSort
 
 
 def plain_function(kernel: Any) -> Callable[..., object]:
-    """Return the Python function inside a ``@triton.jit`` function, compiled or interpreted.
-
-    Raise SL619 for other objects.
+    """Return the Python function inside a ``@triton.jit`` function, compiled or interpreted. Raise ``SL619`` for other
+    objects.
     """
     # By name, without importing Triton.
     wraps = type(kernel).__name__ in ("JITFunction", "InterpretedFunction")
@@ -101,12 +102,12 @@ def read_program(
     values: Mapping[str, str] | None = None,
     errors: LateErrors | None = None,
 ) -> LaunchProgram:
-    """Return the declared steps of an op as a program that can be run: expressions are parsed, every kernel parameter
-    has a source of its value, and named integers and error messages are kept.
+    """Return the declared steps of an op as a program that can be run. Its expressions are parsed, and every kernel
+    parameter has a source of its value. The program includes named integers and error messages.
 
     Raises:
-        ShiplapError: SL105 for an expression that is none, SL618 for a parameter without a value and for a name
-            that nothing stands for, SL619 for what no launcher passes.
+        ShiplapError: ``SL105`` for an invalid expression. ``SL618`` for a parameter without a value, or an unknown
+            name. ``SL619`` for a parameter that no launcher can pass.
     """
     named, known, names = tuple(configs), set(_integer_names(spec)), []
     for name, text in (values or {}).items():
@@ -126,13 +127,13 @@ def _read_step(
     spec: OpSpec, declared: DeclaredStep, configs: tuple[str, ...], known: frozenset[str], errors: LateErrors | None
 ) -> Step:
     """Return one declared step, a fill, a sort or a launch, with its expressions parsed. They may use the names
-    ``known`` and, in a launch, ``configs``. Raise SL618 for any other name.
+    ``known`` and, in a launch, ``configs``. Raise ``SL618`` for any other name.
     """
     if isinstance(declared, DeclaredLaunch):
         return _LaunchReader(spec, declared, configs, known, errors).launch()
 
     def expr(what: str, text: str) -> Expr:
-        """Return the dim expression in ``text``. ``what`` names its place in the step, for errors."""
+        """Return the dim expression in ``text``. ``what`` names its place in the step for errors."""
         return _known_expr(spec.name, what, text, known, _tensor_arguments(spec))
 
     when = expr("when", declared.when) if declared.when else None
@@ -149,8 +150,8 @@ def _read_step(
 
 
 def _known_expr(where: str, what: str, text: str, known: Iterable[str], tensors: Iterable[str]) -> Expr:
-    """Return the parsed expression ``text``, which may use the names ``known`` and properties, such as ``stride_x_0``,
-    of the tensors ``tensors``. Raise SL105 for a wrong expression, or SL618 for another name.
+    """Return the parsed expression ``text``. It may use the names ``known`` and properties of the tensors ``tensors``,
+    such as ``stride_x_0``. Raise ``SL105`` if it is no expression, or ``SL618`` for any other name.
     """
     expr, names = Expr.parse(text, f"{where}, {what}"), set(known)
     for name in sorted(expr.names - names):
@@ -167,7 +168,7 @@ def _tensor_arguments(spec: OpSpec) -> set[str]:
 
 
 def strided_launch_tensors(spec: OpSpec, launches: Iterable[KernelLaunch]) -> frozenset[str]:
-    """Return the names of the tensor arguments of which the launches read every stride, so that they may have any
+    """Return the names of the tensor arguments of which the launches read every stride. Such arguments may have any
     strides. Arguments that are written to are left out.
     """
     names = {name for launch in launches for expr in launch.exprs for name in expr.names}
@@ -184,7 +185,7 @@ def strided_launch_tensors(spec: OpSpec, launches: Iterable[KernelLaunch]) -> fr
 
 
 class _LaunchReader:
-    """The reader of one launch."""
+    """A reader that turns one declared launch into a launch with sources of all values."""
 
     def __init__(
         self,
@@ -194,7 +195,7 @@ class _LaunchReader:
         known: Iterable[str] = (),
         errors: LateErrors | None = None,
     ) -> None:
-        """Collect the tensors, numbers and parameters by which the launch ``declared`` of the op is read."""
+        """Collect the tensors, numbers and parameters that the launch ``declared`` of the op may use."""
         self.spec, self.declared, self.configs, self.errors = spec, declared, configs, errors
         self.where = f"{spec.name}, Triton kernel {declared.name}"
         self.tensors = _tensor_arguments(spec)
@@ -205,8 +206,8 @@ class _LaunchReader:
         self.about = {p.name: p for p in (declared.kernel.params if compiled else ())}
 
     def launch(self) -> KernelLaunch:
-        """Return the launch with a source of the value for each parameter and with its grid. Raises SL618 or SL619 for
-        what cannot be launched natively.
+        """Return the launch with its grid and with a source of the value for each parameter. Raise ``SL618`` or
+        ``SL619`` if it cannot be launched natively.
         """
         self._refuse_strangers()
         # A launch has a fixed list of addresses, and outputs must exist before it.
@@ -224,8 +225,8 @@ class _LaunchReader:
         return KernelLaunch(parameters, grid, self._expr("when", when, set()) if when else None)
 
     def _refuse_strangers(self) -> None:
-        """Raise SL618 for an entry of ``arguments``, ``constants``, ``scratch`` or ``codes`` whose name is no parameter
-        of the kernel.
+        """Raise ``SL618`` if a name in ``arguments``, ``constants``, ``scratch`` or ``codes`` is no parameter of the
+        kernel.
         """
         options = (*self.signature, *OPTIONS)
         declared = self.declared
@@ -244,8 +245,8 @@ class _LaunchReader:
                     self._refuse(f"{what}={{{name!r}: ...}}", f"a parameter of the kernel: {', '.join(self.signature)}")
 
     def _parameter(self, name: str) -> KernelParameter:
-        """Return one parameter of the kernel with the source of its value: a tensor, the workspace, a scalar, an
-        expression or a compile-time value.
+        """Return one parameter of the kernel with the source of its value. The source is a tensor, the workspace, a
+        scalar, an expression or a compile-time value.
         """
         annotation, about = self._annotation(name), self.about.get(name)
         specialises = not (about is not None and about.do_not_specialize)
@@ -283,8 +284,9 @@ class _LaunchReader:
         return KernelParameter(name, "integer", "", expr, None, type, specialises, aligns)
 
     def _report(self, name: str, type: str, specialises: bool, aligns: bool) -> KernelParameter:
-        """Return the kernel's parameter ``name``, which takes the address of the error word that kernels report errors
-        to, or the code of an error message. The other arguments are its type and how Triton specialises on it.
+        """Return the kernel's parameter ``name`` for late errors. It takes the address of the error word, to which
+        kernels report errors, or the code of an error message. The other arguments are its type and how Triton
+        specialises on it.
         """
         if name == self.declared.word:
             if type != "i64":
@@ -295,8 +297,8 @@ class _LaunchReader:
         return KernelParameter(name, "integer", "", Expr(str(code)), None, type, specialises, aligns)
 
     def _constant(self, name: str) -> KernelParameter:
-        """Return a ``tl.constexpr`` parameter with the source of its value: fixed, from the config, computed from
-        sizes, or the kernel's default.
+        """Return a ``tl.constexpr`` parameter with the source of its value. The value is fixed, comes from the config,
+        is computed from sizes, or is the kernel's default.
         """
         if name in self.declared.constants:
             return KernelParameter(name, "constant", value=self.declared.constants[name])
@@ -316,8 +318,8 @@ class _LaunchReader:
         return KernelParameter(name, "constant", value=default)
 
     def _namesake(self, name: str) -> str | float | None:
-        """Return the value that a parameter gets by its name alone: the tensor ``x`` for ``x`` or ``x_ptr``, a scalar,
-        a size or fact of that name, or its default. None if there is none.
+        """Return the value that a parameter gets by its name alone, or None if there is none. It is the tensor ``x``
+        for ``x`` or ``x_ptr``, a scalar, a size or fact of that name, or the parameter's default.
         """
         short = name.removesuffix("_ptr")
         for tensor in (name, short):
@@ -330,8 +332,8 @@ class _LaunchReader:
         return default if isinstance(default, (int, float)) else None
 
     def _expr(self, what: str, text: str, constants: set[str]) -> Expr:
-        """Return the parsed expression ``text``, which may use the names of integers, ``constants`` and properties of
-        tensors such as ``stride_x_0``. ``what`` names its place in errors. Raise SL618 for another name.
+        """Return the parsed expression ``text``. It may use the names of integers, ``constants`` and properties of
+        tensors such as ``stride_x_0``. ``what`` names its place in errors. Raise ``SL618`` for any other name.
         """
         known = self.numbers | constants | {n for n, p in self.declared.constants.items() if isinstance(p, int)}
         return _known_expr(self.where, what, text, known, self.tensors)
@@ -345,25 +347,27 @@ class _LaunchReader:
         return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
     def _refuse(self, got: str, expected: str) -> NoReturn:
-        """Raise SL618, which says that the kernel's launch declares ``got`` where ``expected`` is possible."""
+        """Raise ``SL618``, which says that the kernel's launch declares ``got`` where ``expected`` is possible."""
         raise error("SL618", where=self.where, got=got, expected=expected)
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:
-        """Return the error SL619 for a kernel that no generated launcher can launch, with the way around it."""
+        """Return the error ``SL619`` for a kernel that no generated launcher can launch, with an alternative as the
+        fix.
+        """
         fix = "write a Python function that launches it as kernel[grid](...), and bind that function"
         return error("SL619", where=self.where, got=got, expected=expected, fix=fix)
 
 
 def _is_real_type(type: str) -> Kind:
-    """Return the kind of a floating-point parameter with the annotated Triton type ``type``: 64 bits for ``fp64``, else
-    32.
+    """Return the kind of a floating-point parameter from its annotated Triton type. It is ``real64`` for ``fp64``, and
+    otherwise ``real32``.
     """
     return "real64" if type == "fp64" else "real32"
 
 
 def _integer_names(spec: OpSpec) -> Iterator[str]:
-    """Yield the names that stand for integers of a call: sizes of tensors that are always there, computed dims, and
-    scalars.
+    """Yield the names that stand for integers of a call. They are sizes of tensors that are always present, computed
+    dims, and scalars.
     """
     kinds = [*(a.tensor for a in spec.tensors if not a.optional), *(o.tensor for o in spec.outputs)]
     for kind in kinds:

@@ -79,7 +79,7 @@ class _ReplaySource(Protocol):
 
 
 class CompiledTritonKernel(Protocol):
-    """The part of Triton's compiled kernel that is used here. ``metadata`` is a named tuple of facts."""
+    """The part of Triton's compiled kernel that is used here. ``metadata`` is a named tuple of properties."""
 
     metadata: Any
 
@@ -89,14 +89,14 @@ class CompiledTritonKernel(Protocol):
 
     @property
     def src(self) -> _ReplaySource:
-        """The source from which Triton compiled the kernel, of which the signature is read."""
+        """The source from which Triton compiled the kernel. Only its signature is read."""
 
 
 @dataclass(frozen=True)
 class BroughtTensor:
-    """A placeholder for a tensor among the arguments of a launch: the ``number``-th tensor that each call passes.
+    """A placeholder for the tensor number ``number`` that each call passes, among the arguments of a launch.
 
-    A call may bring one tensor twice, and the next call two, so a recording never looks at which tensors they are.
+    A recording never compares tensors, since one call may pass a tensor twice and the next call may pass two tensors.
     """
 
     number: int
@@ -108,12 +108,13 @@ class LaunchRecording:
 
     Attributes:
         device: the index of its CUDA device.
-        tensors: how many addresses another call brings.
-        scratch: bytes that the launches share.
-        words: the launches as the C function reads them.
-        unfit: why C++ cannot make them, or empty.
-        parts: tensors that are scratch memory, with their places there.
-        kept: the compiled kernels, which have to live as long as the recording.
+        tensors: the number of tensor addresses that each further call passes.
+        scratch: the bytes of scratch memory that the launches share.
+        words: the launches as integers for the C function.
+        launches: the number of launches.
+        unfit: the reason why C++ cannot repeat them, or an empty text.
+        parts: tensors that are scratch memory, with their offsets in it.
+        kept: the compiled kernels, which must live as long as the recording.
     """
 
     device: int
@@ -126,8 +127,8 @@ class LaunchRecording:
     kept: list[CompiledTritonKernel] = field(default_factory=list)
 
     def share_scratch(self, tensor: Tensor) -> None:
-        """Make ``tensor``, intermediate memory of the recorded launches, a part of the scratch memory that is allocated
-        anew whenever the recording is repeated.
+        """Make ``tensor``, intermediate memory of the recorded launches, a part of the scratch memory. That memory is
+        allocated anew for each repetition of the recording.
         """
         self.parts.append((tensor, self._take_scratch(tensor.numel() * tensor.itemsize)))
 
@@ -136,8 +137,8 @@ class LaunchRecording:
         self.parts = []
 
     def add_launch(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> None:
-        """Add a launch of a compiled kernel, with its arguments ``given`` (constants included), to the launches that
-        C++ can repeat. Set ``unfit`` to the reason where C++ cannot.
+        """Add a launch of a compiled kernel to the launches that C++ can repeat. ``given`` are its arguments, including
+        constants. If C++ cannot repeat it, set ``unfit`` to the reason.
         """
         if self.unfit:
             return
@@ -150,8 +151,8 @@ class LaunchRecording:
             self.unfit = str(e)
 
     def _launch(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> list[int]:
-        """Return a launch as integers for C++: function, grid, threads, shared memory and parameters. Raises ValueError
-        where C++ cannot make it.
+        """Return a launch as integers for C++, namely function, grid, threads, shared memory and parameters. Raise
+        ``ValueError`` if C++ cannot make it.
         """
         facts = compiled.metadata
         memory = int(facts.global_scratch_size or 0)
@@ -166,8 +167,8 @@ class LaunchRecording:
         return [*head, *(number for pair in parameters for number in pair)]
 
     def _parameter(self, type: str, value: object) -> tuple[int, int]:
-        """Return one parameter as its kind and number: a tensor that the call passes, an offset in the scratch memory,
-        or an integer. Raises ValueError or TypeError for any other.
+        """Return one parameter as its kind and number. It is a tensor that the call passes, an offset in the scratch
+        memory, or an integer. Raise ``ValueError`` or ``TypeError`` for any other value.
         """
         if isinstance(value, BroughtTensor) and value.number < self.tensors:
             return TENSOR, value.number
@@ -182,7 +183,7 @@ class LaunchRecording:
         raise TypeError(f"{value!r} as {type}")
 
     def _take_scratch(self, size: int) -> int:
-        """Return the offset of ``size`` more bytes in the scratch memory, which grows by them, rounded up to the
+        """Return the offset of ``size`` more bytes in the scratch memory, which grows by ``size`` rounded up to the
         alignment.
         """
         at, self.scratch = self.scratch, self.scratch + -(-size // ALIGNMENT) * ALIGNMENT
@@ -190,7 +191,7 @@ class LaunchRecording:
 
 
 def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: Sequence[int], out: Tensor) -> Rerun:
-    """Return a function of a call's arguments that repeats the launches in ``recording`` by C++ and returns a fresh
+    """Return a function of a call's arguments that repeats the launches in ``recording`` by C++ and returns a new
     output like ``out``. ``places`` are the positions, among the arguments, of the tensors that the launches read.
     """
     words = [recording.device, recording.scratch, recording.launches, *recording.words]
@@ -222,10 +223,10 @@ def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: 
 
 
 class _RecordingOwner:
-    """The owner of a recording in C++, which frees it together with the function that holds the owner."""
+    """The owner of a recording in C++. The recording is freed together with the function that holds the owner."""
 
     def __init__(self, binding: ctypes.CDLL, made: int, recording: LaunchRecording) -> None:
-        """Keep the address ``made`` of a recording in C++, and the kernels that it launches."""
+        """Set the address ``made`` of a recording in C++, and the kernels that it launches."""
         self.binding, self.made, self.recording = binding, made, recording
 
     def __del__(self) -> None:
@@ -234,7 +235,7 @@ class _RecordingOwner:
 
 
 def _replay_error(binding: ctypes.CDLL) -> None:
-    """Raise RuntimeError with the message of the last failed replay on this thread."""
+    """Raise ``RuntimeError`` with the message of the last failed replay on this thread."""
     raise RuntimeError(_binding_message(binding))
 
 
@@ -260,8 +261,8 @@ _lock = threading.RLock()
 
 
 def _reset_replay_after_fork() -> None:
-    """Replace the lock and forget the builder in a forked child, which has neither the threads nor the child processes
-    of its parent.
+    """Replace the lock and forget the builder in a forked child. It has neither the threads nor the child processes of
+    its parent.
     """
     global _lock
     _lock, _replay_state.builder = threading.RLock(), None
@@ -271,7 +272,7 @@ os.register_at_fork(after_in_child=_reset_replay_after_fork)
 
 
 def replay_state_text() -> str:
-    """Return ``"native"`` if C++ repeats launches of templates, else ``python:`` and the reason why Python does."""
+    """Return ``"native"`` if C++ repeats launches of templates. Otherwise return ``python:`` and the reason."""
     if _replay_state.binding is not None:
         return "native"
     background = (
@@ -281,22 +282,25 @@ def replay_state_text() -> str:
 
 
 def is_replay_wanted() -> bool:
-    """Whether C++ may repeat launches: ``SHIPLAP_REPLAY`` is not 0 and this version of Triton is verified."""
+    """Return whether C++ may repeat launches. The environment variable ``SHIPLAP_REPLAY`` must not be 0, and this
+    version of Triton must be verified.
+    """
     return settings().replay and _is_known_triton()
 
 
 @cache
 def _is_known_triton() -> bool:
-    """Whether the installed version of Triton is one whose launches have been verified."""
+    """Return whether the installed version of Triton is one whose launches have been verified."""
     import triton
 
     return is_verified(triton.__version__)
 
 
 def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Sequence[int], out: Tensor) -> Rerun:
-    """Return a function of a call's arguments that repeats the launches in ``recording``: by C++ if the library for
-    that is built, else ``plain``, which launches from Python, or a function that calls ``plain`` until the library is
-    built.
+    """Return a function of a call's arguments that repeats the launches in ``recording``.
+
+    If the replay library is built, C++ repeats them. If C++ cannot repeat them, the function is ``plain``, which
+    launches from Python. Otherwise, it calls ``plain`` until the library is built.
     """
     if not out.is_cuda or recording.unfit or _replay_state.why or len(places) >= REPLAY_TENSOR_COUNTS[-1]:
         return plain
@@ -304,8 +308,8 @@ def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Seque
         return make_native_rerun(binding, recording, places, out)
 
     def waiting(args: Args) -> Result:
-        """Return the result of the call ``args``, launched from Python. From the 32nd call on, check now and then
-        whether the library is compiled, and if so make the next call of each kind be recorded anew.
+        """Return the result of the call ``args``, launched from Python. From the 32nd call on, check at intervals
+        whether the library is compiled. If it is, make the next call of each kind be recorded again.
         """
         number = next(_replay_state.calls)
         if (
@@ -321,8 +325,8 @@ def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Seque
 
 
 def replay_library(op: Op, *, start: bool = False) -> ctypes.CDLL | None:
-    """Return the loaded replay library, or None if it is not in the cache. With ``start``, its build is started, if
-    none is running.
+    """Return the loaded replay library, or None if it is not in the cache. If ``start`` is true and no build is
+    running, start its build.
     """
     # No thread waits: another one that holds the lock will find the library.
     if _replay_state.binding is not None or _replay_state.why or not _lock.acquire(blocking=False):
@@ -337,8 +341,8 @@ def replay_library(op: Op, *, start: bool = False) -> ctypes.CDLL | None:
 
 
 def build_replay_library(op: Op) -> ctypes.CDLL:
-    """Return the loaded replay library, compiled now if it is not in the cache. Raise SL405 or SL406, with the name of
-    ``op``, when it cannot be built.
+    """Return the loaded replay library, which is compiled now if it is not in the cache. Raise ``SL405`` or ``SL406``,
+    with the name of ``op``, if it cannot be built.
     """
     with _lock:
         place = _replay_folder(op)
@@ -350,8 +354,8 @@ def build_replay_library(op: Op) -> ctypes.CDLL:
 
 
 def _advance_replay_build(op: Op, start: bool) -> None:
-    """Open the replay library if it is compiled. Otherwise, with ``start``, give a notice of how to build it, or start
-    its build where background builds are on.
+    """Open the replay library if it is compiled. Otherwise, if ``start`` is true, start its build if background builds
+    are on, or issue a notice of how to build it.
     """
     if not settings().native:
         _replay_state.why = "SHIPLAP_NATIVE=0"
@@ -378,18 +382,20 @@ def _advance_replay_build(op: Op, start: bool) -> None:
 
 
 def _give_up_replay(why: str) -> None:
-    """Settle that Python launches templates in this process, with a notice of the reason."""
+    """Let Python launch templates for the rest of this process, and issue a notice with the reason."""
     _replay_state.why = why
     notice(f"replay {why}", f"templates stay with launches from Python: {why}")
 
 
 def _replay_folder(op: Op) -> Path:
-    """Return the cache folder of the replay library, which need not exist."""
+    """Return the cache folder of the replay library. It need not exist."""
     return cache_folder(op.spec.name) / library_name_digest(REPLAY_SOURCE, (*FLAGS, *extra_compiler_flags()))
 
 
 def _replay_build_order(op: Op, place: Path) -> tuple[Path, str, str, list[str]]:
-    """Return the arguments of a builder for the replay library: cache folder, digest, source and compiler command."""
+    """Return the arguments of a builder for the replay library, namely cache folder, digest, source and compiler
+    command.
+    """
     return place.parent, place.name, REPLAY_SOURCE, compile_command(op)
 
 

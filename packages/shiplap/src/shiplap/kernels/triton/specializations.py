@@ -27,19 +27,20 @@ class ProgramSource(ABC):
     """The source of the steps of a program.
 
     Attributes:
-        late: whether they are in a module that is imported when a call needs them, and so only where there is CUDA.
+        late: whether the steps are in a module that is imported only when a call needs them. Such a module is imported
+            only on a machine with CUDA.
     """
 
     late: ClassVar[bool] = False
 
     @property
     def function(self) -> Callable[..., object] | None:
-        """The Python function of a kernel, by which its module is found, or None."""
+        """The Python function of a kernel, or None. It determines the module of the program."""
         return None
 
     @property
     def interpreted(self) -> bool:
-        """Whether Triton's interpreter runs the kernels, instead of the GPU."""
+        """Whether Triton's interpreter runs the kernels instead of the GPU."""
         return False
 
     @property
@@ -59,17 +60,17 @@ class ProgramSource(ABC):
 
 
 class LaunchedForm(NativeForm):
-    """The generated function, and the forms of its kernels that this process has compiled.
+    """The generated function of a program, and the kernels that this process has compiled for it.
 
     Attributes:
-        cubins: by launch, architecture and key.
+        cubins: the compiled kernels by number of launch, architecture and key.
     """
 
     generated: ClassVar[bool] = True
 
     def __init__(self, spec: OpSpec, symbol: str, program: ProgramSource, configs: tuple[str, ...]) -> None:
-        """Keep the program of an op, with the symbol of its generated function and the names of its config. No kernel
-        is compiled yet.
+        """Set the program of an op, the symbol of its generated function and the names of its config. No kernel is
+        compiled yet.
         """
         self.spec, self.given, self.configs = spec, program, configs
         # Reading the launches would import the module.
@@ -80,8 +81,8 @@ class LaunchedForm(NativeForm):
 
     @cached_property
     def program(self) -> LaunchProgram:
-        """The program that the generated C++ runs, that is the author's launches, fills and sorts with their
-        expressions parsed. Raises SL618 or SL619 for steps that cannot be launched.
+        """The program that the generated C++ runs, namely the author's launches, fills and sorts with their expressions
+        parsed. Raise ``SL618`` or ``SL619`` if a step cannot be launched.
         """
         return read_program(self.spec, self.given.steps, self.configs, self.given.values, self.given.errors)
 
@@ -96,25 +97,27 @@ class LaunchedForm(NativeForm):
         return tuple([step for step in self.given.steps if isinstance(step, DeclaredLaunch)])
 
     def taken(self, numbers: Mapping[str, Any]) -> list[tuple[int, KernelLaunch]]:
-        """Return those launches whose condition holds for ``numbers``, the sizes and integers of a call, as pairs
-        (number, launch).
+        """Return the launches whose condition holds for ``numbers``, the sizes and integers of a call, as pairs of a
+        number and a launch.
         """
         return [(i, each) for i, each in enumerate(self.launches) if each.when is None or each.when(numbers)]
 
     @property
     def wanted(self) -> bool:
-        """Whether this machine can run the kernel, so that native code is worth building: there is CUDA, or the module
-        is loaded in any case.
+        """Whether this machine can run the kernel, so that native code is worth building. It can if there is CUDA, or
+        if the module of the program is loaded in any case.
         """
         return not self.given.late or torch.cuda.is_available()
 
     def source(self, packed: bool = False) -> str:
-        """Return the C++ source of the generated function. ``packed`` includes all cubins that this process has."""
+        """Return the C++ source of the generated function. If ``packed`` is true, it includes all cubins that this
+        process has.
+        """
         cubins = list(self.cubins.values()) if packed else ()
         return launcher_source(self.spec, self.symbol, self.program, self.configs, cubins)
 
     def missing(self) -> str:
-        """Return which launches that every call makes have no compiled kernel, as text, or an empty text if none is
+        """Return which launches that every call makes have no compiled kernel, as text. Return an empty text if none is
         missing.
         """
         always = {number for number, launch in enumerate(self.launches) if launch.when is None}
@@ -124,15 +127,14 @@ class LaunchedForm(NativeForm):
         return f"no cubin of {', '.join(self.declared[number].name for number in sorted(lacking))}" if lacking else ""
 
     def holds(self, config: tuple[int, ...]) -> bool:
-        """Whether this process has compiled a kernel of the program for the config values ``config``."""
+        """Return whether this process has compiled a kernel of the program for the config values ``config``."""
         return any(key[: len(config)] == config for _, _, key in self.cubins)
 
     def compile(self, number: int, target: int, key: Key) -> Cubin:
-        """Return the compiled kernel of launch ``number`` for the GPU architecture ``target`` (90 for compute
-        capability 9.0) and ``key``, the properties of its arguments as integers. No device is needed. The result is
-        kept.
+        """Return the compiled kernel of launch ``number`` for the GPU architecture ``target``, such as 90 for compute
+        capability 9.0. ``key`` holds the properties of its arguments as integers. No device is needed.
 
-        It is looked for once: in the package of the op, then asked of Triton's compiler.
+        The kernel comes from the package of the op, or else from Triton's compiler. It is stored for later requests.
         """
         at = number, target, key
         if at not in self.cubins:
@@ -146,21 +148,21 @@ class LaunchedForm(NativeForm):
         return self.cubins[at]
 
     def read(self, number: int, key: Key) -> SpecializedForm:
-        """Return the input of Triton's compiler (types, constants, attributes, options) that ``key``, integers which
-        describe the arguments, stands for at launch ``number``.
+        """Return the input of Triton's compiler for launch ``number``, namely types, constants, attributes and options.
+        ``key`` describes the arguments as integers.
         """
         options = {name: v for name, v in self.declared[number].constants.items() if name in OPTIONS}
         return form_of_key(self.launches[number], key, self.configs, options)
 
     def compiled(self) -> list[tuple[Any, SpecializedForm, Cubin]]:
-        """Return each kernel that this process has compiled, as (Triton kernel, form, cubin). The form holds the types,
-        constants and options for which it was compiled.
+        """Return each kernel that this process has compiled, as a Triton kernel, a form and a cubin. The form holds the
+        types, constants and options for which it was compiled.
         """
         return [(self.declared[n].kernel, self.read(n, key), cubin) for (n, _, key), cubin in self.cubins.items()]
 
     def connect(self, binding: ctypes.CDLL) -> None:
-        """Make the C++ library ``binding`` call Triton's compiler in this process, from now on, for kernels that it
-        lacks, and raise the errors that its kernels report on the device.
+        """Connect the C++ library ``binding`` with this process. For kernels that it lacks, it then calls Triton's
+        compiler here. Errors that its kernels report on the device are raised here.
         """
         if any(each is binding for each in self.bindings):
             return
@@ -169,9 +171,9 @@ class LaunchedForm(NativeForm):
         add.restype = ctypes.c_char_p
 
         def missing(number: int, target: int, key: Any, keys: int, message: Any, size: int) -> int:
-            """Compile launch ``number`` for ``key``, ``keys`` integers from C++ that describe its arguments, and add
-            the kernel to the library. Return 0, or 1 after writing the problem as text to ``message``, of ``size``
-            bytes.
+            """Compile launch ``number`` for the ``keys`` integers at ``key``, with which C++ describes its arguments,
+            and add the kernel to the library. Return 0, or 1 after writing the problem as text to ``message``, which
+            has ``size`` bytes.
             """
             try:
                 values = tuple(key[:keys])
@@ -197,13 +199,13 @@ class LaunchedForm(NativeForm):
 
 
 def _make_error_teller(errors: LateErrors) -> Any:
-    """Return a C function that returns the address of a device's error word, and writes the error that it holds as
-    text.
+    """Return a C function that returns the address of a device's error word, and writes the error in that word
+    as text.
     """
 
     def tell(device: int, message: Any, size: int) -> int:
-        """Return the address of the error word of CUDA device ``device``, and write the error in it, if any, to
-        ``message``.
+        """Return the address of the error word of CUDA device ``device``. If it holds an error, write the error to
+        ``message``, which has ``size`` bytes.
         """
         place, text = torch.device("cuda", device), ""
         try:
@@ -218,6 +220,7 @@ def _make_error_teller(errors: LateErrors) -> Any:
         return address
 
     callback = _TELLER(tell)
+    # C would call freed memory if Python no longer referred to the callback.
     _c_callbacks.append(callback)
     return callback
 

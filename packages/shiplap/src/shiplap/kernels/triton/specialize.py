@@ -1,7 +1,7 @@
 """The key of a launch, as the generated C++ computes it, and the cubin for a key.
 
-The key has no names in it. ``form_of_key`` turns it back into the signature, the constants and the attributes that
-Triton's own binder would have found, so that both compile, and cache, the same thing.
+The key contains no names. ``form_of_key`` returns the signature, the constants and the attributes that Triton's own
+binder would have found for it. Both therefore compile, and cache, the same kernel.
 """
 
 from __future__ import annotations
@@ -44,16 +44,18 @@ _TRITON = {
 
 
 class LaunchNumbers(dict[str, Any]):
-    """The names of a launch's expressions: sizes and scalars of a call, facts of its tensors, compile-time values."""
+    """The values of the names in a launch's expressions. They are sizes and scalars of a call, facts of its tensors,
+    and compile-time values.
+    """
 
     def __init__(self, env: Mapping[str, EnvValue], tensors: Mapping[str, Tensor | None]) -> None:
-        """Keep the sizes and scalars ``env`` of a call, and its tensors by name, from which facts are computed."""
+        """Set the sizes and scalars ``env`` of a call, and its tensors by name, from which facts are computed."""
         super().__init__(env)
         self.tensors = tensors
 
     def __missing__(self, name: str) -> int:
-        """Return the fact ``name`` of a tensor, such as ``stride_x_1`` or ``numel_x``. An absent tensor or axis counts
-        as 0. Raise KeyError for another name.
+        """Return the fact ``name`` of a tensor, such as ``stride_x_1`` or ``numel_x``. It is 0 if the tensor or the
+        axis is absent. Raise ``KeyError`` for any other name.
         """
         fact = parse_fact(name)
         if fact is None:
@@ -71,8 +73,8 @@ class LaunchNumbers(dict[str, Any]):
 
 
 def kernel_strides(tensor: Tensor) -> Sequence[int]:
-    """Return the strides of a tensor as kernels get them, computed anew for a contiguous one, since torch leaves the
-    strides of dims of size 0 or 1 arbitrary.
+    """Return the strides of a tensor as kernels get them. For a contiguous tensor they are computed from the shape,
+    since torch leaves the strides of dims of size 0 or 1 arbitrary.
     """
     if not tensor.is_contiguous():
         return tensor.stride()
@@ -83,13 +85,14 @@ def kernel_strides(tensor: Tensor) -> Sequence[int]:
 
 
 def with_constants(launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping[str, Any]) -> LaunchNumbers:
-    """Return a copy of ``numbers``, the sizes and scalars of a call by name, that also has the compile-time values of
-    this launch: those of ``config``, fixed ones and ones computed from sizes.
+    """Return a copy of ``numbers``, the sizes and scalars of a call by name, with the compile-time values of this
+    launch added. These are the values of ``config``, fixed ones and ones computed from sizes.
     """
     own = LaunchNumbers({**numbers, **config}, numbers.tensors)
     for p in launch.parameters:
         if p.kind == "constant" and isinstance(p.value, int):
             own[p.name] = int(p.value)
+    # Computed values may use the constants, so they come second.
     for p in launch.parameters:
         if p.kind == "computed":
             own[p.name] = _whole_number(p.expr, own)
@@ -99,8 +102,8 @@ def with_constants(launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping
 def specialization_key(
     launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping[str, Any], workspace: int = 0
 ) -> Key:
-    """Return the key for which a launch is compiled, as integers: the values of ``config``, then for each argument the
-    properties on which Triton specialises. ``workspace`` is the address of the scratch memory.
+    """Return the key for which a launch is compiled, as integers. It consists of the values of ``config`` and, for each
+    argument, the properties on which Triton specialises.
 
     ``workspace`` is the address of the scratch memory.
     """
@@ -109,8 +112,9 @@ def specialization_key(
 
 
 def _key_entries(launch: KernelLaunch, own: LaunchNumbers, workspace: int) -> Iterator[int]:
-    """Yield, parameter by parameter, the properties on which Triton specialises a launch, as integers: values,
-    alignments, dtypes. ``own`` has the numbers of the launch, ``workspace`` is the address of the scratch memory.
+    """Yield the properties of each parameter on which Triton specialises a launch, as integers. They are values,
+    alignments and dtypes. ``own`` has the numbers of the launch, and ``workspace`` is the address of the scratch
+    memory.
     """
     for p in launch.parameters:
         match p.kind:
@@ -125,7 +129,7 @@ def _key_entries(launch: KernelLaunch, own: LaunchNumbers, workspace: int) -> It
 
 
 def _tensor_key_entry(p: KernelParameter, tensor: Tensor | None) -> int:
-    """Return a tensor's dtype and alignment to 16 bytes as one integer, or -1 for an absent one."""
+    """Return a tensor's dtype and alignment to 16 bytes as one integer, or -1 for an absent tensor."""
     if tensor is None:
         return -1
     code, bits, lanes = dtypes.of(tensor.dtype, p.name).dlpack
@@ -135,8 +139,8 @@ def _tensor_key_entry(p: KernelParameter, tensor: Tensor | None) -> int:
 
 
 def _integer_key_entry(p: KernelParameter, value: int) -> int:
-    """Return the properties of an integer on which Triton specialises, as one number: its width, whether it is 1,
-    whether it is divisible by 16.
+    """Return the properties of an integer on which Triton specialises as one number. They are its width, whether it is
+    1, and whether it is divisible by 16.
     """
     # An annotated type fixes the width.
     width = 0 if p.type or -(2**31) <= value < 2**31 else 32
@@ -156,7 +160,14 @@ def _whole_number(expr: Expr | None, numbers: LaunchNumbers) -> int:
 
 @dataclass(frozen=True)
 class SpecializedForm:
-    """The input of Triton's compiler: types by parameter, constants and attributes by position, and options."""
+    """The input of Triton's compiler.
+
+    Attributes:
+        signature: the type of each parameter by name.
+        constants: the constant parameters by position.
+        attributes: the attributes of parameters by position.
+        options: the options of the compiler.
+    """
 
     signature: dict[str, str]
     constants: dict[Path, object]
@@ -167,8 +178,9 @@ class SpecializedForm:
 def form_of_key(
     launch: KernelLaunch, key: Sequence[int], configs: Sequence[str], options: Mapping[str, object]
 ) -> SpecializedForm:
-    """Return the input of Triton's compiler (types, constants, attributes, options) for which ``key``, the integers of
-    :func:`specialization_key`, stands. ``configs`` are the names whose values come first in the key.
+    """Return the input of Triton's compiler for which ``key`` stands, namely types, constants, attributes and options.
+    ``key`` holds the integers of :func:`specialization_key`. ``configs`` are the names whose values come first in the
+    key.
     """
     entries = iter(key)
     config = {name: next(entries) for name in configs}
@@ -189,8 +201,8 @@ _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 def _read_key_entry(
     p: KernelParameter, entries: Iterator[int], config: Mapping[str, int]
 ) -> tuple[str, object, bool | None]:
-    """Return the Triton type of the parameter ``p``, its constant value, and whether it is a multiple of 16 (None where
-    Triton does not specialise on that), read from ``entries``, the rest of a key, which advances.
+    """Return the Triton type of the parameter ``p``, its constant value, and whether it is a multiple of 16. The last
+    is None if Triton does not specialise on it. ``entries`` iterates over the integers of a key and advances.
     """
     match p.kind:
         case "constant":
@@ -210,6 +222,7 @@ def _read_key_entry(
             return f"*{_TRITON[p.source]}", None, aligned if p.specialises else None
         case "integer":
             entry = next(entries)
+            # Triton compiles an integer that is 1 as a constant, unless the type of the parameter is fixed.
             if entry & 1:
                 return (p.type, None, None) if p.type else ("constexpr", 1, False)
             type = p.type or ("i64" if entry & 32 else "i32")
@@ -220,8 +233,8 @@ def _read_key_entry(
 
 
 def _packed_element(packed: int, p: KernelParameter) -> str:
-    """Return Triton's name of the dtype in a packed key entry, such as ``fp16``. Raises SL619 for a dtype that Triton
-    lacks.
+    """Return Triton's name of the dtype in the packed integer of a key, such as ``fp16``. Raise ``SL619`` if Triton
+    lacks the dtype.
     """
     dlpack = packed >> 16, packed >> 8 & 255, packed & 255
     name = next((row.name for row in dtypes.DTYPES.values() if row.dlpack == dlpack), "")
@@ -231,18 +244,18 @@ def _packed_element(packed: int, p: KernelParameter) -> str:
 
 
 def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int) -> Cubin:
-    """Return the compiled GPU kernel (cubin) of ``form``, the types, constants and options of a launch's arguments, for
-    this architecture, from Triton's compiler or its cache. No GPU is needed.
+    """Return the compiled GPU kernel (cubin) of ``form`` for this architecture, from Triton's compiler or its cache. A
+    form holds the types, constants and options of a launch's arguments. No GPU is needed.
 
-    Raises:
-        LaunchError: SL619 for a kernel that needs what a launcher does not give.
-        Exception: what Triton raises of a kernel that it cannot compile.
+    Raise ``SL619`` if the kernel needs something that a launcher does not provide. Errors of Triton's compiler are
+    passed on.
     """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
 
     use_torch_assembler()
+    # A warp of a CUDA device has 32 threads, which is the last argument here and a factor below.
     target = GPUTarget("cuda", architecture, 32)
     told = triton_attributes(kernel, make_backend(target), form.signature, form.constants, form.attributes)
     source = ASTSource(kernel, form.signature, form.constants, told)
@@ -260,8 +273,8 @@ def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, arch
 
 
 def compile_options(kernel: Any, form: SpecializedForm) -> dict[str, object]:
-    """Return the options for Triton's compiler: those in ``form``, such as ``num_warps``, and whether assertions on the
-    device are compiled.
+    """Return the options for Triton's compiler. They are those in ``form``, such as ``num_warps``, and whether
+    assertions on the device are compiled.
     """
     import triton
 
@@ -269,8 +282,8 @@ def compile_options(kernel: Any, form: SpecializedForm) -> dict[str, object]:
 
 
 def why_form_unfit(metadata: Any) -> str:
-    """Return the feature that a compiled kernel needs, by its ``metadata`` from Triton, and that the generated launcher
-    lacks, such as clusters, or an empty text.
+    """Return the feature, such as clusters, that a compiled kernel needs and the generated launcher lacks. ``metadata``
+    is Triton's description of the kernel. Return an empty text if there is none.
     """
     facts = metadata._asdict()
     if facts["num_ctas"] != 1:
@@ -283,6 +296,6 @@ def why_form_unfit(metadata: Any) -> str:
 
 
 def device_architecture(device: torch.device) -> int:
-    """Return the architecture of a CUDA device as an integer: 90 for compute capability 9.0."""
+    """Return the architecture of a CUDA device as an integer, such as 90 for compute capability 9.0."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor

@@ -1,8 +1,8 @@
-"""A Triton template as a kernel: rendered with empty hooks, compiled by Triton, launched like any kernel.
+"""A Triton template as a kernel. It is rendered with empty hooks, compiled by Triton and launched like any kernel.
 
-What its text depends on - which arguments are there, scalars, alignments, strides of 1, the width of offsets - is
-looked at in each call by one generated function, as far as the template mentions it. Renderings that come out alike
-share one compiled kernel. Sizes and strides are arguments of that kernel, so that a new size compiles nothing.
+Its text depends on which arguments are there, on scalars, alignments, strides of 1 and the width of offsets. One
+generated function reads these in each call, as far as the template mentions them. Equal renderings share one compiled
+kernel. Sizes and strides are arguments of that kernel, so that a new size requires no compilation.
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ LaunchFor: TypeAlias = Callable[..., Launch]
 
 
 class TemplateKernel(Kernel):
-    """The kernel of a template of the op ``spec`` with one config.
+    """The kernel of a template of the op ``spec`` with one config. Nothing is imported, rendered or compiled before a
+    call.
 
-    Nothing is imported, rendered or compiled before a call.
-
-    The default config of a call is the first one that the template's ``supports`` accepts, see :meth:`serving`.
+    The default config of a call is the first one that the template's ``supports`` accepts.
     """
 
     compiles = True
@@ -83,14 +82,14 @@ class TemplateKernel(Kernel):
         self._reset()
 
     def _reset(self) -> None:
-        """Forget what was kept for the previous config: launches, refusals of calls, and compiled functions."""
+        """Forget the launches, refusals of calls and compiled functions of the previous config."""
         self._refusals: dict[Key, str] = {}
         self._launches: dict[Key, Launch] = {}
         self._passed: dict[Key, Callable[..., tuple[object, ...]]] = {}  # what a launch gives the kernel
         self._run: RunTemplate | None = None
 
     def configure(self, values: Values) -> None:
-        """Use the values of a config, by name, for the kernels that are rendered from now on."""
+        """Use the values of a config, by name, for kernels that are rendered later."""
         self.values = values
         self._reset()
 
@@ -101,18 +100,18 @@ class TemplateKernel(Kernel):
         return outs
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run ``call`` and return its outputs, with a function that repeats the call for tensors that differ in their
-        addresses alone and are aligned alike, or None where that is not possible.
+        """Run ``call``. Return its outputs and a function that repeats the call for tensors that differ only in their
+        addresses and have the same alignment. The function is None if that is not possible.
         """
         outs, kept = empty_outputs(self.spec, call), KeptLaunch()
         self._fill(call, outs[0], kept)
         return outs, self._rerun(call, outs[0], kept)
 
     def _rerun(self, call: Binding, out: Tensor, kept: KeptLaunch) -> Rerun | None:
-        """Return a function that repeats the recorded launch ``kept`` for tensors at other addresses, by C++ or Python,
-        or None where the launch depends on more than the call's tensors.
+        """Return a function that repeats the recorded launch ``kept`` for tensors at other addresses, by C++ or Python.
+        Return None if the launch depends on more than the call's tensors.
 
-        Tables, copies of strided tensors, and the precision of float32 products are such dependencies.
+        Such dependencies are tables, copies of strided tensors, and the precision of float32 products.
         """
         if kept.launch is None or self.tables or ("ALLOW_TF32" in self.words and kept.float32):
             return None
@@ -130,8 +129,8 @@ class TemplateKernel(Kernel):
         return replay.choose_rerun(op, plain, self._recording(kept, len(there), out), there, out)
 
     def _recording(self, kept: KeptLaunch, count: int, out: Tensor) -> replay.LaunchRecording:
-        """Return the launches ``kept`` as a recording that C++ can repeat, for an output like ``out`` and ``count``
-        tensors that each call passes.
+        """Return the launches ``kept`` as a recording that C++ can repeat, for an output like ``out``. ``count`` is the
+        number of tensors that each call passes.
         """
         made, added, target = replay.LaunchRecording(out.get_device(), count + 1), None, out
         result = replay.BroughtTensor(count)
@@ -154,12 +153,12 @@ class TemplateKernel(Kernel):
 
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill the one output in ``outs``, which is contiguous, on the current stream of the call's device. ``scratch``
-        is not used.
+        is ignored.
         """
         self._fill(call, outs[0], None)
 
     def _fill(self, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
-        """Launch the template into ``out`` on the device of the call. ``kept``, if given, records the launch."""
+        """Launch the template into ``out`` on the device of the call. If ``kept`` is given, it records the launch."""
         if self._run is None:
             self._run = self._runner(self._launches, self.launch_for)
         if is_current_device(call.device):
@@ -180,8 +179,8 @@ class TemplateKernel(Kernel):
             self._runner({}, partial(self.launch_for, verb="compile"))(call, out, split_k)
 
     def _runner(self, launches: dict[Key, Launch], launch_for: LaunchFor) -> RunTemplate:
-        """Return the generated function that runs a call of the template: it looks up the call's launch in
-        ``launches``, by its properties, or makes a missing one with ``launch_for``, and runs it.
+        """Return the generated function that runs a call of the template. It looks up the call's launch in ``launches``
+        by the call's properties, or makes it with ``launch_for``, and runs it.
         """
         return compile_template_run(
             self.spec,
@@ -207,8 +206,8 @@ class TemplateKernel(Kernel):
             kept.sums = partial_sums, added
 
     def _split_k(self, call: Binding, values: Values) -> int:
-        """Return the split-K factor for a call and config: the number of partial sums that the kernel stores, 1 without
-        split-K.
+        """Return the split-K factor for a call and config, that is the number of partial sums that the kernel stores.
+        It is 1 without split-K.
         """
         if self.template.split_k is None:
             return 1
@@ -217,8 +216,8 @@ class TemplateKernel(Kernel):
     # --- which config takes a call ------------------------------------------------------------------------------------
 
     def variant_for_call(self, call: Binding) -> Self | str:
-        """Return a kernel like this one with the first config (tuning parameters) that supports ``call``, or the reason
-        why none does. The answer is kept for equal calls.
+        """Return a kernel like this one with the first config (tuning parameters) that supports ``call``. If no config
+        does, return the reason. The result is stored for equal calls.
         """
         key = self._key(call)
         kernel = self._firsts.get(key)
@@ -228,8 +227,8 @@ class TemplateKernel(Kernel):
         return kernel if isinstance(kernel, str) else self.with_config(kernel)
 
     def _first_config(self, call: Binding) -> Config | str:
-        """Return the first of the template's configs (tuning parameters) that its ``supports`` accepts for the call, or
-        the reason why it accepts none.
+        """Return the first of the template's configs (tuning parameters) that its ``supports`` accepts for the call. If
+        it accepts none, return the reason.
         """
         env, reason = _env_for_template(call.env), ""
         takes = self._config_refusal(call, env)
@@ -240,8 +239,8 @@ class TemplateKernel(Kernel):
         return reason or "no config for these sizes"
 
     def why_refused(self, call: Binding) -> str:
-        """Return the reason why the template does not support this call with the current config, or an empty text. The
-        answer is kept for equal calls.
+        """Return the reason why the template does not support this call with the current config, or an empty text if it
+        does. The result is stored for equal calls.
         """
         key = self._key(call)
         reason = self._refusals.get(key)
@@ -251,8 +250,8 @@ class TemplateKernel(Kernel):
         return reason
 
     def _config_refusal(self, call: Binding, env: Env) -> Callable[[Values], str]:
-        """Return a function from a config to the reason why the template does not support ``call`` with it, or an empty
-        text.
+        """Return a function from a config to the reason why the template does not support ``call`` with it. The reason
+        is an empty text if it does.
         """
         # A machine without Triton uses the other kernels of the op.
         if not _is_triton_installed():
@@ -263,8 +262,8 @@ class TemplateKernel(Kernel):
         dtypes = {name: t.dtype for name, t in given.items()} | {"out": call.dtype_of(self.spec.outputs[0].tensor)}
 
         def reason(values: Values) -> str:
-            """Return the reason why the template does not support the call with the config ``values``, or an empty
-            text.
+            """Return the reason why the template does not support the call with the config ``values``, or an empty text
+            if it does.
             """
             verdict = True if supports is None else supports(env, dtypes, values)
             if verdict is not True:
@@ -274,13 +273,14 @@ class TemplateKernel(Kernel):
         return reason
 
     def _indescribable(self, call: Binding, values: Values) -> str:
-        """Return the reason why a tensor cannot have the tensor descriptor that the kernel makes of it (rows that start
-        at 16 bytes), or an empty text.
+        """Return the reason why a tensor cannot have the tensor descriptor that the kernel makes of it, or an empty
+        text. A tensor descriptor needs rows that start at multiples of 16 bytes.
         """
         present = self._tensors_read(call)
         for name in self.render(call, present, values).described:
             if (tensor := present.get(name)) is None:
                 continue
+            # If no dim has stride 1, all dims are in ``rows``.
             rows = [s * tensor.itemsize % 16 for s in tensor.stride() if s != 1]
             if tensor.data_ptr() % 16 or any(rows) or len(rows) == tensor.dim():
                 return f"{name} with strides {tuple(tensor.stride())}: rows of a tensor descriptor start at 16 bytes"
@@ -291,8 +291,8 @@ class TemplateKernel(Kernel):
         return {a.name: v for a, v in zip(self.spec.args, call.args, strict=True) if isinstance(v, Tensor)}
 
     def _tensors_read(self, call: Binding) -> dict[str, Tensor]:
-        """Return the tensors that the template reads, by name: arguments, copied where a dim has to be adjacent in
-        memory, then tables.
+        """Return the tensors that the template reads, by name. They are arguments, then tables. An argument is copied
+        if a dim that must have stride 1 has another stride.
         """
         given = {name: t for name, t in self._tensor_arguments(call).items() if name in self.words}
         for name, axis in self.adjacent.items():
@@ -306,7 +306,7 @@ class TemplateKernel(Kernel):
         self, call: Binding, present: Mapping[str, Tensor], values: Values, wide: bool = False
     ) -> RenderedKernel:
         """Return the rendered kernel text for ``call`` with the config ``values``, for tensors laid out like those of
-        ``present``. ``wide`` uses 64-bit offsets.
+        ``present``. If ``wide`` is true, it uses 64-bit offsets.
         """
         name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
         facts: dict[str, EnvValue] = {
@@ -339,11 +339,11 @@ class TemplateKernel(Kernel):
     def launch_for(
         self, key: Key, call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
     ) -> Launch:
-        """Return a function that launches the rendered kernel for calls like ``call``, and keep it under ``key``. Its
-        arguments are ``grid, out, out.shape, out.stride()``, then each of ``tensors`` with its shape and strides.
-        ``wide`` uses 64-bit offsets.
+        """Return a function that launches the rendered kernel for calls like ``call``, and store it under ``key``. If
+        ``verb`` is ``compile``, the function compiles the kernel instead of launching it, and is not stored.
 
-        With the verb ``compile``, a function of the same arguments that compiles what it would launch.
+        The arguments of the function are ``grid, out, out.shape, out.stride()``, then each of ``tensors`` with its
+        shape and strides. If ``wide`` is true, the kernel uses 64-bit offsets.
         """
         names = [*(a.name for a in self.reads), *self.tables]
         places = {name: i for i, (name, t) in enumerate(zip(names, tensors, strict=True)) if t is not None}
@@ -368,8 +368,9 @@ class TemplateKernel(Kernel):
 
 
 def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k: int) -> Rerun:
-    """Return a function of a call's arguments that allocates an output like ``out`` and makes the recorded launch
-    ``kept`` again from Python. ``places`` are the positions of the tensors among the arguments.
+    """Return a function of a call's arguments that allocates an output like ``out`` and repeats the recorded launch
+    ``kept`` from Python. ``places`` are the positions of the tensors among the arguments. ``split_k`` is the number of
+    partial sums.
     """
     shape, dtype, device, sizes = out.shape, out.dtype, out.device, (split_k, *out.shape)
     target, strides = (out.shape, out.stride()) if split_k == 1 else (sizes, (out.numel(), *out.stride()))
@@ -380,8 +381,8 @@ def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k
     go: Callable[[Args, Tensor], None] = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
 
     def rerun(args: Args) -> Tensor:
-        """Return a fresh output of the template for ``args``, the arguments of a call that differs from the recorded
-        one in addresses alone.
+        """Return a new output of the template for ``args``, the arguments of a call that differs from the recorded one
+        only in addresses.
         """
         # The current device may have changed since the launch was recorded.
         if not is_current_device(device):
@@ -401,14 +402,14 @@ def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k
 
 @cache
 def _is_triton_installed() -> bool:
-    """Whether Triton is installed. It is not imported."""
+    """Return whether Triton is installed. It is not imported."""
     return find_spec("triton") is not None
 
 
 def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
     """Return the launcher of a rendered text as a Triton function.
 
-    ``linecache`` gets its lines, which Triton, debuggers and tracebacks read there.
+    The lines of the text are stored in ``linecache``, from which Triton, debuggers and tracebacks read them.
     """
     import triton
     import triton.language as tl
@@ -429,7 +430,7 @@ def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
 def _with_descriptor_memory(launch: Launch) -> Launch:
     """Return a function that calls ``launch`` with PyTorch's allocator for the memory of tensor descriptors.
 
-    It runs in a context of its own, since the allocator outside of it is the user's.
+    It runs in a separate context, because the user may have set another allocator outside.
     """
     import triton
 
@@ -438,8 +439,8 @@ def _with_descriptor_memory(launch: Launch) -> Launch:
         return torch.empty(size, dtype=torch.int8, device="cuda")
 
     def inside(args: tuple[object, ...]) -> replay.CompiledTritonKernel | None:
-        """Run the launch that is wrapped, with ``args``, in a context in which Triton allocates memory for tensor
-        descriptors by PyTorch's allocator.
+        """Call ``launch`` with ``args`` in a context in which Triton allocates memory for tensor descriptors by
+        PyTorch's allocator.
         """
         triton.set_allocator(memory)
         return launch(*args)
@@ -449,7 +450,7 @@ def _with_descriptor_memory(launch: Launch) -> Launch:
 
 
 def _innermost_axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
-    """Return, by argument name, the axis of the dim that has to be adjacent in memory, negative where the type has a
+    """Return, by argument name, the axis of the dim that must have stride 1. The axis is negative if the type has a
     variadic dim.
     """
     axes = {}
@@ -467,12 +468,12 @@ def _size_alignment(size: int) -> int:
 
 
 def _env_for_template(env: Env) -> dict[str, EnvValue]:
-    """Return the sizes and scalars of a call for a template, with tuples in place of lists."""
+    """Return the sizes and scalars of a call for a template. Lists become tuples."""
     return {k: tuple(v) if type(v) is list else v for k, v in env.items()}
 
 
 def _clear_when_full(memory: dict[K, T]) -> dict[K, T]:
-    """Return the dict ``memory``, emptied where it has reached 4096 entries."""
+    """Return the dict ``memory``, emptied if it has 4096 items."""
     if len(memory) >= MOST_REMEMBERED_RENDERINGS:
         # All at once: what is still used is rendered again.
         memory.clear()

@@ -1,7 +1,8 @@
 """The generated functions between a bound call and the launch of a template.
 
-It looks at what the text of the kernel depends on, as far as the template mentions it: which arguments are there, the
-widths of offsets, alignments, strides of 1, scalars. Each set of answers has a rendering, and a launch of its own.
+They read the properties on which the text of the kernel depends, as far as the template mentions them. These are the
+presence of arguments, the widths of offsets, alignments, strides of 1 and scalars. Each combination has a rendering,
+and a launch of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Launch: TypeAlias = Callable[
 
 @dataclass
 class KeptLaunch:
-    """The record of a launch, by which it is repeated. Empty where there was nothing to launch."""
+    """The record of a launch from which the launch can be repeated. It is empty if there was nothing to launch."""
 
     launch: Launch | None = None
     grid: Sequence[int] = ()
@@ -39,27 +40,28 @@ class KeptLaunch:
 
     @property
     def float32(self) -> bool:
-        """Whether a tensor of the recorded launch is float32. Such a launch cannot be repeated blindly: matrix products
-        of float32 depend on a setting of torch, which may change.
+        """Whether a tensor of the recorded launch is float32. Matrix products of float32 depend on a setting of torch
+        that may change. Such a launch can therefore not be repeated without a check.
         """
         return any(tensor is not None and tensor.dtype is torch.float32 for tensor, _, _ in self.tensors)
 
 
 class RunTemplate(Protocol):
-    """The function that launches a template for a call into an output, or into ``split_k`` partial sums, and records
-    the launch.
+    """A function that launches a template for a call into an output, or into ``split_k`` partial sums, and records the
+    launch.
     """
 
     def __call__(self, call: Binding, out: Tensor, split_k: int, kept: KeptLaunch | None = None) -> None:
-        """Launch the template for ``call`` into ``out``, or into ``split_k`` partial sums, and record the launch in
-        ``kept`` if given.
+        """Launch the template for ``call`` into ``out``, or into ``split_k`` partial sums. If ``kept`` is given, record
+        the launch in it.
         """
 
 
 def compile_template_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
-    """Return a function from a bound call to a hashable key: sizes, scalars, dtypes, which arguments are absent, and
-    for the arguments named in ``layouts`` also their strides and alignment.
+    """Return a function from a bound call to a hashable key. The key holds sizes, scalars, dtypes and which arguments
+    are absent. For the arguments named in ``layouts``, it also holds strides and alignment.
     """
+    # A list has no hash, so that the key has a tuple in its place.
     lists = any("list" in str(a.scalar) for a in spec.scalars)
     env = "tuple([(k, tuple(v) if type(v) is list else v) for k, v in env.items()])" if lists else "tuple(env.items())"
     parts = [env, "tuple(call.dtypes.items())"]
@@ -80,12 +82,12 @@ def compile_template_run(
     tables: Sequence[DeviceTable],
     **scope: object,
 ) -> RunTemplate:
-    """Return a generated function ``run(call, out, split_k, kept)`` that launches a kernel template. ``words`` are the
-    names in the template's text, on which the key of a launch depends, and ``reads`` the tensor arguments that it
-    reads.
+    """Return a generated function ``run(call, out, split_k, kept)`` that launches a kernel template.
 
-    ``axes`` are those along which arguments have to be adjacent; ``tables`` are called with sizes and a device. The
-    scope has ``grid``, ``config``, the dict ``launches`` by answers, and ``launch_for``, which makes a missing one.
+    ``words`` are the names in the template's text, on which the key of a launch depends. ``reads`` are the tensor
+    arguments that it reads. ``axes`` are the axes along which arguments must have stride 1. ``tables`` are called with
+    sizes and a device. ``scope`` holds ``grid``, ``config``, the dict ``launches`` by key, and ``launch_for``, which
+    makes a missing launch.
     """
     scope |= {
         "cdiv": lambda a, b: -(-a // b),
@@ -103,11 +105,11 @@ def compile_template_run(
 def _template_run_lines(
     spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: int
 ) -> list[str]:
-    """Return the source lines of the function that :func:`compile_template_run` generates: it collects tensors, shapes
-    and strides of the call, computes a key from the properties that ``words``, the template's names, mention, and runs
-    the launch kept for it.
+    """Return the source lines of the function that :func:`compile_template_run` generates. It collects tensors, shapes
+    and strides of the call, computes a key, and runs the launch stored for that key.
 
-    ``t0, s0, d0`` are the first tensor that is read, its shape and its strides; tables come last.
+    The key holds the properties that ``words``, the template's names, mention. ``t0, s0, d0`` are the first tensor that
+    is read, its shape and its strides. Tables come last.
     """
     lines = [
         "def run(call, out, split_k, kept=None):",
@@ -147,8 +149,9 @@ def _template_run_lines(
 
 
 def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
-    """Return Python expressions for the properties of a call on which the template's rendered text may depend, as far
-    as ``words``, the names in the template, mention them. Offset widths and the split-K factor are added elsewhere.
+    """Return Python expressions for the properties of a call on which the template's rendered text may depend. Only
+    properties that ``words``, the names in the template, mention are included. Offset widths and the split-K factor are
+    added elsewhere.
     """
     expressions = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
     for i, arg in enumerate(spec.args):
@@ -172,8 +175,8 @@ def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -
 
 
 def _reach_source(arg: Arg, i: int) -> str:
-    """Return a Python expression for the largest offset, in elements, within the tensor ``arg``, whose shape and
-    strides are the variables ``s<i>`` and ``d<i>`` of the generated code.
+    """Return a Python expression for the largest offset, in elements, within the tensor ``arg``. Its shape and strides
+    are the variables ``s<i>`` and ``d<i>`` of the generated code.
     """
     assert arg.tensor is not None
     if arg.tensor.variadic:
@@ -193,7 +196,7 @@ def innermost_axis(strides: Sequence[int]) -> int:
 
 
 def adjacent_along(tensor: Tensor, axis: int) -> Tensor:
-    """Return ``tensor`` with stride 1 along ``axis``: itself, or a copy."""
+    """Return ``tensor`` if it has stride 1 along ``axis``. Otherwise return a copy with that stride."""
     if tensor.stride(axis) == 1:
         return tensor
     return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)

@@ -27,11 +27,13 @@ TORCH_NAMES = ("Tensor", "strided", "is_grad_enabled", "empty", "contiguous_form
 
 
 class PlainWriter(PythonWriter):
-    """The printer of steps whose refusals carry their texts, so that no table of rules is needed."""
+    """The printer of the steps of a call's checks. Each check carries the texts of its error, so that no table of rules
+    is needed.
+    """
 
     def check(self, rule: ArgumentRule) -> list[str]:
-        """Return the Python lines that check one rule for arguments by calling ``support.expect`` of the ejected
-        package, with the texts of the error as arguments.
+        """Return the Python lines that check one rule for arguments. They call ``support.expect`` of the ejected
+        package with the texts of the error.
         """
         # The constants of a check are written into the new module as literals.
         self.constants |= rule.constants
@@ -46,8 +48,8 @@ class PlainWriter(PythonWriter):
         ]
 
     def step(self, step: Step) -> list[str]:
-        """Return the Python lines of one step of a call's checks. Where a step evaluates an expression that can fail,
-        the lines raise ValueError with the texts of its rule then.
+        """Return the Python lines of one step of a call's checks. If the step evaluates an expression that can fail,
+        the lines raise ``ValueError`` in that case, with the texts of the step's rule.
         """
         match step:
             case EvaluateStep(variable, _, _, term, rule):
@@ -61,8 +63,8 @@ class PlainWriter(PythonWriter):
         return super().step(step)
 
     def _texts(self, rule: ArgumentRule) -> list[str]:
-        """Return the five texts of a rule's error as Python expressions: title, place, observed, expected and fix.
-        Advice about the declaration is left out.
+        """Return the five texts of a rule's error as Python expressions, which are title, place, observed, expected and
+        fix. Advice about the declaration is left out.
         """
         fix = rule.error_fix
         if "declaration" in fix:  # which the plain source does not have
@@ -80,8 +82,8 @@ class CallPrinter:
     """
 
     def __init__(self, spec: OpSpec, plan: CallPlan, stem: str, copy: SourceCopy, asked: Iterable[str]) -> None:
-        """Find the variables that the check function of the op returns: device, dtypes, and the sizes that outputs and
-        the names ``asked`` need.
+        """Find the variables that the check function of the op returns. They are the device, the dtypes, and the sizes
+        that the outputs and the names ``asked`` need.
         """
         self.spec, self.plan, self.stem, self.copy = spec, plan, stem, copy
         named = {*self._output_names(), *asked} - spec.dynamic.keys() - {"threads", "itemsize"}
@@ -91,8 +93,8 @@ class CallPrinter:
         self.sizes = (*(["device"] if spec.tensors else []), *known, *(f"dtype_{c}" for c in spec.dtype_classes))
 
     def _output_names(self) -> set[str]:
-        """Return the names of the dims and scalars that occur in the sizes of the op's outputs, and in the upper bounds
-        of sizes that depend on data.
+        """Return the names of the dims and scalars that occur in the sizes of the op's outputs. Those in the upper
+        bounds of data-dependent sizes are included.
         """
         dims = [d for o in self.spec.outputs for d in o.tensor.dims]
         plain = {d.text for d in dims if d.kind in ("name", "variadic") and d.text != "..."}
@@ -100,12 +102,13 @@ class CallPrinter:
         return plain.union(*(d.expr.names for d in dims if d.expr), *(e.names for e in bounds))
 
     def check_function(self) -> str:
-        """Return the Python source of ``_check_<op>``, which raises for wrong arguments, also fake tensors, and returns
-        the device, sizes and dtypes of the call.
+        """Return the Python source of ``_check_<op>``. It raises for wrong arguments and returns the device, sizes and
+        dtypes of the call. It accepts fake tensors, too.
         """
         parameters = ", ".join(argument_variable(a) for a in self.spec.args)
         lines = self.lines(self.plan.arguments)
         result = f"    return {', '.join(self.sizes)}" if self.sizes else "    return ()"
+        # One size is returned as a tuple as well, since callers unpack it.
         if len(self.sizes) == 1:
             result += ","
         return "\n".join(
@@ -118,8 +121,8 @@ class CallPrinter:
         )
 
     def memory_function(self) -> str:
-        """Return the source of ``_check_memory_<op>``, which raises where an argument shares memory with one that is
-        written to, or an empty text for an op that writes to none.
+        """Return the source of ``_check_memory_<op>``, which raises if an argument shares memory with one that is
+        written to. Return an empty text for an op that writes to none.
         """
         if not self.plan.sharing:
             return ""
@@ -128,11 +131,11 @@ class CallPrinter:
         return "\n".join([f"def _check_memory_{self.stem}({parameters}):", doc, *self.lines(self.plan.sharing)])
 
     def call(self, body: Sequence[str], *, memory: bool = True) -> list[str]:
-        """Return the lines of a function with the op's own parameters: calls of the check functions, whose results are
-        assigned to the names that ``body`` reads, then the lines ``body``. ``memory`` adds the check for shared memory,
-        which fake tensors do not have.
+        """Return the lines of a function with the op's own parameters. They call the check functions and then run the
+        lines ``body``.
 
-        ``memory``: whether arguments may share none, which fakes do not tell.
+        The results of the checks are assigned to the names that ``body`` reads. ``memory`` includes the check for
+        shared memory. It is left out for fake tensors, which have no memory.
         """
         given = ", ".join(a.name for a in self.spec.args)
         words = {word for line in body for word in _WORD.findall(line)}
@@ -144,7 +147,7 @@ class CallPrinter:
         return [*checks, *body]
 
     def bounds(self) -> list[str]:
-        """Return the Python lines that set the variable of each size that depends on data to the upper bound that the
+        """Return the Python lines that set the variable of each data-dependent size to the upper bound that the
         declaration states for it.
         """
         return [f"{self.plan.names(dim)} = {self.expression(expr)}" for dim, expr in self.spec.bounds]
@@ -156,27 +159,27 @@ class CallPrinter:
         return [_replace_words(line, self._parameters) for line in lines]
 
     def expression(self, expr: Expr) -> str:
-        """Return ``expr``, an expression of the declaration such as ``n // 2``, as Python source for a function with
-        the op's own parameters and the variables of the checks.
+        """Return ``expr``, an expression of the declaration such as ``n // 2``, as Python source. It is meant for a
+        function with the op's own parameters and the variables of the checks.
         """
         (text,) = self._copy_called([declared_value(expr, self.plan.names).python])
         return _replace_words(text, self._parameters)
 
     @property
     def _parameters(self) -> dict[str, str]:
-        """The names of the op's scalar parameters, by the names that they have in generated checks."""
+        """The names of the op's scalar parameters, keyed by the names that they have in generated checks."""
         return {self.plan.names(a.name): a.name for a in self.spec.scalars}
 
     def text_with(self, expr: Expr, variable: Callable[[str], str]) -> str:
-        """Return ``expr``, an expression of the declaration such as ``n // 2``, as Python source with
-        ``variable(name)`` in place of each name.
+        """Return ``expr``, an expression of the declaration such as ``n // 2``, as Python source. ``variable(name)``
+        takes the place of each name.
         """
         (text,) = self._copy_called([ast.unparse(_Renamed(variable).visit(ast.parse(expr.source, mode="eval")))])
         return text
 
     def lines(self, steps: Block | Sequence[Step]) -> list[str]:
-        """Return the Python lines of ``steps`` (the checks and conversions of a call), and copy Shiplap's functions
-        that they call into the new module.
+        """Return the Python lines of ``steps``, the checks and conversions of a call. Functions of Shiplap that they
+        call are copied into the new module.
         """
         # One function serves real and fake calls, so sizes may be symbols.
         writer = PlainWriter(careful=True)
@@ -186,8 +189,8 @@ class CallPrinter:
         return self._copy_called([_replace_words(line, constants) for line in writer.lines])
 
     def _copy_called(self, lines: Iterable[str]) -> list[str]:
-        """Return the generated ``lines``, in which each call of a function of Shiplap has the name under which that
-        function is copied into the new module or imported there. Copies are made as needed.
+        """Return the generated ``lines`` with calls of Shiplap's functions replaced by calls of their copies in the new
+        module. Copies and imports are made as needed.
         """
         scope, renamed, given = rule_scope(), dict[str, str](), list(lines)
         for name in sorted({word for line in given for word in _WORD.findall(line)} & scope.keys()):
@@ -196,16 +199,18 @@ class CallPrinter:
                 renamed[name] = f"torch.{name}"
             elif name == "gcd":
                 renamed[name] = f"{self.copy.module(math)}.gcd"
+            # ``len`` is a builtin. Any other function is one of Shiplap's.
             elif name != "len":
                 renamed[name] = self.copy.helper(value)
         return [_replace_words(line, renamed) for line in given]
 
 
 def _replace_words(line: str, words: Mapping[str, str]) -> str:
-    """Return a line of source in which each name that is a key of ``words`` is replaced, outside of string literals and
-    not behind a dot.
+    """Return a line of source in which each name that is a key of ``words`` is replaced. Names in string literals and
+    behind a dot stay.
     """
     parts = _STRING.split(line)
+    # A name in front of a single ``=`` is a keyword of a call, which stays.
     pattern = re.compile(r"(?<![\w.])[A-Za-z_]\w*\b(?!=[^=])")
     # Even parts lie between string literals, whose words must stay.
     parts[::2] = [pattern.sub(lambda m: words.get(m[0], m[0]), part) for part in parts[::2]]
@@ -213,26 +218,24 @@ def _replace_words(line: str, words: Mapping[str, str]) -> str:
 
 
 class _Renamed(ast.NodeTransformer):
-    """The replacement of names by expressions. Functions keep their names."""
+    """The replacement of names by expressions in a syntax tree. Functions keep their names."""
 
     def __init__(self, variable: Callable[[str], str]) -> None:
-        """Keep ``variable``, the function from a name to the expression that replaces it."""
+        """Keep ``variable``, the function that returns the replacement of a name."""
         self.variable = variable
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Return the call with the names in its arguments replaced by the wanted expressions, and the function's name
-        unchanged.
-        """
+        """Return the call with the names in its arguments replaced. The name of the function stays."""
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the expression that the visitor was given for the name of this node."""
+        """Return the expression that replaces the name of this node."""
         return ast.parse(self.variable(node.id), mode="eval").body
 
 
 def _constant_text(value: Any) -> str:
-    """Return ``value``, a constant that a rule for arguments compares with (a dtype or a set of dtypes), as Python
-    source. Raise CannotCopy for any other.
+    """Return ``value``, a constant that a rule for arguments compares with, as Python source. It is a dtype or a set of
+    dtypes. Raise ``CannotCopy`` for any other value.
     """
     if isinstance(value, torch.dtype):
         return str(value)

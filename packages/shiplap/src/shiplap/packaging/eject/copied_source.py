@@ -27,7 +27,7 @@ MARKER = "--8<--"  # of documentation that quotes the source
 
 
 class CannotCopy(Exception):
-    """The reason why a function has no plain source."""
+    """Raised with the reason why a function has no plain source."""
 
 
 @dataclass
@@ -35,7 +35,8 @@ class _ModuleSource:
     """The text of a module, and the statements at its top that bind names.
 
     Attributes:
-        changed: the names that other statements change, so that the one in ``bound`` does not make their value.
+        bound: for each name, the last statement that binds it.
+        changed: the names whose value further statements change. For them, ``bound`` does not give the whole value.
     """
 
     module: ModuleType
@@ -46,8 +47,8 @@ class _ModuleSource:
 
     @classmethod
     def read(cls, module: ModuleType) -> _ModuleSource:
-        """Return the source of a module, with the statement that binds each name at its top. Raise CannotCopy where the
-        module is not a file.
+        """Return the source of a module, with the statement at its top that binds each name. Raise ``CannotCopy`` if
+        the module is not a file.
         """
         try:
             text = inspect.getsource(module)
@@ -61,8 +62,8 @@ class _ModuleSource:
         return made
 
     def text(self, node: ast.stmt) -> str:
-        """Return the text of a statement, with its decorators and the comments in it, without markers of quoted
-        documentation.
+        """Return the text of a statement with its decorators and comments. Lines that mark quotations for the
+        documentation are left out.
         """
         # The line of a ``def`` is behind its decorators.
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
@@ -71,7 +72,7 @@ class _ModuleSource:
 
 
 def _top_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements at the top of a module, also those under ``if`` and ``try``, in order."""
+    """Yield the statements at the top of a module, including those under ``if`` and ``try``, in order."""
     for node in body:
         if isinstance(node, (ast.If, ast.Try)):
             inner = [*node.body, *node.orelse, *(s for h in getattr(node, "handlers", []) for s in h.body)]
@@ -81,11 +82,12 @@ def _top_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _bound_names(node: ast.stmt) -> list[str]:
-    """Return the names that a statement binds: a definition, an import or an assignment."""
+    """Return the names that a statement binds by a definition, an import or an assignment."""
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
         case ast.Import(names=names) | ast.ImportFrom(names=names):
+            # ``import a.b`` binds the name a.
             return [a.asname or a.name.partition(".")[0] for a in names]
         case ast.Assign(targets=targets):
             return [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
@@ -95,8 +97,8 @@ def _bound_names(node: ast.stmt) -> list[str]:
 
 
 def _changed_names(module: ModuleType, body: list[ast.stmt]) -> Iterator[str]:
-    """Yield the names whose value is not made by one statement: those that the module sets several times or in a loop,
-    or whose entries it sets.
+    """Yield the names whose value is not made by one statement. The module sets them several times or in a loop, or it
+    sets items of them.
     """
     seen: set[str] = set()
     for statement in _top_statements(body):
@@ -124,12 +126,15 @@ class SourceCopy:
     """The text of one new module, collected function by function.
 
     Attributes:
-        imports: the import statements, each once. ``blocks``: the copied statements in the order of their use.
+        imports: the import statements, each once.
+        blocks: the copied statements. A statement comes after those that it needs.
         ops: the declared ops that copied code calls, by the name that it uses.
     """
 
     def __init__(self, taken: Mapping[str, object] | None = None) -> None:
-        """Start an empty module. ``taken`` maps names that it may not give to anything else to their values."""
+        """Start an empty module. ``taken`` maps reserved names to their values. The module may use such a name only for
+        that value.
+        """
         self.imports: dict[str, None] = {}
         self.blocks: list[str] = []
         self.ops: dict[str, Op] = {}
@@ -137,8 +142,10 @@ class SourceCopy:
         self._sources: dict[str, _ModuleSource] = {}
 
     def function(self, function: Callable[..., Any], name: str) -> str:
-        """Copy ``function`` into the new module under ``name``, without annotations and decorators, with all that it
-        uses, and return the name. Raise CannotCopy where that is not possible.
+        """Copy ``function`` into the new module under ``name``, with everything that it uses, and return the name.
+        Annotations and decorators are left out.
+
+        Raise ``CannotCopy`` if that is not possible.
         """
         plain = inspect.unwrap(function)
         if not isinstance(plain, FunctionType):
@@ -163,16 +170,20 @@ class SourceCopy:
         return name
 
     def helper(self, function: Callable[..., Any]) -> str:
-        """Copy a function of Shiplap that generated checks call, unless it is copied already, and return its name."""
+        """Copy a function of Shiplap that generated checks call, and return its name. A function that is already copied
+        is not copied again.
+        """
         return self.function(function, function.__name__)
 
     def triton_function(self, kernel: Any) -> str:
-        """Copy a ``@triton.jit`` function as it is written, with all that it uses, and return its name."""
+        """Copy a ``@triton.jit`` function as it is written, with everything that it uses, and return its name."""
         plain = kernel.fn
         return self._bind(plain.__name__, self._source_of(plain), plain.__globals__)
 
     def module(self, module: ModuleType) -> str:
-        """Add an import of a module of Python's library under its own name, and return the name."""
+        """Add an import of a module of Python's library under its own name, and return the name. Raise ``CannotCopy``
+        if the name is taken.
+        """
         name = module.__name__
         if self._names.setdefault(name, module) is not module:
             raise CannotCopy(f"two things are called {name}")
@@ -180,8 +191,10 @@ class SourceCopy:
         return name
 
     def op_name(self, op: Op, wanted: str = "") -> str:
-        """Return the name under which copied code calls a declared op: one that it has already, else ``wanted``, else
-        its own. The op is added to ``ops``.
+        """Return the name under which copied code calls a declared op, and add the op to ``ops``.
+
+        A name that the op already has is used again. Otherwise it is ``wanted`` or, if that is empty, the op's own
+        name. Raise ``CannotCopy`` if the name is taken.
         """
         name = next((n for n, other in self.ops.items() if other is op), wanted or op.spec.stem)
         if self._names.setdefault(name, op) is not op:
@@ -190,8 +203,8 @@ class SourceCopy:
         return name
 
     def _source_of(self, function: FunctionType) -> _ModuleSource:
-        """Return the source of the module that defines a function. Raises CannotCopy where the module is not loaded or
-        no file.
+        """Return the source of the module that defines a function. Raise ``CannotCopy`` if the module is not loaded or
+        is not a file.
         """
         module = sys.modules.get(function.__module__)
         if module is None:
@@ -199,14 +212,14 @@ class SourceCopy:
         return self._source(module)
 
     def _source(self, module: ModuleType) -> _ModuleSource:
-        """Return the source of a module, which is read once per copy."""
+        """Return the source of a module. Each module is read once per copy."""
         if module.__name__ not in self._sources:
             self._sources[module.__name__] = _ModuleSource.read(module)
         return self._sources[module.__name__]
 
     def _definition(self, function: FunctionType) -> tuple[_ModuleSource, ast.FunctionDef]:
-        """Return the source of its module, and the statement that defines ``function``. Raise CannotCopy for a function
-        not written as ``def``, such as a lambda.
+        """Return the source of the module that defines ``function``, and the statement that defines it. Raise
+        ``CannotCopy`` for a function not written as ``def``, such as a lambda.
         """
         source, line = self._source_of(function), function.__code__.co_firstlineno
         named = [n for n in ast.walk(source.tree) if isinstance(n, ast.FunctionDef) and n.name == function.__name__]
@@ -217,8 +230,8 @@ class SourceCopy:
         raise CannotCopy(f"the function {function.__qualname__} is not written as a def in {source.module.__name__}")
 
     def _bind_globals(self, source: _ModuleSource, names: Iterator[str] | list[str], world: Mapping[str, Any]) -> None:
-        """Make those of ``names`` that are globals of the copied code, ``world``, available in the new module, by
-        copies or imports from ``source``.
+        """Make ``names`` available in the new module, by copies or imports from ``source``. Only names in ``world``,
+        the globals of the copied code, are considered.
         """
         for name in names:
             # A module has names of its own for some that it does not define, such as __name__.
@@ -226,8 +239,10 @@ class SourceCopy:
                 self._bind(name, source, world)
 
     def _bind(self, name: str, source: _ModuleSource, world: Mapping[str, Any]) -> str:
-        """Give ``name`` in the new module the meaning that it has in the module ``source``, whose globals are
-        ``world``: bind it to an op, an import, a literal or a copied statement. Return the name.
+        """Give ``name`` in the new module the meaning that it has in the module ``source``, and return it.
+
+        The name is bound to an op, an import, a literal or a copied statement. ``world`` holds the globals of the
+        module.
         """
         value = world[name]
         if name in self._names:
@@ -259,8 +274,9 @@ class SourceCopy:
         return name
 
     def _copy_statement(self, statement: ast.stmt, source: _ModuleSource, world: Mapping[str, Any]) -> None:
-        """Copy a statement of the module ``source`` into the new module, without annotations that name Shiplap, and
-        make the names that it reads, globals in ``world``, available there.
+        """Copy a statement of the module ``source`` into the new module. Annotations that name Shiplap are left out.
+
+        The names that the statement reads are made available, too. ``world`` holds the globals of the module.
         """
         for other in _bound_names(statement):
             self._names.setdefault(other, world.get(other))
@@ -273,12 +289,13 @@ class SourceCopy:
         self.blocks.append(plain)
 
     def _import_from(self, statement: ast.ImportFrom, name: str, value: Any, source: _ModuleSource) -> None:
-        """Copy ``name`` from the module that ``statement`` imports it from, if that lies beside the op's, else import
-        it from its package.
+        """Copy ``name`` from the module that ``statement`` imports it from, if that module lies beside the op's.
+        Otherwise import it from its package.
         """
         asked = next(a.name for a in statement.names if (a.asname or a.name) == name)
         home = "." * statement.level + (statement.module or "")
         if statement.level:
+            # The dots of a relative import count from the package of the module that contains it.
             package = source.module.__package__ or ""
             parts = package.split(".")[: len(package.split(".")) - statement.level + 1]
             home = ".".join([*parts, *([statement.module] if statement.module else [])])
@@ -296,15 +313,17 @@ class SourceCopy:
         self.imports[f"from {home} import {asked}" + (f" as {name}" if name != asked else "")] = None
 
     def _import(self, module: str, name: str) -> None:
-        """Add an import of a module under ``name``. Raise CannotCopy for one of Shiplap or one that declares ops."""
+        """Add an import of a module under ``name``. Raise ``CannotCopy`` if the module belongs to Shiplap or declares
+        ops.
+        """
         self._refuse_own(module, name)
         if module in sys.modules and _declares_ops(sys.modules[module]):
             raise CannotCopy(f"{name} is the module {module}, which declares ops: import the function by its name")
         self.imports[f"import {module}" if module == name else f"import {module} as {name}"] = None
 
     def _refuse_own(self, module: str, name: str) -> None:
-        """Raise CannotCopy if ``module``, from which copied code uses ``name``, belongs to Shiplap or to one of its
-        families, that is the packages that declare ops with it.
+        """Raise ``CannotCopy`` if ``module`` belongs to Shiplap or to one of its families (the packages that declare
+        ops with it). Copied code uses ``name`` of that module.
         """
         package = module.partition(".")[0]
         if package == "shiplap" or package.startswith("shiplap_"):
@@ -312,13 +331,13 @@ class SourceCopy:
 
 
 def _declares_ops(module: ModuleType) -> bool:
-    """Whether a declared op is among the globals of a module."""
+    """Return whether a declared op is among the globals of a module."""
     return any(isinstance(v, Op) for v in vars(module).values())
 
 
 def _is_beside(module: ModuleType, other: ModuleType) -> bool:
-    """Whether two modules belong together, so that one is copied with the other: they are of one package, or scripts in
-    one folder.
+    """Return whether two modules belong together, so that one is copied with the other. That is so if they are of one
+    package or are scripts in one folder.
     """
     first, second = (m.__name__.partition(".")[0] for m in (module, other))
     if first == second:
@@ -331,7 +350,7 @@ def _is_beside(module: ModuleType, other: ModuleType) -> bool:
 
 
 def _is_definition(statement: ast.stmt, value: Any) -> bool:
-    """Whether a statement is the ``def`` of the function that ``value`` is or wraps."""
+    """Return whether a statement is the ``def`` of the function that ``value`` is or wraps."""
     plain = inspect.unwrap(getattr(value, "fn", value))  # of a Triton kernel
     if not isinstance(statement, ast.FunctionDef) or not isinstance(plain, FunctionType):
         return False
@@ -339,8 +358,8 @@ def _is_definition(statement: ast.stmt, value: Any) -> bool:
 
 
 def _mentions_own_package(statement: ast.stmt, world: Mapping[str, Any]) -> bool:
-    """Whether a name in a statement, annotations included, belongs to Shiplap or jaxtyping. ``world`` holds the
-    module's globals.
+    """Return whether a name in a statement belongs to Shiplap or jaxtyping. Names in annotations count, too. ``world``
+    holds the globals of the module.
     """
     for node in ast.walk(statement):
         if isinstance(node, ast.Name) and node.id in world:
@@ -360,7 +379,7 @@ def _global_names(code: CodeType) -> list[str]:
 
 
 def _names_in(nodes: list[ast.expr]) -> list[str]:
-    """Return the names that occur in expressions, in order."""
+    """Return the names that occur in the expressions ``nodes``, in order."""
     return [n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)]
 
 
@@ -380,16 +399,16 @@ def _free_names(text: str) -> Iterator[str]:
 
 
 class _WithoutAnnotations(ast.NodeTransformer):
-    """The removal of annotations, which are evaluated nowhere in plain sources."""
+    """The removal of annotations from a syntax tree. Plain sources never evaluate them."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Return a function without the annotations of its result and of all that is in it."""
+        """Return a function without the annotations of its result, its parameters and its body."""
         node.returns = None
         self.generic_visit(node)
         return node
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
-        """Return a parameter without its annotation, unless that is Triton's ``constexpr``, which Triton reads."""
+        """Return a parameter without its annotation. ``constexpr`` stays, since Triton reads it."""
         # Triton reads this one.
         if node.annotation is not None and "constexpr" not in ast.unparse(node.annotation):
             node.annotation = None
@@ -403,8 +422,8 @@ class _WithoutAnnotations(ast.NodeTransformer):
 
 
 def _plain_definition(source: _ModuleSource, node: ast.FunctionDef, name: str) -> str:
-    """Return the source of the function ``node`` under the name ``name``, without decorators and annotations, with the
-    body as it is written.
+    """Return the source of the function ``node`` under the name ``name``, without decorators and annotations. The body
+    stays as it is written.
     """
     bare = ast.parse(ast.unparse(ast.FunctionDef("f", node.args, [ast.Pass()], [], None, lineno=1, col_offset=0)))
     bare = _WithoutAnnotations().visit(bare)
@@ -420,8 +439,10 @@ def _plain_definition(source: _ModuleSource, node: ast.FunctionDef, name: str) -
 
 
 def _literal(name: str, value: object) -> str:
-    """Return the constant ``value`` of the global ``name`` as Python source, for a constant that no single statement
-    makes, such as one set in a loop. Raise CannotCopy if it has no literal.
+    """Return ``value``, the constant of the global ``name``, as Python source. It serves constants that no single
+    statement makes, such as one set in a loop.
+
+    Raise ``CannotCopy`` if ``value`` has no literal.
     """
     if isinstance(value, (bool, int, float, str, bytes, tuple, list, dict, set, type(None))):
         try:

@@ -37,12 +37,13 @@ TAKEN_OVER = "the op itself, which only calls what it adopted: call that in its 
 
 @dataclass
 class EjectedPackage:
-    """The plain sources of ops, in memory.
+    """The plain sources of ops, in memory. "Plain" means that they need torch and not Shiplap.
 
     Attributes:
-        files: texts by path in the folder. ``copies``: files that are copied as they are.
-        ops: the names of the ops, those too that the given ones call.
-        lost: by op, what the plain op does not have.
+        files: the texts of files, by path in the folder.
+        copies: the files that are copied unchanged, by path in the folder.
+        ops: the names of the ops, including those that the given ones call.
+        lost: for each op, the features of its declaration that the plain op lacks.
     """
 
     files: dict[str, str]
@@ -51,8 +52,9 @@ class EjectedPackage:
     lost: dict[str, list[str]] = field(default_factory=dict)
 
     def write(self, folder: Path, force: bool = False) -> list[str]:
-        """Write all files below ``folder`` and return their paths, relative and sorted. If one exists and ``force`` is
-        not set, raise SL602 and write nothing.
+        """Write all files below ``folder`` and return their paths, relative and sorted.
+
+        If one exists and ``force`` is false, raise ``SL602`` and write nothing.
         """
         paths = {**self.files, **self.copies}
         # All are looked at before the first is written.
@@ -76,9 +78,9 @@ class EjectedPackage:
 
 
 def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPackage:
-    """Return ``ops`` as the plain sources of a Python package called ``package``.
+    """Return ``ops`` as the plain sources of a Python package called ``package``, which need torch and not Shiplap.
 
-    An op that another one calls comes along. Kernels in C, C++ and CUDA C++ become a library by torch's stable ABI,
+    Ops that other ops call are included. Kernels in C, C++ and CUDA C++ become a library that uses torch's stable ABI.
     Python and Triton kernels become functions that ``torch.library`` registers.
 
     Args:
@@ -87,8 +89,8 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
         lossy: whether to eject ops that lose templates or choices among configs.
 
     Raises:
-        ShippingError: SL323 that names each op without a plain form, with the reason.
-        CommandError: SL613 for a package name that Python does not import.
+        ShippingError: ``SL323`` that names each op without a plain form, with the reason.
+        CommandError: ``SL613`` for a package name that Python does not import.
     """
     if not package.isidentifier() or keyword.iskeyword(package):
         raise error(
@@ -152,15 +154,16 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
 
 
 def _variable_of(op: Op) -> str:
-    """Return the name of the module variable that holds an op, or an empty text."""
+    """Return the name of the module variable that holds an op, or an empty text if there is none."""
     # Copied code calls the op by this name.
     module = sys.modules.get(op.reference.__module__)
     return next((name for name, value in vars(module).items() if value is op), "") if module is not None else ""
 
 
 def _why_not_ejected(op: Op, lossy: bool) -> str:
-    """Return the reason why an op cannot be ejected as plain source, or an empty text. ``lossy`` accepts an op whose
-    plain source has no templates or no choice among tuned configs.
+    """Return the reason why an op cannot be ejected (written as plain source), or an empty text if it can.
+
+    If ``lossy`` is true, an op may lose its templates or the choice among its tuned configs.
     """
     spec = op.spec
     if isinstance(op, AdoptedOp) or op.adoption is not None:
@@ -182,8 +185,8 @@ def _why_not_ejected(op: Op, lossy: bool) -> str:
 
 
 def _generated_names(op: Op) -> set[str]:
-    """Return the names of variables in the generated functions of ``op``, which have the op's own parameters too, so
-    that no argument may have such a name.
+    """Return the names of variables in the generated functions of ``op``. Those functions also have the op's own
+    parameters, so no argument may have such a name.
     """
     spec = op.spec
     found = {*RESERVED, "torch", "math", "kind", "device_type", *(f"{p}_{a.name}" for p in "ct" for a in spec.tensors)}
@@ -197,8 +200,8 @@ def _generated_names(op: Op) -> set[str]:
 
 
 def _why_not_printed(kernels: Sequence[Kernel]) -> str:
-    """Return the reason why the kernels of one device, in the order in which they are tried, cannot become plain
-    source, or an empty text.
+    """Return the reason why the kernels of one device cannot become plain source, or an empty text if they can.
+    ``kernels`` are in the order in which they are tried.
     """
     for index, kernel in enumerate(kernels):
         if not isinstance(kernel, (PythonKernel, LaunchedKernel, CKernel)):
@@ -217,16 +220,16 @@ def _why_not_printed(kernels: Sequence[Kernel]) -> str:
 
 
 def _template_losses(op: Op) -> list[str]:
-    """Return a list with a text about the templates of ``op``, which its ejected plain source does not have, or an
-    empty list if it has no templates.
+    """Return a list with one text that names the templates of ``op``. The ejected source does not have templates.
+    Without templates the list is empty.
     """
     names = [t.name for templates in op.templates.values() for t in templates]
     return [f"it has the template {', '.join(names)}, which only Shiplap's lowering renders"] if names else []
 
 
 def _choice_losses(op: Op) -> list[str]:
-    """Return a text for each kernel of ``op`` that has several configs to tune among, since its plain source contains
-    one of them only.
+    """Return a text for each kernel of ``op`` that has several configs to tune among. The plain source contains only
+    one of them.
     """
     spaces = [(k, k.space) for device in op.kernels for k in op.native_kernels(device) if k.space is not None]
     chosen = [k.name for k, space in spaces if space.derived is not None or len(space.fixed) > 1]
@@ -234,7 +237,7 @@ def _choice_losses(op: Op) -> list[str]:
 
 
 def _losses(op: Op) -> list[str]:
-    """Return a text for each thing that is lost when ``op`` is ejected as plain source, such as templates."""
+    """Return a text for each feature that ``op`` loses when it is ejected as plain source, such as templates."""
     found = [*_template_losses(op), *_choice_losses(op)]
     if op.shardings is not None:
         found.append("rules for DTensor")
@@ -248,8 +251,8 @@ def _losses(op: Op) -> list[str]:
 
 
 def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], native: bool) -> str:
-    """Return the text of the package's ``__init__.py``: copied code, the functions of each op, and the registrations
-    with torch. ``native`` adds the import of the C++ library.
+    """Return the text of the package's ``__init__.py``. It holds copied code, the functions of each op, and the
+    registrations with torch. If ``native`` is true, it also imports the C++ library.
     """
     spaces = list(dict.fromkeys(each.spec.namespace for each in printed))
     names = ", ".join(f"{each.spec.name}" for each in printed)
@@ -269,6 +272,7 @@ def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], n
         *functions,
         "# " + "-" * 4 + " registered with torch " + "-" * 88,
         *(["build.load()"] if native else []),
+        # A fragment, since other packages may define ops in the same namespace.
         "\n".join(f'_{space} = torch.library.Library("{space}", "FRAGMENT")' for space in spaces),
         *("\n".join(each.registrations) for each in printed),
         *(["\n".join(aliases)] if aliases else []),
@@ -282,7 +286,7 @@ def _tests_text(package: str) -> str:
 
 
 def _json_text(rows: dict[str, dict[str, Any]]) -> str:
-    """Return the test cases of the ops as JSON text, a case a line."""
+    """Return the test cases of the ops as JSON text, with one case per line."""
     ops = []
     for name, row in rows.items():
         fields = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in row.items() if k != "cases"]
@@ -292,7 +296,9 @@ def _json_text(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _readme_text(package: str, names: Sequence[str], lost: dict[str, list[str]], native: bool) -> str:
-    """Return the text of the README of an ejected package, with a list of what its ops have lost."""
+    """Return the text of the README of an ejected package. ``lost`` holds, for each op, the features that it has lost.
+    ``native`` says whether the package has a C++ part.
+    """
     lines = [f"# {package}", "", "Plain sources of torch ops. Nothing here needs Shiplap.", ""]
     lines += [f"* `import {package}` registers {', '.join(f'`{n}`' for n in names)}."]
     lines += [

@@ -36,7 +36,7 @@ def literal(value: Any) -> str:
 
 
 def parameters(args: Sequence[Arg]) -> str:
-    """Return the text of a parameter list with the op's own parameters and defaults."""
+    """Return the text of a parameter list with the parameters and defaults of ``args``."""
     parts: list[str] = []
     for arg in args:
         if arg.keyword_only and "*" not in parts:
@@ -50,11 +50,12 @@ class PrintedOp:
 
     Attributes:
         native: the device types whose kernels are C functions, which a library in C++ registers.
-        functions: the texts of the functions. ``registrations``: the lines that register them.
+        functions: the texts of the functions.
+        registrations: the lines that register the functions with torch.
     """
 
     def __init__(self, op: Op, name: str, copy: SourceCopy, native: Iterable[str]) -> None:
-        """Prepare the printing of ``op`` under ``name`` into the module ``copy``. Nothing is printed yet."""
+        """Prepare the source of ``op`` under ``name``. ``copy`` is the new module. Nothing is printed yet."""
         self.op, self.spec, self.name, self.copy = op, op.spec, name, copy
         self.native, self.functions, self.registrations = tuple(native), list[str](), list[str]()
         self.stem = op.spec.stem
@@ -65,7 +66,7 @@ class PrintedOp:
 
     @property
     def qualified(self) -> str:
-        """The qualified name, ``namespace::name``, of the torch op for which implementations are registered."""
+        """The qualified name ``namespace::name`` of the torch op for which implementations are registered."""
         return f"{self.spec.namespace}::{self.core}"
 
     @property
@@ -75,7 +76,7 @@ class PrintedOp:
 
     def print(self) -> None:
         """Append the sources of all functions of the op to ``functions``, and the statements that register them with
-        torch to ``registrations``. Raise CannotCopy for a function whose source cannot be copied.
+        torch to ``registrations``. Raise ``CannotCopy`` if the source of a function cannot be copied.
         """
         self.functions.append(f"# {'-' * 4} {self.spec.name} {'-' * max(4, 105 - len(self.spec.name))}")
         if self.spec.view:
@@ -110,7 +111,7 @@ class PrintedOp:
     # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _asked_names(self) -> set[str]:
-        """Return the names of the sizes that the op's launches and scratch memory need as well."""
+        """Return the names of further sizes that the op's launches and scratch memory need."""
         names: set[str] = set()
         for kernel in (k for kernels in self.kernels.values() for k in kernels):
             names |= kernel.workspace.names if kernel.workspace is not None else set()
@@ -133,9 +134,7 @@ class PrintedOp:
         return dims | {name for name, _ in self.spec.dims}
 
     def _define(self) -> None:
-        """Append the statements that define the op's torch schemas. The op that returns its mutated arguments comes
-        first, since it calls the one that writes to them.
-        """
+        """Append the statements that define the op's torch schemas. The schema of the outer op comes first."""
         tags = ", ".join(f"torch.Tag.{t.name}" for t in dispatcher_tags(self.spec))
         texts = [public_schema(self.spec, self.spec.opname)] if self.spec.returned else []
         texts.append(
@@ -151,8 +150,8 @@ class PrintedOp:
         return f"_{self.spec.namespace}"
 
     def _implement(self, device: str, body: list[str], name: str) -> None:
-        """Append the source of a function ``name`` that checks the arguments and runs the lines ``body``, and the
-        statement that registers it as the op's implementation for ``device``.
+        """Append the source of a function ``name`` that checks the arguments and runs the lines ``body``. Also append
+        the statement that registers it as the op's implementation for ``device``.
         """
         # torch.library registers an implementation for "default" for all devices without one of their own.
         where = "where no kernel takes the call" if device == "default" else f"on {device}"
@@ -165,7 +164,7 @@ class PrintedOp:
         self.registrations.append(f"torch.library.impl({self.qualified!r}, {device!r}, {name}, lib={self._library()})")
 
     def _function(self, name: str, takes: str, doc: str, body: Iterable[str]) -> None:
-        """Append to ``functions`` the source of a function ``name`` with the parameter list ``takes``, the docstring
+        """Append to ``functions`` the source of a function ``name``. It has the parameter list ``takes``, the docstring
         ``doc`` and the lines ``body``.
         """
         lines = [f"    {line}" if line else "" for line in body]
@@ -177,14 +176,12 @@ class PrintedOp:
         return f"{function}({', '.join(given)})"
 
     def _write_marks(self) -> list[str]:
-        """Return the lines that call ``support.written`` for each argument that the op writes to, so that autograd
-        counts the write.
-        """
+        """Return the lines that report the op's writes to autograd, by calls of ``support.written``."""
         return [f"support.written({name}, {name})" for name in self.spec.mutated]
 
     def _returns(self, result: str) -> list[str]:
-        """Return the lines that return the results of the op's reference, held in the variable ``result``: copied where
-        they are views of arguments, and without the arguments that the reference returns after writing to them.
+        """Return the lines that return the results of the op's reference, held in the variable ``result``. Views of
+        arguments are copied. Arguments that the reference returns after writing to them are left out.
         """
         if not self.spec.results:
             return ["return None"]
@@ -195,12 +192,14 @@ class PrintedOp:
         return self._checked_return(f"support.owned({result}{', ' + tensors if tensors else ''})")
 
     def _checked_return(self, results: str) -> list[str]:
-        """Return the lines that return ``results`` after checking that data-dependent sizes keep their bounds."""
+        """Return the lines that return ``results``, after a check that data-dependent sizes keep their bounds."""
         checks = [line for dim, expr in self.spec.bounds for line in self._bound_check(dim, expr)]
         return [f"results = {results}", *checks, "return results"] if checks else [f"return {results}"]
 
     def _bound_check(self, dim: str, expr: Expr) -> list[str]:
-        """Return a line, in a list, that checks that the data-dependent size ``dim`` is at most ``expr``."""
+        """Return a line, in a list, that checks that the data-dependent size ``dim`` is at most ``expr``. If no output
+        has the size, the list is empty.
+        """
         at = next(
             (
                 (i, axis)
@@ -223,8 +222,8 @@ class PrintedOp:
         return [f"support.expect({value} <= {self.printer.expression(expr)}, lambda: ({', '.join(texts)}))"]
 
     def _print_device(self, device: str, kernels: Sequence[Kernel]) -> None:
-        """Append the source of the op's implementation for ``device``: the first of ``kernels`` that accepts a call
-        runs it, else the reference does.
+        """Append the source of the op's implementation for ``device``. At run time the first of ``kernels`` that
+        accepts the call runs it. If none accepts it, the reference runs.
         """
         body: list[str] = []
         for index, kernel in enumerate(kernels):
@@ -246,7 +245,7 @@ class PrintedOp:
             ]
 
     def _condition(self, kernel: Kernel) -> str:
-        """Return as text the Python condition under which ``kernel`` accepts a call, empty if it accepts all."""
+        """Return the Python condition under which ``kernel`` accepts a call, or an empty text if it accepts all."""
         parts = []
         if kernel.dtypes:
             names = ", ".join(f"torch.{n}" for n in kernel.dtypes)
@@ -258,7 +257,7 @@ class PrintedOp:
         return " and ".join(parts)
 
     def _launch(self, kernel: Kernel, name: str) -> list[str]:
-        """Return the lines that run ``kernel``, of Python or Triton. ``name`` begins the name of a Python copy."""
+        """Return the lines that run ``kernel``. The copy of a Python function gets a name that begins with ``name``."""
         if isinstance(kernel, LaunchedKernel):
             return self._launch_triton(kernel)
         assert isinstance(kernel, PythonKernel)
@@ -284,16 +283,14 @@ class PrintedOp:
         return [*lines, *self.printer.allocated(), f"{function}({', '.join(given)})", *wrote, f"return {outs}"]
 
     def _kernel_return(self, result: str) -> list[str]:
-        """Return the lines that return what a kernel has returned in the variable ``result``, with results that are
-        views of arguments copied.
-        """
+        """Return the lines that return a kernel's results, the variable ``result``. Views of arguments are copied."""
         if not self.spec.results:
             return ["return None"]
         tensors = ", ".join(a.name for a in self.spec.tensors)
         return self._checked_return(f"support.owned({result}, {tensors})")
 
     def _workspace(self, kernel: Kernel) -> list[str]:
-        """Return the lines that allocate the scratch memory of a kernel as ``scratch``."""
+        """Return the lines that allocate the scratch memory of a kernel as the variable ``scratch``."""
         expr, lines = kernel.workspace, list[str]()
         text = self.printer.expression(expr) if expr is not None else "0"
         if expr is not None and "threads" in expr.names:
@@ -308,7 +305,9 @@ class PrintedOp:
     # --- Triton ---------------------------------------------------------------------------------------------------
 
     def _launch_triton(self, kernel: LaunchedKernel) -> list[str]:
-        """Return the lines that allocate outputs, launch a Triton kernel and return them. Raises CannotCopy."""
+        """Return the lines that allocate outputs and launch a Triton kernel. Raise ``CannotCopy`` if they have no
+        form.
+        """
         form, lines = kernel.native, list[str]()
         program, declared = form.program, list(form.given.steps)
         if program.late:
@@ -338,8 +337,8 @@ class PrintedOp:
         return [*lines, guard, *(f"    {line}" for line in inside), *wrote, f"return {outs}"]
 
     def _step(self, step: Any, declared: Any, config: Mapping[str, Any], values: Mapping[str, Expr]) -> list[str]:
-        """Return the lines of one step of a Triton kernel, a fill of the workspace or a launch. ``config`` and
-        ``values`` hold tuning parameters and named integers. Raises CannotCopy for a sort.
+        """Return the lines of one step of a Triton kernel, which is a fill of the workspace or a launch. ``config``
+        holds tuning parameters, ``values`` named integers. Raise ``CannotCopy`` for a step that sorts.
         """
         match step:
             case WorkspaceFill(offset, size, byte):
@@ -365,8 +364,8 @@ class PrintedOp:
     def _parameter(
         self, p: KernelParameter, config: Mapping[str, Any], fixed: Mapping[str, str], values: Mapping[str, Expr]
     ) -> str:
-        """Return the Triton kernel's parameter ``p`` at a launch as Python source. ``config`` holds tuning parameters,
-        ``fixed`` compile-time values as source, and ``values`` named integers.
+        """Return the kernel's parameter ``p`` at a launch as Python source, or raise ``CannotCopy``. ``config`` holds
+        tuning parameters, ``fixed`` compile-time values as source, and ``values`` named integers.
         """
         match p.kind:
             case "constant":
@@ -385,14 +384,14 @@ class PrintedOp:
         raise CannotCopy(f"its Triton kernel takes {p.name} in a way that has no plain form")
 
     def _number(self, expr: Expr, fixed: Mapping[str, str], values: Mapping[str, Expr]) -> str:
-        """Return an integer expression of a launch as Python source, over sizes, scalars, properties of tensors such as
-        strides, the compile-time values ``fixed`` and the integers ``values`` that the author named.
+        """Return an integer expression of a launch, such as ``n * stride``, as Python source. ``fixed`` holds
+        compile-time values as source, and ``values`` the integers that the author named.
         """
         scalars = {a.name for a in self.spec.scalars}
 
         def variable(name: str) -> str:
-            """Return the Python source that stands for ``name`` in the converted expression: a compile-time value, a
-            property of a tensor such as a stride, an integer that the author named, a scalar or a size.
+            """Return the Python source that stands for ``name`` in the converted expression. ``name`` is a compile-time
+            value, a property of a tensor such as a stride, an integer that the author named, a scalar or a size.
             """
             if name in fixed:
                 return fixed[name]
@@ -408,8 +407,8 @@ class PrintedOp:
     # --- what torch asks of the op ----------------------------------------------------------------------------------
 
     def _print_fake(self, reference: str) -> None:
-        """Append the op's fake implementation, which returns tensors of the right shapes: allocated from the dims, or,
-        for an op without declared outputs, by calling the copied function ``reference``.
+        """Append the op's fake implementation, which returns tensors of the right shapes without data. They are
+        allocated from the declared dims. Without declared outputs, the copied function ``reference`` makes them.
         """
         body: list[str] = []
         if self.spec.traced:
@@ -435,7 +434,9 @@ class PrintedOp:
         )
 
     def _print_returning(self) -> None:
-        """Append the outer op, which calls the inner one that writes, and returns the mutated arguments too."""
+        """Append the outer op. It calls the inner op, which writes to its arguments, and returns these arguments
+        together with the results.
+        """
         made = iter(range(len(self.spec.results)))
         count = len(self.spec.results)
         parts = [r.alias or ("made" if count == 1 else f"made[{next(made)}]") for r in self.spec.returns]
@@ -445,7 +446,7 @@ class PrintedOp:
         self.registrations.append(f'{self._library()}.impl({self.spec.opname!r}, {name}, "CompositeImplicitAutograd")')
 
     def _print_view(self) -> None:
-        """Append an op that may return views of its arguments: a copy of its reference, which torch traces."""
+        """Append an op that may return views of its arguments. It is a copy of its reference, which torch traces."""
         reference = self.copy.function(self.op.reference, f"{self.stem}_reference")
         self.functions.append(self.printer.check_function())
         self.registrations.append(f"{self._library()}.define({public_schema(self.spec, self.spec.opname)!r})")
@@ -460,8 +461,8 @@ class PrintedOp:
         self.registrations.append(f"{self.name} = {_torch_op(self.spec.namespace, self.spec.opname)}")
 
     def _print_autocast(self) -> None:
-        """Append the op's rule for autocast regions: arguments whose types are declared to have one common dtype are
-        cast to the same dtype, and kernels run outside of autocast.
+        """Append the op's rule for autocast regions. Arguments whose declared dtypes must agree are cast to one dtype.
+        Kernels run outside of autocast.
         """
         groups: dict[str, list[Arg]] = {}
         for arg in self.spec.tensors:
@@ -496,7 +497,7 @@ class PrintedOp:
             )
 
     def _print_autograd(self) -> None:
-        """Append the op's gradient and its registration, or that of an error for an op without a gradient."""
+        """Append the op's gradient and its registration. For an op without a gradient, register an error."""
         backward = self.op.gradient
         if backward is None:
             missing = f"support.no_gradient({self.spec.name!r})"
@@ -513,7 +514,7 @@ class PrintedOp:
         ]
 
     def _print_setup(self, backward: Backward) -> None:
-        """Append the function that saves the tensors and scalars which the gradient formula reads."""
+        """Append the function that saves the tensors and scalars that the gradient formula reads."""
         results = list(self.spec.results)
         positional = [a.name for a in self.spec.args if not a.keyword_only]
         keyword = [a.name for a in self.spec.args if a.keyword_only]
@@ -531,7 +532,7 @@ class PrintedOp:
         self._function(f"_{self.stem}_setup", takes, f"Keep what the backward of {self.spec.name} reads.", lines)
 
     def _print_backward(self, backward: Backward) -> None:
-        """Append the function that computes the arguments' gradients from the results', by ``backward``."""
+        """Append the function that computes the gradients of the arguments from those of the results."""
         results, positional = self.spec.results, [a for a in self.spec.args if not a.keyword_only]
         single = len(results) == 1
         lines = ["values = support.saved(ctx)", f"asked = support.asked(ctx, {len(positional)})"]
@@ -570,7 +571,7 @@ class PrintedOp:
         self._function(f"_{self.stem}_backward", "ctx, *grads", f"The gradients of {self.spec.name}.", lines)
 
     def _gradient_ops(self, backward: Backward) -> list[str]:
-        """Return the lines that call the ops of the gradient formula and collect their results in ``gradients``."""
+        """Return the lines that call the ops of the gradient formula and collect the results in ``gradients``."""
         lines = ["gradients = {}"]
         for part in backward.ops:
             op: Any = part.op
@@ -585,7 +586,7 @@ class PrintedOp:
 
 
 def _torch_op(namespace: str, name: str) -> str:
-    """Return the Python expression for a torch op, given its name with an overload or without."""
+    """Return the Python expression for a torch op. ``name`` may contain an overload."""
     packet, _, overload = name.partition(".")
     return f"torch.ops.{namespace}.{packet}.{overload or 'default'}"
 
@@ -593,7 +594,7 @@ def _torch_op(namespace: str, name: str) -> str:
 def usable_kernels(op: Op, device: str) -> list[Kernel]:
     """Return the kernels of an op on a device in the order in which they are tried, without templates.
 
-    Kernels that Triton's interpreter runs on the CPU are left out: they are those of CUDA.
+    On the CPU, Triton kernels are left out. They are the kernels of CUDA, which only Triton's interpreter runs there.
     """
     kernels = op.native_kernels(device)
     return [k for k in kernels if not (device == "cpu" and isinstance(k, LaunchedKernel))]

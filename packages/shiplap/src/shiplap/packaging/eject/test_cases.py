@@ -16,13 +16,17 @@ from shiplap.packaging.eject.printed_op import literal
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.samples import Samples
 
+# The number of cases of an op, and the seed by which they are drawn.
 CASES, SEED = 6, 0
 MOST_ELEMENTS = 4096  # of a case, since they are written as numbers
 
 
 def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
-    """Return what the tests of an ejected op read, JSON-ready: its names, its reference and test cases. Raise
-    CannotCopy for a function that draws samples and has no source to copy.
+    """Return what the tests of an ejected op read, as values for JSON. These are the op's names, its reference and test
+    cases.
+
+    ``gradient`` says whether the tests compare gradients. Raise ``CannotCopy`` if the function that draws samples has
+    no source to copy.
     """
     spec = op.spec
     named = [a.name for a in spec.args]
@@ -33,6 +37,7 @@ def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
         "reference": f"{spec.stem}_reference",
         "surrogate": copy.function(surrogate, f"{spec.stem}_surrogate") if surrogate else f"{spec.stem}_reference",
         "gradient": gradient,
+        # Random numbers, and results in any order, cannot be compared element by element.
         "compared": not spec.draws and not spec.unordered,
     }
     if op.sampler is None:
@@ -45,8 +50,8 @@ def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
 
 
 def _cases(op: Op) -> Iterator[SampleCase]:
-    """Yield small samples that the op's kernels accept: usual sizes, then absent arguments, other scalars and edge
-    sizes.
+    """Yield small samples that the op's kernels accept. Usual sizes come first, followed by absent arguments, other
+    scalars and edge sizes.
     """
     samples = Samples(op, SEED)
     taken = {d for kernels in op.kernels.values() for k in kernels for d in k.dtypes}
@@ -59,7 +64,7 @@ def _cases(op: Op) -> Iterator[SampleCase]:
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors among ``values``, and those in lists among them, in order."""
+    """Yield the tensors among ``values`` and in the lists among them, in order."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -68,7 +73,9 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _builder_sizes(op: Op, case: SampleCase) -> dict[str, Any]:
-    """Return the sizes, scalars and the dtype of a sample that the op's sample builder is called with, JSON-ready."""
+    """Return the sizes, the scalars and the dtype with which the op's sample builder makes ``case``, as values for
+    JSON.
+    """
     floats = [n for n in dict(case.recipe.dtypes).values() if getattr(torch, n).is_floating_point]
     recipe = {**{a.name: a.default for a in op.spec.scalars if a.has_default}, **dict(case.recipe.scalars)}
     sizes = {**recipe, **case.env, **dict(case.recipe.sizes), "absent": []}
@@ -78,8 +85,8 @@ def _builder_sizes(op: Op, case: SampleCase) -> dict[str, Any]:
 
 
 def _argument_as_json(value: Any) -> Any:
-    """Return an argument of a test case in JSON-ready form: a tensor with dtype, shape and data, a plain value, or the
-    text of another value.
+    """Return an argument of a test case as a value for JSON. A tensor becomes its dtype, shape and data. A plain value
+    stays, and any other value becomes its text.
     """
     if isinstance(value, (list, tuple)):
         return [_argument_as_json(v) for v in value]

@@ -53,47 +53,51 @@ ALIASING_OPERATORS = VIEWING_OPERATORS | frozenset(
 
 
 class GroupRewrite(Rewrite):
-    """A rewrite that merges calls which have the same key and are independent, where the merged call is faster.
+    """A rewrite that merges independent calls with the same key into one call where that is faster.
 
     Args:
-        least: smallest number of calls worth merging. ``most``: largest.
-        always: merge whether the model of costs says that it pays or not.
+        least: the smallest number of calls that are merged.
+        most: the largest number of calls that are merged.
+        always: if true, merge even if the model of costs predicts that it is not faster.
     """
 
     level: Level = "pre-grad"
 
     def __init__(self, *, least: int = 2, most: int = 64, always: bool = False) -> None:
-        """Set the least and the most calls that are merged, and whether costs are ignored (``always``)."""
+        """Set the least and the most calls that are merged at once. If ``always`` is true, calls are merged whatever it
+        costs.
+        """
         self.least, self.most, self.always = least, most, always
 
     @abstractmethod
     def key(self, node: Node) -> Hashable | None:
         """Return a key that is equal for calls that this rewrite could merge into one, such as linear layers of one
-        shape, or None for a node that it never merges.
+        shape. Return None for a node that is never merged.
         """
 
     @abstractmethod
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes all of ``members``, calls of one key, at once and returns a tensor for each,
-        and the arguments to call it with (nodes, constants and lists of them).
+        """Return a function that computes all of ``members`` at once, and the arguments to call it with. The members
+        have equal keys. The function returns one tensor for each member. The arguments are nodes, constants and lists
+        of these.
         """
 
     @abstractmethod
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the times that merging the calls ``members`` saves and adds on ``machine`` (measured costs of a device
-        type), or the reason, as text, why merging these never pays.
+        """Return the times that merging the calls ``members`` saves and adds on ``machine``. If merging them is never
+        faster, return the reason as text. ``machine`` holds the measured costs of a type of device.
         """
 
     def nodes(self, member: Node) -> list[Node]:
-        """Return all nodes of the graph that disappear when the call ``member`` is merged, such as the earlier calls of
-        a chain, itself included.
+        """Return all nodes that leave the graph when the call ``member`` is merged. They are ``member`` and, for a
+        chain of calls, the earlier calls of the chain.
         """
         return [member]
 
     @property
     def digest(self) -> str:
-        """The digest of what decides this rewrite's effect: the methods of its class and base classes, its options, and
-        the measured costs of devices.
+        """A digest of everything on which this rewrite's effect depends. It covers the methods of the class and its
+        base classes, the options, and the measured costs of devices.
         """
         # The whole class hierarchy counts: a change in a base class may change the merged call.
         methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
@@ -103,14 +107,14 @@ class GroupRewrite(Rewrite):
         return short_digest(*parts, *options)
 
     def describe_options(self) -> str:
-        """Return, as text for the digest, the further options of a subclass that decide what it does to a graph. There
-        are none here.
+        """Return, as text for the digest, the further options of a subclass on which its effect depends. The base class
+        has none and returns an empty text.
         """
         return ""
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Merge calls of the graph that have the same ``key`` and do not depend on each other. Yield the match of each
-        merged group, and near misses (place and reason) where such calls stay apart.
+        """Merge calls of the graph that have the same ``key`` and do not depend on each other. Yield a ``Match`` for
+        each merged group, and a ``NearMiss`` with the reason where calls of one key stay separate.
         """
         families: dict[Hashable, list[Node]] = {}
         for node in graph.nodes:
@@ -121,8 +125,8 @@ class GroupRewrite(Rewrite):
             yield from self._merge_family(graph, family)
 
     def _merge_family(self, graph: Graph, calls: list[Node]) -> Iterator[Outcome]:
-        """Merge ``calls``, which all have one key, in groups whose members do not depend on each other. Yield for each
-        group the match, or the near miss (place and reason) where it stays.
+        """Merge ``calls``, which all have one key, in groups of calls that do not depend on each other. Yield a
+        ``Match`` for each merged group, or a ``NearMiss`` with the reason if it is not merged.
         """
         alone = True
         while len(calls) >= self.least:
@@ -138,8 +142,8 @@ class GroupRewrite(Rewrite):
             calls = [n for n in calls if n not in group.members]
 
     def _merge_members(self, graph: Graph, members: list[Node]) -> Outcome:
-        """Merge the calls ``members`` into one in the graph if the estimated times say that it pays, and return the
-        match, else the near miss (place and reason).
+        """Merge the calls ``members`` into one if that is faster by the estimated times. Return the ``Match``, or a
+        ``NearMiss`` with the reason if the calls stay separate.
         """
         # All members are on one device, which is a part of their key.
         machine = machine_of_node(members[0])
@@ -156,8 +160,9 @@ class GroupRewrite(Rewrite):
         )
 
     def _near_miss(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
-        """Return the record that the call ``node`` was not merged with ``members`` because of the node ``because``: a
-        member from which it is computed, or a write or the edge of a ``no_grad`` or autocast block in between.
+        """Return a record which says that the call ``node`` was not merged with ``members`` because of the node
+        ``because``. That node is a member from which ``node`` is computed, a write, or the edge of a ``no_grad`` or
+        autocast block.
         """
         if because in members:
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
@@ -168,20 +173,20 @@ class GroupRewrite(Rewrite):
         return self.make_near_miss(node, obstacle, reason, members)
 
     def make_near_miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
-        """Return the record that the call ``node`` was not merged, with the kind of obstacle and the reason. All of
-        ``members``, the calls it would have been merged with, count as fitting.
+        """Return a record which says that the call ``node`` was not merged, with the kind of obstacle and the reason.
+        ``members`` are the calls that it would have been merged with. All of them count as fitting nodes.
         """
         count = len(members)
         return self.near_miss(RewriteObstacle(node, obstacle, reason, fitting=count), of=count)
 
 
 def may_be_returned(node: Node) -> bool:
-    """Whether the caller of the graph may get ``node`` or a view of it, so that it must not share memory with the other
-    results of a merged call.
+    """Return whether the caller of the graph may receive ``node`` or a view of it. Such a result must not share memory
+    with the other results of a merged call.
     """
 
     def views_of(user: Node) -> Iterable[Node]:
-        """Return the users of ``user`` if it may return a view of its argument, else none."""
+        """Return the users of ``user`` if it may return a view of its argument. Otherwise return nothing."""
         # A view of the result is returned as memory of the stacked tensor, which the caller could see as an alias.
         return user.users if canonical_name(user) in ALIASING_OPERATORS else ()
 
@@ -189,15 +194,15 @@ def may_be_returned(node: Node) -> bool:
 
 
 def tensor_signature(held: Any) -> tuple[Any, ...] | None:
-    """Return the properties that the tensors of merged calls must share: dtype, device, and sizes, with symbols by
-    name. None for a value that is no tensor.
+    """Return the properties that the tensors of merged calls must share, namely dtype, device and sizes. Symbolic sizes
+    are given as text. Return None for a value that is no tensor.
     """
     # Symbols by name: a comparison of symbols would add a guard.
     return (held.dtype, str(held.device), *map(str, held.shape)) if isinstance(held, Tensor) else None
 
 
 def known_tensor(node: Node) -> Tensor:
-    """Return the fake tensor of a node of which the caller knows that it stands for a tensor."""
+    """Return the fake tensor of ``node``, which must stand for a tensor."""
     meta = fake_tensor(node)
     assert meta is not None, f"{node} stands for no tensor"
     return meta

@@ -1,8 +1,8 @@
-"""The gain and the cost of merging calls in launches and passes over memory, by a model with few numbers.
+"""An estimate of the gain and the cost of merging calls, in launches and passes over memory.
 
 A launch is the time that compiled code spends between two kernels that do next to nothing. A copy is the memory that a
-generated kernel reads and writes. The numbers are low for launches and low for bandwidths, so that the model declines
-in doubt. ``benchmarks/rewrite.py`` measures the cases that the model decides (docs/rewrites-shipped.md).
+generated kernel reads and writes. The numbers for launches and for bandwidths are low, so that a doubtful merge is not
+made. ``benchmarks/rewrite.py`` measures the cases that the estimate decides (docs/rewrites-shipped.md).
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from shiplap.torch_private.graph_nodes import size_hint_of
 
 @dataclass(frozen=True)
 class Machine:
-    """The numbers that the model has for one device.
+    """The measured costs of one type of device.
 
     Attributes:
-        launch: ns of a kernel call.
-        copy: bytes that a generated kernel reads and writes in a ns. ``read``: bytes of weights that a product reads.
-        flops: of a product, in a ns.
-        horizontal: whether the code generator puts independent loops of one size into one kernel by itself.
-        ahead: whether kernels are launched while others run, so that long ones hide what launches cost.
+        launch: nanoseconds of a kernel call.
+        copy: bytes that a generated kernel reads and writes in a nanosecond.
+        read: bytes of weights that a matrix product reads in a nanosecond.
+        flops: floating-point operations of a matrix product in a nanosecond.
+        horizontal: whether the code generator puts independent loops of one size into one kernel.
+        ahead: whether kernels are launched while others run. A long kernel then hides the launches behind it.
     """
 
     launch: float
@@ -58,8 +59,13 @@ MINIMAL_GAIN = 0.10
 
 @dataclass(frozen=True)
 class MergePrice:
-    """The times of a merge in ns: of the calls as they are, saved, and added, and the work that the added time goes
-    to.
+    """The estimated times of a merge in nanoseconds.
+
+    Attributes:
+        total: time of the separate calls.
+        saved: time that the merge saves.
+        added: time that the merge adds.
+        what: the work that causes the added time, in words.
     """
 
     total: float
@@ -69,11 +75,13 @@ class MergePrice:
 
     @property
     def pays(self) -> bool:
-        """Whether the merge saves more time than it adds, by a margin of a tenth of the whole."""
+        """Whether the merge saves more time than it adds, by at least ``MINIMAL_GAIN`` of the time of the separate
+        calls.
+        """
         return self.saved - self.added > MINIMAL_GAIN * self.total
 
     def __str__(self) -> str:
-        """Return the price in one sentence: the time that merging saves, of which total, and the time that it adds."""
+        """Return the price as text, with the time that merging saves, the total time and the time that merging adds."""
         spent = (
             f"{self.what} about {_format_microseconds(self.added)}"
             if self.what
@@ -83,54 +91,54 @@ class MergePrice:
 
 
 def _format_microseconds(ns: float) -> str:
-    """Return a time in nanoseconds as text in microseconds: ``2.5 us``."""
+    """Return a time in nanoseconds as text in microseconds, such as ``2.5 us``."""
     return f"{ns / 1000:.1f} us"
 
 
 def machine_of_node(node: Node) -> Machine | None:
-    """Return the measured costs (launch, copy, arithmetic and so on) of the type of device on which ``node`` is
-    computed, or None for a type that was never measured.
+    """Return the measured costs of the type of device on which ``node`` is computed, such as the time of a launch.
+    Return None if that type was never measured.
     """
     held = fake_value(node)
     return MACHINES.get(held.device.type) if isinstance(held, Tensor) else None
 
 
 def tensor_bytes(nodes: Iterable[Node]) -> int:
-    """Return the size in bytes of the tensors that ``nodes`` compute. A symbolic size counts as in the call that is
-    being compiled.
+    """Return the size in bytes of all tensors that ``nodes`` compute. A symbolic size has the value that it has in the
+    call being compiled.
     """
     return sum(_count_elements(t) * t.itemsize for n in nodes if isinstance(t := fake_value(n), Tensor))
 
 
 def linear_ns(machine: Machine, out: Node, weight: Node) -> float:
-    """Return the estimated nanoseconds of a linear layer with the result ``out`` on ``machine``: its arithmetic and the
-    reading of ``weight``, but not its launch.
+    """Return the estimated nanoseconds of a linear layer with the result ``out`` on ``machine``. They cover the
+    arithmetic and the reading of ``weight``, but not the launch.
     """
     return linear_arithmetic_ns(machine, out, weight) + tensor_bytes([weight]) / machine.read
 
 
 def linear_arithmetic_ns(machine: Machine, out: Node, weight: Node) -> float:
-    """Return the nanoseconds of the arithmetic of a linear layer with result ``out``, as if its weights cost nothing to
-    read.
+    """Return the nanoseconds of the arithmetic of a linear layer with result ``out``. The time to read its weights is
+    not included.
     """
     # Two operations, a product and a sum, for each element of the result and each input width.
     return 2 * _count_elements(fake_value(out)) * size_hint_of(fake_value(weight).shape[1]) / machine.flops
 
 
 def visible_launch_ns(machine: Machine, hidden: float) -> float:
-    """Return the nanoseconds that launching one more kernel adds. Where launches run ahead of the device, a kernel that
-    computes for ``hidden`` ns before it hides that part of the launch.
+    """Return the nanoseconds that launching one more kernel adds. ``hidden`` is the time for which the kernel before it
+    computes. On a device where launches run ahead, the launch overlaps with that time.
     """
     # Where kernels are launched ahead, a launch is hidden by the kernel that runs meanwhile.
     return max(0.0, machine.launch - hidden) if machine.ahead else machine.launch
 
 
 def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
-    """Return how many kernels are needed to copy the tensors of each of ``stacks`` side by side into one tensor, at
+    """Return how many kernels copy the tensors of each of ``stacks`` side by side into one tensor. The number is at
     least one.
 
-    A stack needs one kernel if it is short, or if its inputs have fixed sizes (a "foreach" kernel). Else each operand
-    has a kernel of its own, unless the kernel that computes the operand writes it there.
+    A stack that is short, or whose inputs have fixed sizes, needs one "foreach" kernel. In any other stack, each
+    operand needs a kernel unless the kernel that computes it writes it into the stack.
     """
     # One generated loop stacks everything.
     if machine.horizontal:
@@ -147,7 +155,9 @@ def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
 
 
 def _is_fixed_input(node: Node) -> bool:
-    """Whether ``node`` is an input of the graph whose sizes are fixed, or an entry of such an input, as by ``x[0]``."""
+    """Return whether ``node`` is an input of the graph with fixed sizes, or a slice of such an input such as
+    ``x[0]``.
+    """
     fixed = isinstance(held := fake_value(node), Tensor) and all(isinstance(n, int) for n in held.shape)
     # An entry of an input is as fixed in memory as the input.
     while canonical_name(node) in ENTRY_OPERATORS and isinstance(source := node.args[0], Node):
@@ -156,8 +166,8 @@ def _is_fixed_input(node: Node) -> bool:
 
 
 def _needs_copy(node: Node) -> bool:
-    """Whether stacking ``node`` with other tensors needs a kernel that copies it. A pointwise result with a single
-    reader is written into the stack at once.
+    """Return whether stacking ``node`` with other tensors needs a kernel that copies it. A pointwise result with a
+    single reader needs none, because its kernel writes it into the stack.
     """
     packet = getattr(torch.ops.aten, str(canonical_name(node)), None) if node.op.startswith("call") else None
     tags = getattr(packet, packet.overloads()[0]).tags if packet is not None else ()
@@ -165,5 +175,5 @@ def _needs_copy(node: Node) -> bool:
 
 
 def _count_elements(t: Tensor) -> int:
-    """Return the number of elements of ``t``. A symbolic size counts as in the call that is being compiled."""
+    """Return the number of elements of ``t``. A symbolic size has the value that it has in the call being compiled."""
     return math.prod(size_hint_of(n) for n in t.shape)

@@ -1,5 +1,6 @@
-"""Find the calls of a graph that may be made as one: none is computed from another, and nothing is written in
-between.
+"""Find the calls of a graph that can be made as one call.
+
+None of these calls is computed from another, and nothing is written in between.
 """
 
 from __future__ import annotations
@@ -12,27 +13,26 @@ from shiplap.rewrite.graph import barrier_reason
 
 
 class IndependentCalls:
-    """The calls that may be merged, and the first call that may not join them, with its reason.
+    """The calls that may be merged, and the first call that may not join them, with the reason.
 
     Attributes:
-        members: at least one, in graph order.
-        left: the first call that was left out, or None. ``because``: the call it is computed from, or the node that
-            writes to a tensor in between.
+        members: the calls that may be merged, at least one, in graph order.
+        left: the first call that was left out, or None.
+        because: the member from which ``left`` is computed, or the node in between that calls must not be moved past,
+            such as a write. It is None if ``left`` is None.
     """
 
     def __init__(self, members: list[Node], left: Node | None, because: Node | None) -> None:
-        """Keep the calls that may be merged, the first call that was left out, and the node that is the reason for
-        that.
-        """
+        """Set the calls that may be merged, the first call that was left out, and the node that is the reason."""
         self.members, self.left, self.because = members, left, because
 
 
 def independent_calls(graph: Graph, calls: Sequence[Node], most: int) -> IndependentCalls:
-    """Return the first of ``calls`` with those behind it that are independent of each other, at most ``most``, and the
-    first call that was left out.
+    """Return a group of calls that are independent of each other, and the first call that was left out. The group
+    consists of the first of ``calls`` and later calls, at most ``most`` in all.
 
-    ``calls`` are in graph order. Merging the returned calls leaves the graph without a cycle. A second group that was
-    found before the first was merged may close a cycle: search again after each merge.
+    ``calls`` are in graph order. Merging the returned calls leaves the graph without a cycle. Search again after each
+    merge, since a second group that was found before the merge may close a cycle.
     """
     # Sets of calls are integers with a bit per call: each node of the graph needs a set, and large graphs have many
     # nodes.

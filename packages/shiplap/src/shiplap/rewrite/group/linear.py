@@ -1,4 +1,4 @@
-"""Merge linear layers: those of one shape become one batched product, those of one input one wide product."""
+"""Merge linear layers. Layers of one shape become one batched product, and layers of one input one wide product."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from shiplap.torch_private.dynamo import is_folded
 
 
 def linear_operands(node: Node) -> tuple[Node, Node, Node | None] | None:
-    """Return input, weight and bias (or None) of a linear layer on at least one row, or None for any other node."""
+    """Return the input, the weight and the bias (or None) of a linear layer on at least one row. Return None for any
+    other node.
+    """
     if node.op not in ("call_function", "call_method") or canonical_name(node) != "linear":
         return None
     given = canonical_arguments(node)
@@ -44,8 +46,8 @@ def linear_operands(node: Node) -> tuple[Node, Node, Node | None] | None:
 
 
 def _operands_by_kind(members: Sequence[Node]) -> tuple[list[Node], list[Node], list[Node]]:
-    """Return the inputs, the weights and the biases of the linear layers ``members``, as three lists. Absent biases are
-    left out.
+    """Return the inputs, the weights and the biases of the linear layers ``members`` as three lists. The list of biases
+    omits layers without one.
     """
     parts = [linear_operands(m) for m in members]
     calls = [c for c in parts if c is not None]
@@ -53,8 +55,8 @@ def _operands_by_kind(members: Sequence[Node]) -> tuple[list[Node], list[Node], 
 
 
 def find_stacked_tensor(xs: Sequence[Node]) -> Node | None:
-    """Return the node of the tensor whose entries along the first dim are exactly ``xs``, each once and in order, or
-    None.
+    """Return the node of the tensor whose slices ``x[0]``, ``x[1]`` and so on are exactly ``xs``, in this order. Return
+    None if there is no such tensor.
     """
     entries = [_entry_and_index(x) for x in xs]
     base = entries[0][0] if entries[0] else None
@@ -65,8 +67,8 @@ def find_stacked_tensor(xs: Sequence[Node]) -> Node | None:
 
 
 def _entry_and_index(node: Node) -> tuple[Any, Any] | None:
-    """Return the tensor ``x`` and the index ``i`` if ``node`` is ``x[i]``, ``x.select(0, i)`` or ``x.unbind()[i]``, or
-    None for any other node.
+    """Return the tensor ``x`` and the index ``i`` if ``node`` is ``x[i]``, ``x.select(0, i)`` or ``x.unbind()[i]``.
+    Return None for any other node.
     """
     if not node.op.startswith("call"):
         return None
@@ -78,23 +80,25 @@ def _entry_and_index(node: Node) -> tuple[Any, Any] | None:
     source, index = node.args
     if isinstance(source, Node) and source.op.startswith("call") and canonical_name(source) == "unbind":
         given = canonical_arguments(source)
+        # The default dim, 0, is left out of the arguments.
         return None if "dim" in given else (given.get("input"), index)
     return source, index
 
 
 class StackedLinears(GroupRewrite):
-    """A rewrite of independent linear layers of one shape, each with its own input, to one ``bmm`` of stacked operands.
+    """A rewrite which replaces independent linear layers of one shape, each with its own input, by one ``bmm`` of
+    stacked operands.
 
-    Inputs that are the entries of one tensor are replaced by that tensor. Biases are added to the results, where they
-    join the pointwise operators behind: stacked, each would be a copy.
+    If the inputs are the slices of one tensor, that tensor is used directly. Biases are added to the separate results.
+    There the addition fuses with the pointwise operators that follow, whereas stacked biases would have to be copied.
     """
 
     name = "batch_linear"
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for linear layers that can be stacked, with sizes and dtypes of input and weight,
-        and whether there is a bias. None for other calls.
+        """Return a key that is equal for linear layers that can be stacked. It holds the sizes and dtypes of input and
+        weight, and whether there is a bias. Return None for other calls.
         """
         linear = linear_operands(node)
         if linear is None:
@@ -103,13 +107,15 @@ class StackedLinears(GroupRewrite):
         return (tensor_signature(fake_tensor(x)), tensor_signature(fake_tensor(weight)), bias is None)
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes all layers as one ``bmm``, and its arguments, the operands of all members."""
+        """Return a function that computes all layers as one ``bmm``, and its arguments. They are the operands of all
+        members.
+        """
         xs, weights, biases = _operands_by_kind(members)
         return _batched_linears, (find_stacked_tensor(xs) or xs, weights, biases, [may_be_returned(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking operands, or the
-        reason, as text, against merging layers that share an input.
+        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking operands. If the
+        layers share an input, return the reason not to merge them as text.
         """
         xs, weights, _ = _operands_by_kind(members)
         if len(set(xs)) == 1:
@@ -125,8 +131,8 @@ class StackedLinears(GroupRewrite):
         return MergePrice(count * machine.launch + work, saved, added, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs (functions with example arguments) on which the rewrite is proven: independent linear layers
-        on the entries of one tensor, in and out of order.
+        """Yield functions with example arguments on which the rewrite is proven. They apply independent linear layers
+        to the slices of one tensor, in order and in reverse order.
         """
         kinds = (
             (3, True, (3,), _layers_of_entries),
@@ -144,7 +150,7 @@ def _batched_linears(
     xs: Tensor | list[Tensor], weights: list[Tensor], biases: list[Tensor], own: list[bool]
 ) -> list[Tensor]:
     """Return the results of linear layers, one for each of ``xs`` with its weight and bias, computed as one ``bmm``.
-    ``own`` says for each result whether it must not share memory with the others.
+    ``own[i]`` is true if result ``i`` must not share memory with the others.
     """
     stacked = torch.stack(xs) if isinstance(xs, list) else xs
     # bmm takes three dims, so that leading dims of the rows become one.
@@ -157,43 +163,45 @@ def _batched_linears(
 
 
 def _layers_of_entries(x: Tensor, weights: Tensor, biases: Tensor | None = None) -> Tensor:
-    """Return the results of a linear layer on each entry of ``x``, concatenated."""
+    """Return the concatenated results of one linear layer for each slice of ``x`` along the first dim."""
     return _run_layers(x.unbind(0), weights, biases)
 
 
 def _layers_of_reversed_entries(x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """Return the results of a linear layer on each entry of ``x`` in reverse order, concatenated, so that ``x`` is not
-    the stack of the inputs.
+    """Return the concatenated results of one linear layer for each slice of ``x`` along the first dim, in reverse
+    order. Stacking the inputs therefore does not give ``x``.
     """
     return _run_layers(x.unbind(0)[::-1], weights, biases)
 
 
 def _run_layers(xs: Sequence[Tensor], weights: Tensor, biases: Tensor | None) -> Tensor:
-    """Return the results of one linear layer per input, each behind a ReLU, concatenated along the last dim."""
+    """Return the results of one linear layer for each input, each followed by a ReLU, concatenated along the
+    last dim.
+    """
     parts = biases.unbind(0) if biases is not None else [None] * len(xs)
     layers = zip(xs, weights.unbind(0), parts, strict=True)
     return torch.cat([torch.relu(F.linear(*layer)) for layer in layers], -1)
 
 
 class WideLinears(GroupRewrite):
-    """A rewrite of linear layers of one input (query, key and value; gate and up) to one product with the weights side
-    by side.
+    """A rewrite which replaces linear layers of one input by one product with their weights side by side. Examples are
+    query, key and value, or gate and up.
     """
 
     name = "shared_input_linears"
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for linear layers of one input: that input, whether there is a bias, and the dtype
-        of the weight. None for other calls.
+        """Return a key that is equal for linear layers of one input. It holds that input, whether there is a bias, and
+        the dtype of the weight. Return None for other calls.
         """
         linear = linear_operands(node)
         # The input itself is in the key: only layers of one input have one product.
         return None if linear is None else (linear[0], linear[2] is None, str(known_tensor(linear[1]).dtype))
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes all layers as one product, and its arguments: the shared input, the weights
-        and the biases.
+        """Return a function that computes all layers as one product, and its arguments. The arguments are the shared
+        input, the weights and the biases.
         """
         xs, weights, biases = _operands_by_kind(members)
         return _wide_linear, (xs[0], weights, biases)
@@ -215,7 +223,7 @@ class WideLinears(GroupRewrite):
         return MergePrice(len(members) * machine.launch + work, (len(members) - 1) * machine.launch, added, what)
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs (functions with example arguments) on which the rewrite is proven: several linear layers of
+        """Yield functions with example arguments on which the rewrite is proven. They apply several linear layers to
         one input, with and without biases.
         """
         for sizes, bias, rows in (((8, 4, 4), True, (3,)), ((6, 6), False, (2, 5)), ((4, 4), True, (1,))):
@@ -237,13 +245,13 @@ def _wide_linear(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list
 
 
 def _make_projections(count: int, bias: bool) -> Any:
-    """Return a function of an input, ``count`` weights and, if ``bias``, as many biases, that computes ``count`` linear
-    layers.
+    """Return a function that computes ``count`` linear layers. It takes an input, the weights and, if ``bias`` is true,
+    as many biases.
     """
 
     def layers(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Return the results of all linear layers of ``x``, each behind a tanh. ``parameters`` are the weights, then
-        the biases if there are any.
+        """Return the results of all linear layers of ``x``, each followed by a tanh. ``parameters`` are the weights,
+        then the biases if there are any.
         """
         biases = parameters[count:] if bias else [None] * count
         return tuple(torch.tanh(F.linear(x, w, b)) for w, b in zip(parameters[:count], biases, strict=True))

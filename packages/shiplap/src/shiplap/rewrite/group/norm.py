@@ -20,15 +20,15 @@ DEFAULT_EPS = 1e-5
 
 
 class StackedNorms(GroupRewrite):
-    """A rewrite of independent layer norms of one shape, each with its own input, scale and shift, to one norm of
-    stacked inputs.
+    """A rewrite which replaces independent layer norms of one shape by one norm of their stacked inputs. Each norm may
+    have its own input, scale and shift.
     """
 
     name = "batch_layer_norm"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for layer norms of one shape: sizes, dtypes, normalized shape and eps. None for
-        other calls.
+        """Return a key that is equal for layer norms that can be stacked. It holds sizes, dtypes, the normalized shape
+        and eps. Return None for other calls.
         """
         if not node.op.startswith("call") or canonical_name(node) != "layer_norm":
             return None
@@ -48,8 +48,8 @@ class StackedNorms(GroupRewrite):
         )
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes all norms as one of stacked rows, and its arguments, the inputs, scales and
-        shifts of all members.
+        """Return a function that computes all norms as one norm of stacked rows, and its arguments. The arguments
+        include the inputs, scales and shifts of all members.
         """
         calls = [canonical_arguments(m) for m in members]
         scales, shifts = ([c[k] for c in calls if c.get(k) is not None] for k in ("weight", "bias"))
@@ -64,8 +64,8 @@ class StackedNorms(GroupRewrite):
         )
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking inputs, or a reason,
-        as text, where the code generator fuses independent loops anyway.
+        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking inputs. If the code
+        generator of ``machine`` fuses independent loops anyway, return that reason as text.
         """
         # Independent loops are fused by the code generator already.
         if machine.horizontal:
@@ -75,7 +75,7 @@ class StackedNorms(GroupRewrite):
         return MergePrice(total, (len(members) - 1) * machine.launch, moved, "stacking the inputs costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs (functions with example arguments) on which the rewrite is proven: five independent layer
+        """Yield functions with example arguments on which the rewrite is proven. They compute five independent layer
         norms, with and without scale and shift.
         """
         for rows, affine in (((3,), True), ((2, 4), False)):
@@ -87,8 +87,8 @@ class StackedNorms(GroupRewrite):
 def _norm_stacked_rows(
     xs: list[Tensor], shape: list[int], scales: list[Tensor], shifts: list[Tensor], eps: float, own: list[bool]
 ) -> list[Tensor]:
-    """Return the results of layer norms over ``shape``, computed as one norm of the stacked inputs ``xs`` in float32
-    and rounded once. ``own`` says for each result whether it must not share memory with the others.
+    """Return the results of layer norms over ``shape``, computed as one norm of the stacked inputs ``xs``. The norm is
+    computed in float32 and rounded once. ``own[i]`` is true if result ``i`` must not share memory with the others.
     """
     stacked = torch.stack(xs)
     out = F.layer_norm(stacked.to(torch.promote_types(stacked.dtype, torch.float32)), shape, eps=eps)
@@ -104,7 +104,9 @@ def _norm_stacked_rows(
 
 
 def _run_norms(x: Tensor, scales: Tensor | None = None, shifts: Tensor | None = None) -> Tensor:
-    """Return the results of one layer norm per entry of ``x``, each behind a ReLU, concatenated."""
+    """Return the concatenated results of one layer norm for each slice of ``x`` along the first dim, each followed by a
+    ReLU.
+    """
     absent = [None] * len(x)
     parts = zip(
         x.unbind(0),

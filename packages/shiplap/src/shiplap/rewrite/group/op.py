@@ -23,18 +23,21 @@ CALLS_IN_PROOF = 3  # calls in a program of the proof
 
 
 class JoinedCalls(GroupRewrite):
-    """A rewrite of independent calls of ``op`` that differ only in the arguments with ``dim`` to one call, concatenated
-    along it.
+    """A rewrite that joins independent calls of ``op`` into one call by concatenating their arguments along ``dim``.
+    The calls must be equal in all arguments without that dim.
 
     Args:
-        op: with ``op.batches(...)``. ``dim``: one of those it names.
+        op: the op, which declares by ``op.batches(...)`` that its calls may be joined.
+        dim: one of the dims that ``op.batches`` names.
 
     Raises:
-        ShiplapError: SL117 if ``op`` does not declare ``dim``.
+        ShiplapError: ``SL117`` if ``op`` does not declare ``dim``.
     """
 
     def __init__(self, op: Op, dim: str, **options: Any) -> None:
-        """Set the op and the dim along which its calls are joined. ``options`` are those of ``GroupRewrite``."""
+        """Set the op and the dim along which its calls are joined. ``options`` are those of ``GroupRewrite``. Raise
+        ``SL117`` if the op does not declare ``dim``.
+        """
         super().__init__(**options)
         batching = next((b for b in op.batching if b.dim == dim), None)
         if batching is None:
@@ -50,26 +53,26 @@ class JoinedCalls(GroupRewrite):
 
     @property
     def code_is_fully_hashed(self) -> bool:
-        """Always False, since the kernels of the op decide the results as well."""
+        """Always false, because the results also depend on the kernels of the op, which ``digest`` does not cover."""
         return False  # the kernels of the op decide as well
 
     def describe_options(self) -> str:
-        """Return the key of the op's code and the declared way of joining its calls, as a text that becomes a part of
-        the rewrite's digest.
+        """Return the further text for the rewrite's digest. It holds the key of the op's code and the declared way to
+        join its calls.
         """
         return f"{compile_cache_key.op_cache_key(self.op)} {self.batching}"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for calls of the op that can be joined into one: arguments that have the joined
-        dim differ at most in its size, and all others are the same. None for other calls.
+        """Return a key that is equal for calls of the op that can be joined into one. In such calls, arguments with the
+        joined dim differ at most in its size, and all other arguments are equal. Return None for other calls.
         """
         if node.op != "call_function" or canonical_name(node) != self.op.spec.name:
             return None
         return tuple(_unjoined_properties(v, at) for v, at in zip(self._arguments(node), self._places(), strict=True))
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that makes one call of the op on the members' arguments, concatenated along the joined dim,
-        and splits the result, and the arguments of that function.
+        """Return a function that computes all of ``members`` by one call of the op, and the arguments of that function.
+        The function concatenates the members' arguments along the joined dim, calls the op and splits its result.
         """
         calls = [self._arguments(m) for m in members]
         joined = [
@@ -94,8 +97,8 @@ class JoinedCalls(GroupRewrite):
         return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, added, "joining arguments costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs (functions with example arguments) on which the rewrite is proven: three calls of the op each,
-        with different values, so that exchanged results would be noticed.
+        """Yield functions with example arguments on which the rewrite is proven. Each calls the op three times with
+        different values, so that exchanged results would be noticed.
         """
         samples = Samples(self.op, 0)
         # Absent arguments change which arguments are joined.
@@ -105,8 +108,9 @@ class JoinedCalls(GroupRewrite):
             yield self._program(draws, case.label)
 
     def _program(self, draws: Sequence[tuple[Any, ...]], label: str) -> Program:
-        """Return a program (a function with arguments) that calls the op once for each of ``draws``, the arguments of a
-        call, and is used to prove this rewrite. ``label`` names it in findings.
+        """Return a program that calls the op once for each of ``draws``. A program is a function with arguments, on
+        which this rewrite is proven. Each of ``draws`` holds the arguments of one call. ``label`` names the program in
+        findings.
         """
         places = self._places()
         shared = [draws[0][i] if at is None else None for i, at in enumerate(places)]
@@ -115,22 +119,24 @@ class JoinedCalls(GroupRewrite):
         return Program(_make_separate_calls(self.op, shared, own), tuple(flat), f"{CALLS_IN_PROOF} x {label}")
 
     def _places(self) -> list[int | None]:
-        """Return for each argument of the op the position of the dim along which calls are joined, or None where the
-        argument does not have that dim.
+        """Return, for each argument of the op, the position of the dim along which calls are joined. It is None for an
+        argument that does not have that dim.
         """
         joined = dict(self.batching.joined)
         return [joined.get(a.name) for a in self.op.spec.args]
 
     def _arguments(self, node: Node) -> list[Any]:
-        """Return the arguments of the call ``node`` in declared order, absent ones as their default."""
+        """Return the arguments of the call ``node`` in declared order. An absent argument is returned as its default,
+        or as None if it has no default.
+        """
         spec = self.op.spec.args
         given = [*node.args, *(node.kwargs.get(a.name, a.default) for a in spec[len(node.args) :])]
         return [None if v is ... else v for v in given]
 
 
 def _unjoined_properties(given: Any, at: int | None) -> Hashable:
-    """Return what must be equal in an argument of calls that are joined: the value itself where ``at`` is None, else
-    dtype, device and sizes of the tensor without the size at the dim ``at``.
+    """Return the part of an argument that must be equal in calls that are joined. If ``at`` is None, it is the value
+    itself. Otherwise it is the dtype, the device and the sizes of the tensor, without the size of dim ``at``.
     """
     held = fake_tensor(given)
     if at is None or held is None:
@@ -140,13 +146,14 @@ def _unjoined_properties(given: Any, at: int | None) -> Hashable:
 
 
 def _make_joined_call(op: Op, places: Sequence[int | None], out: int) -> Callable[..., list[Tensor]]:
-    """Return a function that concatenates the arguments of several calls at the dims in ``places`` (None: not joined),
-    calls ``op`` once, and splits the result along the dim ``out``.
+    """Return a function that computes several calls of ``op`` by one call. It concatenates the arguments at the dims in
+    ``places``, where None stands for an argument that is not joined. It splits the result along the dim ``out``.
     """
 
     def call(joined: list[Any], first: list[Any]) -> list[Tensor]:
-        """Return the results of all joined calls of the op, computed by one call. ``joined`` holds, for each joined
-        argument, the values of all calls, and ``first`` the other arguments.
+        """Return the results of all joined calls of the op, computed by one call. ``joined`` holds for each joined
+        argument the values of all calls. ``first`` holds the arguments of the first call, from which those that are not
+        joined are taken.
         """
         parts = list(zip(joined, first, places, strict=True))
         args = [v if own is None or at is None else torch.cat(own, at) for own, v, at in parts]
@@ -159,15 +166,15 @@ def _make_joined_call(op: Op, places: Sequence[int | None], out: int) -> Callabl
 
 
 def _make_separate_calls(op: Op, shared: Sequence[Any], own: Sequence[Any]) -> Callable[..., Any]:
-    """Return a function of tensors that calls ``op`` three times: with the arguments ``shared`` by all calls, and those
-    that each has of its ``own``.
+    """Return a function of tensors that calls ``op`` three times. ``shared`` holds the arguments that all calls have in
+    common. ``own`` holds for each other argument one value per call.
 
-    Its tensors arrive one by one, since a program takes tensors and scalars only.
+    The tensors are separate parameters of the function, because a program takes only tensors and scalars.
     """
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the sine of the result of each call of the op. ``tensors`` are the shared tensor arguments, then those
-        of each call.
+        """Return the sine of the result of each call of the op. ``tensors`` are the shared tensor arguments, followed
+        by those of each call.
         """
         given = iter(tensors)
         common = [next(given) if isinstance(v, Tensor) else v for v in shared]

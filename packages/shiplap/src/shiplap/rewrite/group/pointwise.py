@@ -19,18 +19,19 @@ SHORTEST_CHAIN = 2  # operators; a chain of one is not worth stacking its operan
 
 
 class StackedChains(GroupRewrite):
-    """A rewrite of independent chains of the same pointwise operators, on operands of the same sizes, to one chain of
-    stacked operands.
+    """A rewrite which replaces independent chains of the same pointwise operators, on operands of the same sizes, by
+    one chain of stacked operands.
 
-    A chain ends where its result has several users or one that is not pointwise. Runs after autograd, on ATen.
+    A chain ends where its result has several users, or a user that is not pointwise. The rewrite runs after autograd,
+    on ATen operators.
     """
 
     name = "batch_pointwise"
     level: Level = "post-grad"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for chains of the same pointwise calls, each the only reader of the one before, if
-        such a chain of two or more calls ends at ``node``, else None.
+        """Return a key that is equal for chains of the same pointwise calls, if a chain of two or more calls ends at
+        ``node``. In a chain, only the next call reads the result of each call. Return None for other nodes.
         """
         chain = self.nodes(node) if _ends_chain(node) else []
         if len(chain) < SHORTEST_CHAIN:
@@ -41,8 +42,8 @@ class StackedChains(GroupRewrite):
         return (tensor_signature(fake_tensor(node)), tuple(steps))
 
     def nodes(self, member: Node) -> list[Node]:
-        """Return the nodes of the chain of pointwise calls, each the only reader of the one before, that ends at
-        ``member``, first call first.
+        """Return the nodes of the chain of pointwise calls that ends at ``member``, from the first call to the last. In
+        a chain, only the next call reads the result of each call.
         """
         chain = [member]
         while inner := next((n for n in chain[0].all_input_nodes if _is_chain_step(n, chain[0])), None):
@@ -50,16 +51,16 @@ class StackedChains(GroupRewrite):
         return chain
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes the members' chains of pointwise calls at once, on stacked operands, and its
-        arguments, the operands of all chains.
+        """Return a function that computes the members' chains of pointwise calls at once on stacked operands, and its
+        arguments. The arguments include the operands of all chains.
         """
         chains = [self.nodes(m) for m in members]
         operands = [list(row) for row in zip(*map(_chain_operands, chains), strict=True)]
         return _make_stacked_chain(chains[0]), (operands, [may_be_returned(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking operands, or a reason,
-        as text, where the code generator fuses independent loops anyway.
+        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking operands. If the code
+        generator of ``machine`` fuses independent loops anyway, return that reason as text.
         """
         if machine.horizontal:
             return HORIZONTAL_REASON
@@ -70,16 +71,16 @@ class StackedChains(GroupRewrite):
         return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, moved, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs (functions with example arguments) on which the rewrite is proven: four independent chains of
-        pointwise operators.
+        """Yield functions with example arguments on which the rewrite is proven. They compute four independent chains
+        of pointwise operators.
         """
         for rows in ((3, 8), (5,)):
             yield Program(_run_chains, (torch.randn(4, *rows), torch.randn(4, *rows)), f"4 chains of {list(rows)}")
 
 
 def _is_dense_pointwise(node: Node) -> bool:
-    """Whether ``node`` is a pointwise call whose result is contiguous and whose operands all have the shape of the
-    result, so that it can be stacked.
+    """Return whether ``node`` is a pointwise call that can be stacked. Its result must be contiguous, and all operands
+    must have the shape of the result.
     """
     held = fake_tensor(node)
     if held is None or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
@@ -90,8 +91,8 @@ def _is_dense_pointwise(node: Node) -> bool:
 
 
 def _is_chain_step(node: Node, user: Node) -> bool:
-    """Whether ``node`` and ``user`` may be neighbours in a chain of pointwise calls: ``user`` is the only reader of the
-    pointwise call ``node``, and both results have one shape.
+    """Return whether ``node`` and ``user`` may be neighbours in a chain of pointwise calls. ``user`` must be the only
+    reader of ``node``, and both results must have one shape.
     """
     return (
         _is_dense_pointwise(node)
@@ -101,8 +102,8 @@ def _is_chain_step(node: Node, user: Node) -> bool:
 
 
 def _ends_chain(node: Node) -> bool:
-    """Whether the pointwise call ``node`` is the last of a chain of such calls, each the only reader of the one before:
-    its result has several readers, or one that does not continue the chain.
+    """Return whether the pointwise call ``node`` is the last of a chain, in which only the next call reads the result
+    of each call. The last result has several readers, or one that does not continue the chain.
     """
     if not _is_dense_pointwise(node):
         return False
@@ -111,15 +112,15 @@ def _ends_chain(node: Node) -> bool:
 
 
 def _previous_chain_step(user: Node) -> Node | None:
-    """Return the input of the call ``user`` that precedes it in a chain: a pointwise call of the same shape that only
-    ``user`` reads, or None.
+    """Return the input of the call ``user`` that precedes it in a chain. That input is a pointwise call of the same
+    shape that only ``user`` reads. Return None if there is none.
     """
     return next((n for n in user.all_input_nodes if _is_chain_step(n, user)), None)
 
 
 def _step_form(given: Any, place: dict[Node, int]) -> str:
-    """Return the argument ``given`` of a call in a chain as text that is equal for equal chains: earlier calls by their
-    number in ``place``, operands by their properties, constants by value.
+    """Return the argument ``given`` of a call in a chain as text that is equal for equal chains. An earlier call is
+    written as its number in ``place``, an operand as its properties, and a constant as its value.
     """
     if isinstance(given, Node):
         return f"step {place[given]}" if given in place else f"operand {tensor_signature(fake_tensor(given))}"
@@ -145,14 +146,16 @@ def _nodes_read(step: Node) -> list[Node]:
 
 
 def _make_stacked_chain(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
-    """Return the chain of pointwise calls as a function of its operands, each a list with one tensor per member, and of
-    ``own``, which says for each result whether it must not share memory with the others.
+    """Return a function that computes the chain of pointwise calls once for all members on stacked tensors. It takes
+    the operands of the chain, each as a list with one tensor per member. Its second argument ``own`` holds for each
+    result whether it must not share memory with the others.
     """
     inside = set(chain)
 
     def run(operands: list[list[Tensor]], own: list[bool]) -> list[Tensor]:
-        """Return the result of the chain for each member, computed once on stacked tensors. ``operands`` holds, for
-        each value that the chain reads, the members' tensors. ``own`` says which results must not share memory.
+        """Return the result of the chain for each member, computed once on stacked tensors. ``operands`` holds the
+        members' tensors for each value that the chain reads. ``own[i]`` is true if result ``i`` must not share memory
+        with the others.
         """
         # In the order in which the steps read their operands.
         given = iter([torch.stack(each) for each in operands])
@@ -169,8 +172,8 @@ def _make_stacked_chain(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
 
 
 def _run_chains(x: Tensor, y: Tensor) -> Tensor:
-    """Return the results of four chains of pointwise operators on the entries of ``x`` and ``y``, each behind a
-    cumulative sum.
+    """Return the results of four chains of pointwise operators, each followed by a cumulative sum. Each chain reads one
+    slice of ``x`` and one of ``y`` along the first dim.
     """
     chains = [torch.tanh(a * b + 1.0) for a, b in zip(x.unbind(0), y.unbind(0), strict=True)]
     # A cumulative sum is not pointwise, so each chain ends ahead of it.

@@ -1,10 +1,16 @@
 """Rewrite attention written out, ``softmax(q @ k.T * scale + mask) @ v``, to torch's ``scaled_dot_product_attention``.
 
-Attention is recognised by its computation, not by one spelling. From each softmax over the last dim the pass follows
-the scores up to the product of queries and keys, and the weights down to the product with the values. On the way it
-understands casts, dropout of an evaluated model, scaling by a constant (of queries, keys or scores), additive masks and
-biases of any shape that broadcasts, masks that are filled in, views that keep the last two dims, and ``baddbmm``.
-Dropout that drops is left alone, since the fused kernel would draw other numbers.
+Attention is recognised by its computation, not by one way of writing it. From each softmax over the last dim the pass
+follows the scores up to the product of queries and keys. It follows the weights down to the product with the values.
+The pass supports these calls in between:
+
+- casts, and dropout of an evaluated model
+- scaling of queries, keys or scores by a constant
+- additive masks and biases of any shape that broadcasts, and masks that are filled in
+- views that keep the last two dims
+- ``baddbmm``
+
+Attention with active dropout is not replaced, since the fused kernel would draw other numbers.
 """
 
 from __future__ import annotations
@@ -58,21 +64,22 @@ from shiplap.rewrite.shipped.softmax_region import SOFTMAX_OPERATORS, find_regio
 
 
 class AttentionRewrite(Rewrite):
-    """A rewrite that puts ``scaled_dot_product_attention`` where a graph computes it step by step."""
+    """A rewrite that puts ``scaled_dot_product_attention`` where a graph computes attention step by step."""
 
     name = "attention"
     level: Level = "pre-grad"
     anchors = SOFTMAX_OPERATORS | {"log_softmax", "_log_softmax", "exp"}
 
     def __init__(self, *, always: bool = False, visible_rows: bool = False) -> None:
-        """Set the options. ``always`` rewrites also where torch has no fused kernel that pays. ``visible_rows`` says
-        that no mask hides all columns of a row, so that attention with any mask is rewritten in training, too.
+        """Set the options. If ``always`` is true, attention is replaced even if torch has no fused kernel that is
+        faster. If ``visible_rows`` is true, no mask is assumed to hide all columns of a row. Attention with any mask is
+        then replaced in training, too.
         """
         self.always, self.visible_rows = always, visible_rows
 
     @property
     def digest(self) -> str:
-        """The digest of the code that finds and replaces attention, and of the two options."""
+        """A digest of the code that finds and replaces attention, and of the two options."""
         of = code_digest(
             AttentionRewrite.apply,
             AttentionRewrite._replace_attention,
@@ -87,20 +94,21 @@ class AttentionRewrite(Rewrite):
         return short_digest(of, self.always, self.visible_rows)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs (functions with arguments) on which the rewrite is proven: attention as models spell
-        it.
+        """Return the functions with arguments on which the rewrite is proven. They compute attention in the ways in
+        which models write it.
         """
         return attention_programs()
 
     def may_match(self, graph: Graph) -> bool:
-        """Whether ``graph`` has a softmax, as a call or written out with ``exp``."""
+        """Return whether ``graph`` has a softmax, as one call or written out with ``exp``."""
         return super().may_match(graph) or any(map(is_softmax_by_hand, graph.nodes))
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace the attention around each softmax of ``graph`` by torch's fused call, and yield matches, and near
-        misses (place and reason) where one stays.
+        """Replace the attention around each softmax of ``graph`` by torch's fused call. Yield a ``Match`` for each
+        replaced attention, and a ``NearMiss`` with the reason for each that stays.
         """
         remove_dead_calls(graph)
+        # A list, since replacements add nodes to the graph and remove others.
         for node in list(graph.nodes):
             if _is_softmax(node) or is_softmax_by_hand(node) or is_unnormalized_softmax(node):
                 try:
@@ -111,9 +119,9 @@ class AttentionRewrite(Rewrite):
                     yield outcome
 
     def _replace_attention(self, graph: Graph, softmax: Node) -> Outcome | None:
-        """Replace the attention around one softmax and return the match, a near miss (place and reason) where it stays,
-        or None for a softmax that belongs to no attention. Raise ``RewriteObstacle`` for an attention that the fused
-        call cannot compute.
+        """Replace the attention around one softmax. Return the ``Match``, or a ``NearMiss`` with the reason if it
+        stays. Return None if the softmax belongs to no attention. Raise ``RewriteObstacle`` if the fused call cannot
+        compute the attention.
         """
         if not _is_softmax(softmax) or not is_over_last_dim(softmax):
             return _raise_if_attention(softmax)
@@ -143,9 +151,9 @@ class AttentionRewrite(Rewrite):
     def _place_fused_call(
         self, graph: Graph, softmax: Node, above: ScoresOfAttention, below: _WeightedValues
     ) -> Outcome:
-        """Put torch's fused attention call in place of the computation that consists of ``above``, the product of
-        queries and keys up to the softmax, and ``below``, the product with the values. Return the match or near miss.
-        Raise ``RewriteObstacle`` where it would be wrong or slower.
+        """Put torch's fused attention call in place of an attention, and return the ``Match`` or ``NearMiss``.
+        ``above`` holds the calls up to the softmax, and ``below`` those up to the product with the values. Raise
+        ``RewriteObstacle`` if the call would be wrong or slower.
         """
         held = _fake_qkv(above, below)
         if reason := _why_qkv_unfit(held):
@@ -185,7 +193,7 @@ class AttentionRewrite(Rewrite):
 
 def _raise_if_attention(softmax: Node) -> NearMiss | None:
     """Raise the obstacle that keeps the computation around ``softmax`` from being replaced as an attention. Return None
-    where it is no attention: its weights multiply no activation.
+    if it is no attention because its weights multiply no activation.
     """
     region = find_region(softmax)
     if region is not None:
@@ -194,17 +202,22 @@ def _raise_if_attention(softmax: Node) -> NearMiss | None:
 
 
 def _passes_weights_on(node: Node) -> bool:
-    """Whether ``node`` is a call that passes weights on to the product with the values: a cast, a view of leading dims,
-    or dropped columns.
+    """Return whether ``node`` is a call that an attention may apply to its weights before the product with the values.
+    Such calls are casts, views of leading dims, and slices that drop columns.
     """
     return keeps_values(node) or keeps_last_two_dims(node) or bool(sinks.count_dropped_columns(node))
 
 
 class _WeightedValues:
-    """The product with the values: ``out`` is ``weights @ v``, and ``nodes`` lie between the softmax and it.
+    """The product of the weights and the values in an attention.
 
-    The last ``dropped`` columns of the weights are left out. ``spelled`` is the notation of an einsum. ``mask`` is true
-    where the weights were set to 0.
+    Attributes:
+        out: the node of the product ``weights @ v``.
+        v: the node of the values.
+        nodes: the calls from the softmax, which is excluded, to the product.
+        dropped: the number of last columns of the weights that are left out.
+        spelled: the product as an einsum, or None.
+        mask: the mask where weights were set to 0, or None.
     """
 
     def __init__(
@@ -216,23 +229,23 @@ class _WeightedValues:
         spelled: einsum.EinsumProduct | None = None,
         mask: Node | None = None,
     ) -> None:
-        """Keep the product ``out`` of the weights and the values ``v``, with the calls ``nodes`` between it and the
+        """Set the product ``out`` of the weights and the values ``v``, and the calls ``nodes`` between it and the
         softmax.
         """
         self.out, self.v, self.nodes, self.dropped, self.spelled, self.mask = out, v, nodes, dropped, spelled, mask
 
     def rescaled(self, scores: Any) -> sinks.RescaledProduct | None:
         """Return the product of weights and values together with the calls that multiply it by
-        ``sigmoid(logsumexp(scores) - sink)``, which has the effect of an attention sink (extra logits), or None where
-        no such calls follow.
+        ``sigmoid(logsumexp(scores) - sink)``. That factor has the effect of an attention sink (extra logits). Return
+        None if no such calls follow.
         """
         plain = not self.dropped and self.spelled is None and self.mask is None
         return sinks.find_rescaled_product(self.out, scores) if plain else None
 
 
 def _fake_qkv(above: ScoresOfAttention, below: _WeightedValues) -> list[Tensor]:
-    """Return the fake tensors of queries, keys and values of the attention that consists of ``above``, its scores, and
-    ``below``, its product with the values. Their dims are in the order in which a matrix product reads them.
+    """Return the fake tensors of the queries, keys and values of an attention. ``above`` holds its scores, and
+    ``below`` its product with the values. The dims are in the order in which a matrix product reads them.
     """
     q, k, v = (fake_value(n) for n in (above.q, above.k, below.v))
     if above.orders is not None:
@@ -241,8 +254,8 @@ def _fake_qkv(above: ScoresOfAttention, below: _WeightedValues) -> list[Tensor]:
 
 
 def _require_same_sink(above: ScoresOfAttention, below: _WeightedValues) -> None:
-    """Raise ``RewriteObstacle`` unless the columns that an attention sink (extra logits) joins to the scores last are
-    just those that are dropped from the weights. Two sinks are refused too.
+    """Raise ``RewriteObstacle`` unless the columns dropped from the weights are the columns of the attention sink. A
+    sink joins extra logits to the scores, after all other calls. Raise it also if there are two sinks.
     """
     last = [step.kind for step in above.steps]
     one = last.count("sink") + last.count("rest") < 2 and not (above.sinks and "view" in last)
@@ -254,13 +267,13 @@ def _require_same_sink(above: ScoresOfAttention, below: _WeightedValues) -> None
 
 
 def _asks_for_gradients(held: Sequence[Tensor]) -> bool:
-    """Whether gradients of the fake queries, keys or values are computed."""
+    """Return whether autograd computes gradients of the fake queries, keys or values in ``held``."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in held)
 
 
 def _require_no_gradients(out: Node, held: Sequence[Tensor], hiding: Sequence[ScoreStep]) -> None:
-    """Raise ``RewriteObstacle`` where gradients are computed for ``held``, the fake queries, keys and values, and a
-    mask of ``hiding`` may hide all columns of a row, for which the fused call has other gradients. ``out`` is the
+    """Raise ``RewriteObstacle`` if a mask of ``hiding`` may hide all columns of a row and gradients are computed. The
+    gradients of the fused call differ in such rows. ``held`` are the fake queries, keys and values, and ``out`` is the
     place.
     """
     if _asks_for_gradients(held):
@@ -271,14 +284,12 @@ def _require_no_gradients(out: Node, held: Sequence[Tensor], hiding: Sequence[Sc
 
 
 def _is_softmax(node: Node) -> bool:
-    """Whether ``node`` is a softmax: one call, or the exponential of a ``log_softmax``."""
+    """Return whether ``node`` is a softmax, either as one call or as the exponential of a ``log_softmax``."""
     return torch_call_name(node) in SOFTMAX_OPERATORS or log_softmax_below(node) is not None
 
 
 def _calls_of_softmax(softmax: Node) -> list[Node]:
-    """Return the calls of which a softmax consists. Raise ``RewriteObstacle`` where its logarithm has another
-    reader.
-    """
+    """Return the calls of which a softmax consists. Raise ``RewriteObstacle`` if another node reads its logarithm."""
     logarithm, calls, at = log_softmax_below(softmax), [softmax], softmax
     while logarithm is not None and at is not logarithm:
         at = at.all_input_nodes[0]
@@ -290,8 +301,8 @@ def _calls_of_softmax(softmax: Node) -> list[Node]:
 
 
 def _require_same_mask(above: ScoresOfAttention, below: _WeightedValues) -> None:
-    """Raise ``RewriteObstacle`` where ``below``, the attention's part behind the softmax, sets weights to 0 by another
-    mask than the one by which ``above``, the part before it, fills a number into the scores.
+    """Raise ``RewriteObstacle`` if weights are set to 0 by another mask than the one that fills a number into the
+    scores. ``below`` is the attention's part behind the softmax, and ``above`` the part before it.
     """
     plain = below.spelled is None and below.dropped == 0 and not any(step.kind == "view" for step in above.steps)
     if below.mask is not None and not (plain and zeroed.fills_scores_by_mask(below.mask, above.steps)):
@@ -300,8 +311,8 @@ def _require_same_mask(above: ScoresOfAttention, below: _WeightedValues) -> None
 
 
 def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
-    """Follow the result of a softmax (weights) down the graph to its product with the values. Return that product with
-    the calls in between, the obstacle on the way, or None where there is no product.
+    """Follow the result of ``softmax`` down the graph to its product with the values. Return that product with the
+    calls in between. Return the obstacle if one of the calls does not fit, or None if there is no product.
     """
     node, nodes, dropped, mask, turned = softmax, list[Node](), 0, None, False
     while True:
@@ -312,6 +323,7 @@ def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
         if torch_call_name(reader) in BATCHED_PRODUCTS and len(given) == 2:
             if given[0] is node and not turned and isinstance(given[1], Node):
                 return _WeightedValues(reader, given[1], [*nodes, reader], dropped, None, mask)
+            # A model may also write the product as values.mT @ weights.mT, whose result is the transposed one.
             if given[1] is node and turned and isinstance(given[0], Node):
                 turn = einsum.as_transposed_product(reader, given[0])
                 return _WeightedValues(reader, given[0], [*nodes, reader], dropped, turn, mask)
@@ -337,6 +349,7 @@ def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
                 reader, "mode", "dropout drops weights here: a fused kernel would draw others", fix, 2
             )
         if not (keeps_values(reader) or keeps_last_two_dims(reader)):
+            # Without a product behind it, the softmax belongs to no attention, and nothing is reported.
             product = next((u for u in reader.users if torch_call_name(u) in BATCHED_PRODUCTS), None)
             what = f"{name_and_operator(reader)} stands between the softmax and the product with the values"
             fix = "move it behind the product, or leave this attention as it is: no fused kernel has a place for it"
@@ -346,15 +359,15 @@ def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
 
 
 def _describe_product(turned: bool) -> str:
-    """Return, in words for an error, the product of values and weights, or with ``turned`` that of the weights'
-    transpose and the values.
+    """Return words for the product of values and weights, for use in an error. If ``turned`` is true, it is the product
+    of the weights' transpose and the values.
     """
     return "the product of the weights' transpose and the values" if turned else "the product of values and weights"
 
 
 def _obstacle_of_readers(node: Node) -> RewriteObstacle | None:
-    """Return the obstacle of weights that several nodes read, or None where no product reads them. Attention that
-    returns its weights has such readers.
+    """Return the obstacle if several nodes read the attention weights ``node``, as in attention that returns its
+    weights. Return None if no product reads them.
     """
     product = next((u for u in node.users if torch_call_name(u) in BATCHED_PRODUCTS), None)
     other = next((u for u in node.users if u is not product), None)
@@ -365,8 +378,8 @@ def _obstacle_of_readers(node: Node) -> RewriteObstacle | None:
 
 
 def _why_qkv_unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
-    """Return the obstacle, reason, fix and number of fitting nodes where the fused call does not take the fake q, k and
-    v, or None if it does.
+    """Return the obstacle, the reason, the fix and the number of fitting nodes if the fused call cannot take the fake
+    q, k and v in ``held``. Return None if it can.
     """
     q, k, v = held
     if not q.is_floating_point():
@@ -380,10 +393,17 @@ def _why_qkv_unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
 
 
 class _FusedCall:
-    """The function that is traced in place of the steps, of q, k, v and the tensors of the steps.
+    """The function that is traced in place of an attention's calls. It takes q, k, v and the tensors of the calls in
+    between.
 
-    If ``masked``, the last tensor is a mask, and rows that it masks as a whole are 0. ``added_in``: the dtype in which
-    masks that may hide a row as a whole are added, if there are any. ``lone``: no two of these meet in one place.
+    Attributes:
+        scores: the calls from the queries and keys to the softmax.
+        shape: the shape of the scores.
+        out: the shape of the result.
+        spelled: the product of weights and values as an einsum, or None.
+        masked: whether the last tensor is a mask. Rows that it masks entirely are then 0.
+        lone: whether at most one mask may hide an entire row.
+        added_in: the dtype in which masks that may hide an entire row are added, or None if there are none.
     """
 
     def __init__(
@@ -397,14 +417,14 @@ class _FusedCall:
         lone: bool = True,
         added_in: torch.dtype | None = None,
     ) -> None:
-        """Keep the scores and sizes from which the fused call is computed."""
+        """Set the scores and sizes from which the fused call is computed."""
         self.scores, self.shape, self.out, self.spelled, self.masked = scores, shape, out, spelled, masked
         self.lone, self.added_in = lone, added_in
         self.viewed = any(step.kind == "view" for step in scores.steps)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
-        """Return attention of the given queries, keys and values by the fused call, with the bias and masks that
-        ``given``, the tensors of the steps, make.
+        """Return the attention of the given queries, keys and values, computed by the fused call. ``given`` holds the
+        tensors, such as masks and biases, of the calls on the scores.
         """
         if self.scores.orders is not None:
             q, k = (einsum.arrange_dims(t, order) for t, order in zip((q, k), self.scores.orders, strict=True))
@@ -448,8 +468,9 @@ class _FusedCall:
         return out.reshape(self.out) if self.viewed else out
 
     def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, given: tuple[Any, ...]) -> Tensor:
-        """Return the attention of ``q``, ``k`` and ``v`` computed in blocks of query rows, for scores that ``tanh``
-        caps, which the fused call does not support. ``given`` holds the tensors (masks, biases) applied to the scores.
+        """Return the attention of ``q``, ``k`` and ``v``, computed in blocks of query rows. It is used for scores that
+        ``tanh`` caps, which the fused call does not support. ``given`` holds the tensors, such as masks and biases, of
+        the calls on the scores.
         """
         k = k.transpose(-1, -2) if self.scores.natural else k
         out = softcap.attend_in_blocks(q, k, v, self.scores, given[:-1] if self.masked else given)
@@ -459,9 +480,9 @@ class _FusedCall:
 
 
 def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any, *, lone: bool) -> Tensor | None:
-    """Return ``bias``, the tensor that the fused call adds to the scores, changed by ``step``, one call that a model
-    applies to the scores, whose mask or bias is ``given``. ``lone`` says that at most one of its masks may hide a whole
-    row.
+    """Return ``bias``, the tensor that the fused call adds to the scores, changed by ``step``. A step is one call that
+    a model applies to its scores, and ``given`` is its mask or bias. ``lone`` means that at most one mask may hide an
+    entire row.
     """
     if step.kind == "add":
         term: Tensor = given if step.number == 1 else given * step.number
@@ -484,8 +505,8 @@ def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any, *, lone: bo
 def _call_fused_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, *, causal: bool = False
 ) -> Tensor:
-    """Return the result of torch's ``scaled_dot_product_attention`` for any number of leading dims, to which q, k and v
-    are broadcast.
+    """Return the result of torch's ``scaled_dot_product_attention``. The leading dims of q, k and v are broadcast, and
+    may be of any number.
     """
     lead, rank = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]), max(q.dim(), k.dim(), v.dim())
     q, k, v = (t if t.shape[:-2] == lead else t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
@@ -509,8 +530,8 @@ def _call_fused_attention(
 
 
 def _bias_in_dtype(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``bias`` in ``dtype``, that of the queries. The lowest number of a wider dtype becomes the lowest of this
-    one, not minus infinity.
+    """Return ``bias`` in ``dtype``, the dtype of the queries. The lowest number of a wider dtype becomes the lowest
+    number of ``dtype``, not minus infinity.
     """
     if bias.dtype == dtype:
         return bias

@@ -1,4 +1,4 @@
-"""Attention as models spell it: the programs on which the rewrite is proven."""
+"""Attention in the ways in which models write it. The rewrite is proven on these programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOWEST_FLOAT32 = torch.finfo(torch.float32).min
 
 
 def _attend_scaled_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose scores are multiplied by a factor and masked by an added ``mask``."""
+    """Return attention whose scores are multiplied by a factor and increased by ``mask``."""
     return F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask, dim=-1) @ v
 
 
@@ -33,34 +33,34 @@ def _divided_in_float32(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor
 
 
 def _biased_twice(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose scores get a bias by head, a factor and then a mask, as in T5."""
+    """Return attention whose scores get a bias per head, then a factor and then a mask, as in T5."""
     by_head = bias.permute(2, 0, 1).unsqueeze(0)  # the last dim is not dense, as in T5
     weights = torch.nn.functional.softmax(((q @ k.transpose(3, 2)) + by_head) * 0.5 + mask, -1)
     return weights.type(v.dtype) @ v
 
 
 def _attend_with_filled_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose scores are filled with the lowest float32 where ``mask`` is large."""
+    """Return attention whose scores are filled with the lowest number of float32 where ``mask`` exceeds 0.5."""
     scores = torch.matmul(q, k.permute(0, 1, 3, 2)).masked_fill(mask > 0.5, LOWEST_FLOAT32)
     return torch.matmul(scores.float().softmax(-1).to(v.dtype), v)
 
 
 def _attend_with_kept_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose scores are kept, by ``torch.where``, where ``mask`` is large."""
+    """Return attention whose scores are kept, by ``torch.where``, where ``mask`` exceeds 0.5."""
     scores = torch.where(mask > 0.5, q @ k.transpose(-1, -2), LOWEST_FLOAT32)
     return scores.softmax(-1) @ v
 
 
 def _attend_with_zeroed_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose masked weights are set to 0, with row 0 masked as a whole."""
+    """Return attention whose masked weights are set to 0, with all columns of row 0 masked."""
     hidden = (mask > 0.5) | (torch.arange(5) == 0)[:, None]
     weights = F.softmax((q @ k.mT).masked_fill(hidden, LOWEST_FLOAT32), -1).masked_fill(hidden, 0.0)
     return weights @ v
 
 
 def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return attention with a causal mask that is computed from sizes alone, as models build it: a comparison of
-    positions, then numbers that are added.
+    """Return attention with a causal mask that is computed from sizes alone. As in models, positions are compared
+    first, and the mask is then added as numbers.
     """
     at = torch.arange(5).unsqueeze(0).expand(2, -1)
     seen = at[:, None, None, :] <= at[:, None, :, None]
@@ -69,7 +69,7 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _in_batches(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-    """Return attention of flattened batches, with ``baddbmm`` for the scores and their bias."""
+    """Return attention of flattened batches that computes the scores and their bias by ``baddbmm``."""
     scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=1.0, alpha=0.35)
     weights = F.softmax(scores.view(2, 3, 5, 7) + mask, dim=-1).view(6, 5, 7)
     return torch.bmm(weights, v)
@@ -82,8 +82,8 @@ def _attend_with_capped_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) ->
 
 
 def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
-    """Return attention with an attention sink: a column of logits ``sink`` is joined to the scores before the softmax,
-    and its weights are dropped after that.
+    """Return attention with an attention sink. A column of logits ``sink`` is joined to the scores before the softmax,
+    and the column of its weights is dropped afterwards.
     """
     scores = torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask
     scores = torch.cat([scores, sink.reshape(1, -1, 1, 1).expand(2, -1, 5, -1)], dim=-1)
@@ -92,8 +92,8 @@ def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) ->
 
 
 def _rescaled_by_a_sink(q: Tensor, k: Tensor, v: Tensor, by: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
-    """Return attention times ``sigmoid(logsumexp(scores) - sink)``, the share of weight that a sink column would leave
-    to the keys.
+    """Return attention times ``sigmoid(logsumexp(scores) - sink)``. That factor is the share of weight that a sink
+    column would leave to the keys.
     """
     scores = torch.matmul(q, k.transpose(2, 3)) * by + mask
     left = (torch.logsumexp(scores, dim=-1) - sink.view(1, -1, 1)).to(torch.float32).sigmoid()
@@ -102,20 +102,20 @@ def _rescaled_by_a_sink(q: Tensor, k: Tensor, v: Tensor, by: Tensor, mask: Tenso
 
 
 def _of_channels(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """Return attention of three dims with channels before tokens, behind a sine."""
+    """Return the sine of an attention of three dims with channels before tokens."""
     weights = (q.transpose(-2, -1) @ k * 0.35 + bias).softmax(dim=-1)
     return (v @ weights.transpose(-1, -2)).sin()
 
 
 def _by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose two products are written with ``einsum``, behind a sine."""
+    """Return the sine of an attention whose two products are written with ``einsum``."""
     weights = F.softmax(torch.einsum("ibnd,jbnd->bnij", q, k) * 0.35 + mask, dim=3)
     return torch.einsum("bnij,jbnd->ibnd", weights, v).sin()
 
 
 def attention_programs() -> Iterator[Program]:
-    """Yield programs (functions with arguments) that compute attention in each of the ways in which models write it,
-    and in the most frequent one in all dtypes and with symbolic sizes.
+    """Yield functions with arguments that compute attention in each of the ways in which models write it. The most
+    frequent way occurs with all dtypes and with symbolic sizes.
     """
     # A fixed seed: the proof of one digest must have one result.
     rng = torch.Generator().manual_seed(0)

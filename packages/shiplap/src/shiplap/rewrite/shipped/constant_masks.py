@@ -1,8 +1,8 @@
-"""Masks that a graph computes from nothing but sizes, classified by computing them.
+"""Masks that a graph computes only from sizes, classified by computing them.
 
-Models build the mask of a decoder by ``arange``, comparisons and a table of positions, in spellings that change with
-each release. Where no input of the graph goes into a mask, its numbers are known while the graph is compiled. A mask
-that hides nothing is left out. A mask that hides later columns is ``is_causal``, for which fused kernels read no mask
+Models build the mask of a decoder by ``arange``, comparisons and a table of positions, in ways that change with each
+release. If no input of the graph is part of a mask, its numbers are known while the graph is compiled. A mask that
+hides nothing is left out. A mask that hides later columns is replaced by ``is_causal``. Fused kernels then read no mask
 and leave out half of the products.
 """
 
@@ -62,10 +62,10 @@ HiddenPart = Literal["", "nothing", "later", "some"]
 
 
 def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
-    """Return ``steps``, the calls that an attention applies to its scores, with a ``causal`` step in place of the one
-    mask that hides the later columns of each row, and without masks that hide nothing.
+    """Return ``steps`` with one causal mask replaced by a ``causal`` step and without masks that hide nothing. Steps
+    are the calls that an attention applies to its scores. A causal mask hides the later columns of each row.
 
-    A mask that is causal stays a mask beside another mask or a bias, and where scores are changed after it.
+    A causal mask is not replaced if there is another mask or a bias, or if the scores are changed after it.
     """
     left = [s for s in steps if s.kind not in ("add", "fill", "keep") or hidden_part_of_step(s) != "nothing"]
     biases = [i for i, s in enumerate(left) if s.kind in ("add", "fill", "keep", "sink", "rest", "cap")]
@@ -80,10 +80,12 @@ def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
 
 
 def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
-    """Return which scores the mask of ``step``, a call that an attention applies to its scores, hides: ``nothing``,
-    ``later`` columns, ``some`` of each row but never all, or an empty text for any other or unknown mask.
+    """Return which scores the mask of ``step`` hides, as a text. ``step`` is a call that an attention applies to its
+    scores.
 
-    "nothing" is only returned for a mask that changes no score.
+    The text is ``nothing`` for a mask that changes no score, and ``later`` if later columns are hidden. It is ``some``
+    if some scores of each row are hidden, but never all. It is empty for any other mask and for a mask whose values are
+    not known.
     """
     node = step.given
     if not isinstance(node, Node) or (step.kind == "add" and step.number != 1):
@@ -97,16 +99,16 @@ def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
 
 
 def _classify_mask(kind: str, node: Node) -> HiddenPart:
-    """Return which scores the mask computed by ``node`` hides, as ``hidden_part_of_step`` does, or an empty text where
-    it is not constant. ``kind`` is how it is applied: ``add``, ``fill`` or ``keep``.
+    """Return which scores the mask computed by ``node`` hides, with the values of ``hidden_part_of_step``. Return an
+    empty text if the mask is not constant. ``kind`` is how the mask is applied, by ``add``, ``fill`` or ``keep``.
     """
     mask = constant_value(node)
     return "" if mask is None else _classify_hidden(_hidden_positions(kind, mask))
 
 
 def constant_value(node: Node) -> Tensor | None:
-    """Return the tensor that the graph computes from nothing but sizes at ``node``, or None where it depends on inputs
-    or is too large.
+    """Return the tensor that the graph computes at ``node`` from sizes alone. Return None if it depends on inputs or is
+    too large.
     """
     calls = _calls_behind_mask(node)
     if calls is None:
@@ -120,10 +122,10 @@ def constant_value(node: Node) -> Tensor | None:
 
 
 def _calls_behind_mask(node: Node) -> list[Node] | None:
-    """Return the calls that compute ``node`` from constants alone, in the order of the graph, or None.
+    """Return the calls that compute ``node`` from constants alone, in the order of the graph.
 
-    None stands for an input, a call that is not known to be pure, a size that is a symbol, or a write to one of the
-    calls.
+    Return None if ``node`` depends on an input, a symbolic size, or a call that is not known to be pure. Return None
+    also if one of the calls is written to, or if there are too many calls or elements.
     """
     calls: list[Node] = []
     for at in walk_from([node], inputs_of):
@@ -158,8 +160,8 @@ def _compute_mask(calls: Sequence[Node]) -> Tensor:
 
 
 def _hidden_positions(kind: str, mask: Tensor) -> Tensor | None:
-    """Return a boolean tensor that is True where ``mask``, applied to scores as ``kind`` says (``add``, ``fill`` or
-    ``keep``), hides a score, or None where it changes a score in another way.
+    """Return a boolean tensor that is True where ``mask`` hides a score. ``kind`` is how the mask is applied to scores,
+    by ``add``, ``fill`` or ``keep``. Return None if the mask changes a score in another way.
     """
     if kind != "add":
         hidden = mask if mask.dtype == torch.bool else mask != 0
@@ -172,8 +174,10 @@ def _hidden_positions(kind: str, mask: Tensor) -> Tensor | None:
 
 
 def _classify_hidden(hidden: Tensor | None) -> HiddenPart:
-    """Return which scores are hidden, given a boolean tensor that is True for these: ``nothing``, ``later`` columns,
-    ``some`` of each row but never all, or an empty text for any other and for None.
+    """Return which scores are hidden, as a text. ``hidden`` is a boolean tensor that is True for hidden scores.
+
+    The text is ``nothing``, ``later`` if all later columns are hidden, or ``some`` if some scores are hidden, but no
+    row as a whole. It is empty for any other tensor and for None.
     """
     if hidden is None:
         return ""

@@ -1,8 +1,8 @@
 """Fold the batch norm behind a convolution into the weights of the convolution, in a model that is evaluated.
 
-The scale and shift of the norm go into weights and bias. That is free where parameters are constants
-(``torch._inductor.config.freezing = True`` and no gradients). Otherwise it is a pass over the weights in each call, and
-saves nothing where the norm would be fused with the operators after it.
+The scale and shift of the norm become part of weights and bias. This costs nothing if parameters are constants
+(``torch._inductor.config.freezing = True`` and no gradients). Otherwise it is a pass over the weights in each call. It
+then saves nothing if the norm would be fused with the operators after it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,14 @@ from shiplap.torch_private.dynamo import is_folded
 
 @dataclass(frozen=True)
 class _NormAfterConv:
-    """A norm in a graph: ``out`` is the norm of ``x``, computed by ``nodes``.
+    """A norm in a graph.
 
-    ``batch``: whether the norm takes the statistics of the batch itself. ``statistics``: mean, variance, scale, shift
-    (nodes or None) and eps.
+    Attributes:
+        out: the node of the result.
+        x: the node whose value is normalized.
+        nodes: the nodes that compute ``out`` from ``x``.
+        statistics: mean, variance, scale, shift and eps. The first four are nodes or None.
+        batch: whether the norm computes its statistics from the batch.
     """
 
     out: Node
@@ -51,18 +55,21 @@ class _NormAfterConv:
 
 
 class FoldedNorm(Rewrite):
-    """A rewrite that folds an evaluated ``batch_norm`` into the convolution before it.
+    """A rewrite that folds the batch norm behind a convolution into the weights of the convolution, in an evaluated
+    model.
 
     Args:
-        name: of the rewrite. ``operator``: of the convolution, as in ``shiplap.rewrite.normalize_call.canonical_name``.
-        conv: the function that computes it, of arguments by name; ``weight`` ``[co, ...]`` and ``bias`` ``[co]`` among
-            them.
-        examples: programs of a convolution with a norm behind it.
-        written_out: norms that a model spells without ``batch_norm``, by the dtype in which they look like that:
-            annotated functions ``(x, mean, var, scale, shift, eps)``.
-        pays: of the (fake) arguments of the convolution, whether it is worth it, or why not.
-        always: fold whether it pays or not, and weights that are no constants, too.
-        gradient: whether ``conv`` has one.
+        name: the name of the rewrite.
+        operator: the name of the convolution, as ``shiplap.rewrite.normalize_call.canonical_name`` returns it.
+        conv: a function that computes the convolution. It takes arguments by name, among them ``weight`` ``[co, ...]``
+            and ``bias`` ``[co]``.
+        examples: a function that yields programs of a convolution with a norm behind it, for the proof.
+        written_out: by dtype, a function that computes the norm as models write it without ``batch_norm`` in that
+            dtype. Its annotated arguments are ``(x, mean, var, scale, shift, eps)``.
+        pays: a function of the convolution's arguments, which are fake tensors. It returns True, or the reason why
+            folding is not worth it.
+        always: if true, fold even if it is not worth it, and even if the weights are no constants.
+        gradient: whether ``conv`` has a gradient.
     """
 
     level: Level = "pre-grad"
@@ -79,8 +86,8 @@ class FoldedNorm(Rewrite):
         always: bool = False,
         gradient: bool = True,
     ) -> None:
-        """Keep the convolution, the programs of its proof and the options of the rewrite, and prepare patterns of the
-        norms that are written out.
+        """Set the convolution, the programs of its proof and the options of the rewrite. Prepare patterns of the norms
+        that are written out.
         """
         self.name, self.operator, self.conv, self.examples = name, operator, conv, examples
         self.written_out = {
@@ -91,7 +98,7 @@ class FoldedNorm(Rewrite):
         self.anchors = frozenset({operator})
 
     def forced(self) -> FoldedNorm:
-        """Return a copy of this rewrite that folds every norm that it can, also where that is not faster or the weights
+        """Return a copy of this rewrite that folds every norm that it can, even if that is not faster or the weights
         are no constants.
         """
         norms = {dtype: fn for dtype, (fn, _) in self.written_out.items()}
@@ -108,15 +115,15 @@ class FoldedNorm(Rewrite):
 
     @property
     def code_is_fully_hashed(self) -> bool:
-        """Whether the code of Shiplap and torch decides all of the proof. False for the convolution of an op, whose
-        kernels decide as well.
+        """Whether the result of the proof depends only on the code of Shiplap and torch. It is false for the
+        convolution of an op, since the result then depends on the op's kernels.
         """
         torchs_own = self.conv is F.conv2d and self.examples is _conv_norm_programs and not self.written_out
         return torchs_own and super().code_is_fully_hashed  # else the kernels of an op decide as well
 
     @property
     def digest(self) -> str:
-        """The digest of the rewrite's code, operator, given functions and options."""
+        """A digest of the rewrite's code, operator, given functions and options."""
         own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_fold_norm", "_declined", "_folded")]
         written = [fn for fn, _ in self.written_out.values()]
         given: list[Callable[..., object]] = [self.conv, *written, *([self.pays] if self.pays else [])]
@@ -125,14 +132,14 @@ class FoldedNorm(Rewrite):
         return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs (functions with arguments) on which the rewrite is proven, that is compared with the
-        unchanged graph: a convolution with a norm behind it.
+        """Return the functions with arguments on which the rewrite is proven. Each computes a convolution with a norm
+        behind it.
         """
         return self.examples()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Fold each batch norm behind a convolution of ``graph`` into the convolution's weights. Yield the match of
-        each, or a near miss (place and reason) where that is not possible.
+        """Fold each batch norm behind a convolution of ``graph`` into the convolution's weights. Yield a ``Match`` for
+        each folded norm, and a ``NearMiss`` with the reason for each that stays.
         """
         # Checked first: tracing the norms that are written out costs more than this walk.
         if not any(map(self._is_conv, graph.nodes)):
@@ -142,11 +149,11 @@ class FoldedNorm(Rewrite):
                 yield self._fold_norm(graph, norm)
 
     def _is_conv(self, node: Any) -> bool:
-        """Whether ``node`` is a call of the convolution into which this rewrite folds norms."""
+        """Return whether ``node`` is a call of the convolution into which this rewrite folds norms."""
         return isinstance(node, Node) and node.op.startswith("call") and canonical_name(node) == self.operator
 
     def _norms(self, graph: Graph) -> Iterator[_NormAfterConv]:
-        """Yield the batch norms in ``graph``: calls of ``batch_norm``, and norms that are written out."""
+        """Yield the batch norms in ``graph``. They are calls of ``batch_norm`` and norms that are written out."""
         for node in graph.nodes:
             if node.op.startswith("call") and canonical_name(node) == "batch_norm":
                 given = canonical_arguments(node)
@@ -160,8 +167,8 @@ class FoldedNorm(Rewrite):
             yield from self._spelled(graph, fn, drawn)
 
     def _spelled(self, graph: Graph, fn: Callable[..., Tensor], drawn: PatternSamples) -> Iterator[_NormAfterConv]:
-        """Yield the norms in ``graph`` that are written as the calls of ``fn`` instead of ``batch_norm``, where no
-        other node reads a value in between. ``drawn`` holds the arguments with which ``fn`` is traced to a pattern.
+        """Yield the norms in ``graph`` that are written as the calls of ``fn`` instead of ``batch_norm``. No other node
+        may read a value in between. ``drawn`` holds the arguments with which ``fn`` is traced to a pattern.
         """
         from shiplap.torch_private.inductor_passes import preserving_state
 
@@ -178,8 +185,8 @@ class FoldedNorm(Rewrite):
                     break
 
     def _fold_norm(self, graph: Graph, norm: _NormAfterConv) -> Outcome:
-        """Fold one norm into the convolution before it and return the match, or return the near miss with the reason
-        why it stays.
+        """Fold one norm into the convolution before it. Return the ``Match``, or a ``NearMiss`` with the reason if the
+        norm stays.
         """
         conv: Node = norm.x
         named = canonical_arguments(conv)
@@ -207,8 +214,8 @@ class FoldedNorm(Rewrite):
         )
 
     def _declined(self, named: dict[str, Any]) -> str:
-        """Return the reason why folding a norm is not worth it for a convolution with the arguments ``named``, such as
-        a weight that is no constant, or an empty text where it is.
+        """Return the reason why folding a norm is not worth it for a convolution with the arguments ``named``. An
+        example is a weight that is no constant. Return an empty text if it is worth it.
         """
         if not is_folded(named["weight"]):
             reason = f"{describe_node(named['weight'])} is no constant: folding would be a pass over it in each call"
@@ -218,14 +225,17 @@ class FoldedNorm(Rewrite):
         return "" if answer is True else answer or "it does not pay here"
 
     def _folded(self, named: dict[str, Any], *statistics: Any) -> Tensor:
-        """Return the convolution with arguments ``named``, its weights and bias changed so that it includes a batch
-        norm with ``statistics`` (mean, variance, scale, shift, eps). This function is traced in place of both.
+        """Return the convolution with arguments ``named`` whose weight and bias are changed so that it includes a batch
+        norm. ``statistics`` are the mean, variance, scale, shift and eps of the norm. This function is traced in place
+        of convolution and norm.
         """
         weight, bias = _fold_parameters(named["weight"], named.get("bias"), *statistics)
         return self.conv(**{**named, "weight": weight, "bias": bias})
 
     def _miss(self, node: Node, obstacle: Obstacle, reason: str) -> NearMiss:
-        """Return the record that a norm stays unfolded: the place ``node``, the kind of obstacle and the reason."""
+        """Return a record which says that a norm stays unfolded, with the place ``node``, the kind of obstacle and the
+        reason.
+        """
         return self.near_miss(RewriteObstacle(node, obstacle, reason), of=2)
 
 
@@ -238,8 +248,8 @@ def _fold_parameters(
     shift: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of a convolution into which a batch norm is folded, computed in the dtype of the
-    statistics.
+    """Return the weight and the bias of a convolution into which a batch norm is folded. They are computed in the dtype
+    of the statistics and cast to the dtype of ``weight``.
     """
     factor = torch.rsqrt(var + eps) if scale is None else torch.rsqrt(var + eps) * scale
     moved = (-mean if bias is None else bias - mean) * factor
@@ -249,15 +259,13 @@ def _fold_parameters(
 
 
 def statistics(co: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return random mean, variance, scale and shift of a batch norm over ``co`` channels, for the functions on which a
-    rewrite is proven.
-    """
+    """Return random mean, variance, scale and shift of a batch norm over ``co`` channels."""
     return torch.randn(co), 0.5 + torch.rand(co), 1 + torch.randn(co) / 4, torch.randn(co)
 
 
 def _conv_norm_programs() -> Iterator[Program]:
-    """Yield the programs (functions with arguments), convolutions with a norm behind them, on which the folding of
-    norms into torch's own convolution is proven.
+    """Yield functions with arguments on which the folding of norms into torch's own convolution is proven. Each
+    computes a convolution with a norm behind it.
     """
     for bias, stride, padding, groups in ((True, 1, 1, 1), (False, (2, 1), 0, 2)):
 
@@ -273,7 +281,9 @@ def _conv_norm_programs() -> Iterator[Program]:
             padding: Any = padding,
             groups: int = groups,
         ) -> Tensor:
-            """Return the evaluated batch norm of ``conv2d`` of ``x``, with the bias ``b`` if given."""
+            """Return the evaluated batch norm of ``conv2d`` of ``x``. The convolution has the bias ``b`` if it is
+            given.
+            """
             out = F.conv2d(x, weight, b, stride, padding, 1, groups)
             # Running statistics of a module are buffers without gradients.
             return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)

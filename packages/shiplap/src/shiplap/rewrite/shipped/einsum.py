@@ -1,5 +1,6 @@
-"""The two products of attention where a model writes them with ``einsum``: the roles of their dims (batch, tokens,
-width).
+"""The two products of attention in models that write them with ``einsum``.
+
+The module finds the roles of their dims, which are batch, tokens and width.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ DimOrder = tuple[int, ...]
 
 @dataclass(frozen=True)
 class EinsumProduct:
-    """An einsum as a product of matrices.
+    """An einsum written as a product of matrices.
 
-    ``first`` and ``second`` permuted by their ``orders`` are ``[..., rows, inner]`` and ``[..., inner or columns,
-    ...]`` as ``matmul`` reads them: see :func:`arrange_dims`. ``out`` puts the dims of that product in the order of the
-    einsum's.
+    ``first`` and ``second``, permuted by their ``orders``, are the operands that ``matmul`` reads, ``[..., rows,
+    inner]`` and ``[..., inner, columns]``. The second operand of attention scores is ``[..., columns, inner]``.
+    :func:`arrange_dims` permutes them. ``out`` permutes the dims of the matrix product to those of the einsum.
     """
 
     first: Node
@@ -42,8 +43,8 @@ def arrange_dims(tensor: Tensor, order: DimOrder) -> Tensor:
 
 
 def _parse_einsum(node: Node) -> tuple[list[str], str, list[Node]] | None:
-    """Return the subscripts of the two operands of the einsum ``node``, such as ``["bhqd", "bhkd"]``, those of its
-    result, and the operand nodes, or None for any other call.
+    """Return the subscripts of the operands of the einsum ``node``, such as ``["bhqd", "bhkd"]``, those of its result,
+    and the operand nodes. Return None for any other call, and for an einsum that is no plain product of two tensors.
     """
     given = positional_then_named(node)
     flat = [n for g in given[1:] for n in as_list(g)]
@@ -62,8 +63,8 @@ def _parse_einsum(node: Node) -> tuple[list[str], str, list[Node]] | None:
 
 
 def _replace_ellipsis(terms: list[str], out: str, operands: list[Any]) -> tuple[list[str], str]:
-    """Return the operands' subscripts and the result's of an einsum with letters in place of ``...``, where it stands
-    for as many dims in both operands, else unchanged.
+    """Return the subscripts of the operands and of the result of an einsum with letters in place of ``...``. If ``...``
+    stands for different numbers of dims in the two operands, return the subscripts unchanged.
     """
     held = [fake_value(n) if isinstance(n, Node) else None for n in operands]
     counts = {
@@ -78,8 +79,8 @@ def _replace_ellipsis(terms: list[str], out: str, operands: list[Any]) -> tuple[
 
 
 def as_scores_product(node: Any) -> EinsumProduct | None:
-    """Return ``node``, an einsum, as the product of queries and keys, whose tokens are the last two dims of the result,
-    or None for any other call.
+    """Return the einsum ``node`` as the product of queries and keys, whose tokens are the last two dims of the result.
+    Return None for any other call.
     """
     if not isinstance(node, Node) or (read := _parse_einsum(node)) is None or len(read[1]) < 2:
         return None
@@ -101,8 +102,8 @@ def as_scores_product(node: Any) -> EinsumProduct | None:
 
 
 def as_values_product(node: Any, weights: Node) -> EinsumProduct | None:
-    """Return ``node``, an einsum, as the product of ``weights``, whose last dim is summed over, and the values, or None
-    for any other call.
+    """Return the einsum ``node`` as the product of ``weights`` and the values. The last dim of ``weights`` is summed
+    over. Return None for any other call.
     """
     if not isinstance(node, Node) or (read := _parse_einsum(node)) is None:
         return None
@@ -121,7 +122,7 @@ def as_values_product(node: Any, weights: Node) -> EinsumProduct | None:
 
 
 def as_transposed_product(product: Node, values: Node) -> EinsumProduct:
-    """Return ``product``, written as ``values @ weights.mT`` with tokens in the last dim, as the product of weights and
+    """Return ``product``, written as ``values @ weights.mT`` with tokens in the last dim, as a product of weights and
     values.
     """
     ranks = [fake_value(values).dim(), fake_value(product).dim()]
@@ -130,7 +131,7 @@ def as_transposed_product(product: Node, values: Node) -> EinsumProduct:
 
 
 def _find_permutation(given: str, wanted: str) -> DimOrder:
-    """Return the permutation that brings the letters of ``given`` into the order of ``wanted``, with -1 for a letter
-    that ``given`` lacks.
+    """Return the permutation that brings the letters of ``given`` into the order of ``wanted``. It holds -1 for a
+    letter that ``given`` lacks.
     """
     return tuple(map(given.find, wanted))

@@ -1,9 +1,9 @@
-"""Rows of scores that masks may hide as a whole, where a fused kernel and the written-out form differ.
+"""Rows of scores that masks may hide as a whole. A fused kernel and the written-out form differ in such rows.
 
-A row that is hidden by a finite number has equal weights in the written-out form, and gradients flow through them. A
-fused kernel keeps the logarithm of the sum of such a row, in which the number swallows the rest: the gradient of the
-values is wrong by a factor (torch 2.13, CPU: 82 % for 8 keys and -1e9). A row that is hidden by minus infinity is not
-a number in the written-out form, and 0 in a fused kernel.
+If a finite number hides a row, the row has equal weights in the written-out form, and gradients flow through them. A
+fused kernel stores the logarithm of the sum of such a row. The rest of the sum is lost in that number, and the gradient
+of the values is wrong by a factor. For 8 keys and -1e9 it was wrong by 82 % (torch 2.13, CPU). If minus infinity hides
+a row, the result is NaN in the written-out form, and 0 in a fused kernel.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SWALLOWING_NUMBERS = {torch.float16: 3e4, torch.bfloat16: 1e4, torch.float32: 1e
 
 
 def masks_that_may_hide_rows(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
-    """Return those masks among ``steps``, the calls that an attention applies to its scores, that may, alone or
-    together, hide all columns of a row. The list is empty where each row is known to keep one.
+    """Return the masks among ``steps`` that may, alone or together, hide all columns of a row. Steps are the calls that
+    an attention applies to its scores. The list is empty if each row is known to keep a column.
     """
     masks = [
         s
@@ -41,8 +41,8 @@ def masks_that_may_hide_rows(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
 
 
 def _is_bounded(bias: Any) -> bool:
-    """Whether ``bias``, a tensor that is added to scores, is computed from parameters, products, norms and small
-    numbers only. Then it is too small to hide a score as a mask does.
+    """Return whether ``bias``, a tensor that is added to scores, is computed only from parameters, products, norms and
+    small numbers. Such a bias is too small to hide a score as a mask does.
     """
     stack, seen = [bias], set[Node]()
     while stack:
@@ -70,11 +70,11 @@ def _is_bounded(bias: Any) -> bool:
 
 
 def restore_hidden_rows(q: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries and bias with which a fused attention kernel gives rows whose columns are all masked the same
-    weights as the model's own calls do in ``dtype``, and a boolean tensor of the rows that become NaN.
+    """Return queries and a bias with which a fused attention kernel weighs fully masked rows as the model's own calls
+    do in ``dtype``. Return also a boolean tensor of the rows that become NaN.
 
-    For 16 bits a mask swallows the scores of a hidden row, where a fused kernel adds it in float32, but keeps it in 16
-    bits.
+    In 16 bits, adding a mask makes all scores of a fully masked row equal. A fused kernel adds the mask in float32,
+    where the scores keep their differences.
     """
     top = bias.amax(-1, keepdim=True)
     if q.itemsize == 2 and bias.is_floating_point():

@@ -1,8 +1,8 @@
 """Rewrite the cross entropy of a linear layer to a function that computes it without the logits of all rows.
 
-From each loss the pass follows the logits up to the layer: through casts, views, slices and swaps of other dims, a
-constant factor and a cap by ``tanh``. What is done to rows of logits is done to rows of the layer's input. The function
-comes from a family, since it needs kernels.
+From each loss the pass follows the logits up to the layer. It supports casts, views, slices, swaps of other dims, a
+constant factor and a cap by ``tanh``. The calls that the model applies to rows of logits are applied to rows of the
+layer's input. The function comes from a family of ops, since it needs kernels.
 """
 
 from __future__ import annotations
@@ -42,10 +42,18 @@ FAR = 12  # calls between a loss and a layer, for a near miss
 
 @dataclass
 class _LossOfLayer:
-    """A loss and its layer.
+    """A loss, the linear layer that computes its logits, and the calls in between.
 
-    ``class_dim``: the dim of the classes at the call that the walk is at. ``moves``: calls on rows between layer and
-    loss, as functions of the layer's input, the last one first.
+    Attributes:
+        loss: the node of the loss.
+        target: the node of the targets.
+        given: the arguments of the loss by name.
+        class_dim: the dim of the classes in the result of the call that the search has reached.
+        nodes: the nodes from the loss up to the layer, which the replacement removes.
+        moves: the calls on rows between layer and loss, as functions of the layer's input, the last call first.
+        scale: the factor of the logits.
+        softcap: the number at which ``tanh`` caps the logits, or None.
+        layer: the arguments of the layer by name.
     """
 
     loss: Node
@@ -60,13 +68,14 @@ class _LossOfLayer:
 
 
 class LinearLoss(Rewrite):
-    """A rewrite of ``cross_entropy(linear(hidden, weight, bias), target)``, as models spell it.
+    """A rewrite that replaces ``cross_entropy(linear(hidden, weight, bias), target)``, in the ways in which models
+    write it.
 
     Args:
-        name: of the rewrite.
-        loss: ``loss(hidden, weight, target, bias, *, reduction, ignore_index, label_smoothing, softcap)``: the loss in
-            float32, of hidden states ``[..., h]`` and targets ``[...]``.
-        always: replace small losses, too.
+        name: the name of the rewrite.
+        loss: a function ``loss(hidden, weight, target, bias, *, reduction, ignore_index, label_smoothing, softcap)``
+            that returns the loss in float32. It takes hidden states ``[..., h]`` and targets ``[...]``.
+        always: if true, replace small losses, too.
     """
 
     level: Level = "pre-grad"
@@ -80,27 +89,28 @@ class LinearLoss(Rewrite):
 
     @property
     def code_is_fully_hashed(self) -> bool:
-        """Always False, since the kernels of an op decide the results as well."""
+        """Always false, because the results also depend on the kernels of an op, which ``digest`` does not cover."""
         return False  # the kernels of an op decide as well
 
     @property
     def digest(self) -> str:
-        """The digest of the code that finds layers and losses, of the loss function, and of the option ``always``."""
+        """A digest of the code that finds layers and losses, of the loss function, and of the option ``always``."""
         return short_digest(
             code_digest(LinearLoss.apply, LinearLoss._replace_loss, _find_layer, self.loss), self.always
         )
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs (functions with arguments) on which the rewrite is proven: losses of linear layers as
-        models spell them.
+        """Return the functions with arguments on which the rewrite is proven. They compute losses of linear layers in
+        the ways in which models write them.
         """
         return _programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace cross entropies of linear layers in ``graph`` by the loss function of this rewrite. Yield a match for
-        each, or a near miss (place and reason) where one stays.
+        """Replace cross entropies of linear layers in ``graph`` by the loss function of this rewrite. Yield a ``Match``
+        for each replaced loss, and a ``NearMiss`` with the reason for each that stays.
         """
         remove_dead_calls(graph)
+        # A list, since replacements add nodes to the graph and remove others.
         for node in list(graph.nodes):
             if torch_call_name(node) in LOSSES:
                 try:
@@ -112,9 +122,9 @@ class LinearLoss(Rewrite):
                     yield outcome
 
     def _replace_loss(self, graph: Graph, node: Node) -> Outcome:
-        """Replace the loss ``node`` and the linear layer that computes its logits, and return the match. Raise
-        ``RewriteObstacle`` where a call between the two has no counterpart on hidden states, or where the logits are
-        small.
+        """Replace the loss ``node`` and the linear layer that computes its logits, and return the ``Match`` or
+        ``NearMiss``. Raise ``RewriteObstacle`` if a call between the two cannot be applied to hidden states, or if the
+        logits are small.
         """
         found = _find_layer(node)
         hidden, weight = fake_value(found.layer["input"]), fake_value(found.layer["weight"])
@@ -130,16 +140,16 @@ class LinearLoss(Rewrite):
         )
 
     def _replacement(self, found: _LossOfLayer) -> Callable[..., Tensor]:
-        """Return the function that is traced in place of the layer and the loss in ``found``: the rewrite's loss
-        function, with the loss's options and the calls in between.
+        """Return the function that is traced in place of the layer and the loss in ``found``. It calls the rewrite's
+        loss function with the options of the loss, and applies the calls in between.
         """
         names = ("reduction", "ignore_index", "label_smoothing")
         options = {name: found.given[name] for name in names if name in found.given} | {"softcap": found.softcap}
         dtype = fake_value(found.loss).dtype
 
         def loss_of_layer(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
-            """Return the loss of the linear layer by the rewrite's loss function, after applying to ``hidden``, the
-            layer's input, the calls that the graph applies to rows of the logits.
+            """Return the loss of the linear layer, computed by the rewrite's loss function. The calls that the graph
+            applies to rows of the logits are applied to ``hidden``, the layer's input, first.
             """
             # They were found from the loss upwards.
             for move in reversed(found.moves):
@@ -154,7 +164,7 @@ class LinearLoss(Rewrite):
 
 def _find_layer(node: Node) -> _LossOfLayer:
     """Return the linear layer that computes the logits of the loss ``node``, with the calls in between. Raise
-    ``RewriteObstacle`` for a loss or a call in between that the rewrite's loss function cannot take over.
+    ``RewriteObstacle`` if the rewrite's loss function does not support the loss or one of the calls.
     """
     given = canonical_arguments(node)
     logits, target = given.get("input"), given.get("target")
@@ -190,8 +200,8 @@ def _find_layer(node: Node) -> _LossOfLayer:
 
 
 def _add_replaced_call(found: _LossOfLayer, at: Node) -> None:
-    """Add the call ``at`` to the nodes of ``found`` that disappear with the replacement. Raise ``RewriteObstacle``
-    where a node outside of them reads it.
+    """Add the call ``at`` to the nodes of ``found`` that the replacement removes. Raise ``RewriteObstacle`` if any
+    other node reads it.
     """
     for reader in at.users:
         if reader not in found.nodes:
@@ -200,7 +210,7 @@ def _add_replaced_call(found: _LossOfLayer, at: Node) -> None:
 
 
 def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
-    """Whether the call ``at`` is the linear layer of the loss. If so, keep its arguments in ``found``. Raise
+    """Return whether the call ``at`` is the linear layer of the loss. If so, store its arguments in ``found``. Raise
     ``RewriteObstacle`` if the loss is over another dim than the layer's output features.
     """
     if torch_call_name(at) != "linear":
@@ -213,8 +223,8 @@ def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
 
 
 def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
-    """Return the tensor that ``at``, a call between layer and loss, reads. Keep its effect on rows of the logits in
-    ``found``, or append the factor by which it multiplies to ``numbers`` (NaN for ``tanh``). Raise ``RewriteObstacle``
+    """Return the tensor that ``at``, a call between layer and loss, reads. Store its effect on rows of the logits in
+    ``found``. If it multiplies, append the factor to ``numbers``. For ``tanh``, append NaN. Raise ``RewriteObstacle``
     for any other call.
     """
     name = torch_call_name(at)
@@ -236,6 +246,7 @@ def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
             found.class_dim = {first: second, second: first}.get(found.class_dim, found.class_dim)
             found.moves.append(lambda t: t.transpose(first, second))
             return above
+        # Compared as text, symbolic sizes add no guard to the graph.
         if found.class_dim == after.dim() - 1 and str(after.shape[-1]) == str(before.shape[-1]):
             if name in VIEWS:
                 lead = after.shape[:-1]
@@ -251,8 +262,8 @@ def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
 
 
 def _index_of_rows(index: Any, rank: int) -> tuple[Any, ...] | None:
-    """Return an index of slices and numbers that leaves the last of ``rank`` dims unchanged, as a tuple, or None for
-    any other index.
+    """Return ``index`` as a tuple if it consists of slices and numbers and leaves the last of ``rank`` dims unchanged.
+    Return None for any other index.
     """
     parts = index if isinstance(index, tuple) else (index,)
     plain = all(
@@ -266,8 +277,9 @@ def _index_of_rows(index: Any, rank: int) -> tuple[Any, ...] | None:
 
 
 def _read_numbers(found: _LossOfLayer, at: Node, numbers: list[float]) -> None:
-    """Set in ``found`` the factor of the logits and the number at which ``tanh`` caps them, from ``numbers``, the
-    factors met on the way from the loss up to the layer, in which NaN stands for a ``tanh``.
+    """Set in ``found`` the factor of the logits and the number at which ``tanh`` caps them. ``numbers`` are the factors
+    from the loss up to the layer, in which NaN stands for a ``tanh``. Raise ``RewriteObstacle`` if the logits are
+    capped in another way.
     """
     caps = [i for i, number in enumerate(numbers) if math.isnan(number)]
     if not caps:
@@ -281,8 +293,8 @@ def _read_numbers(found: _LossOfLayer, at: Node, numbers: list[float]) -> None:
 
 
 def _has_layer_above(node: Node) -> bool:
-    """Whether the loss ``node`` is computed from a linear layer through at most 12 calls. Otherwise there is nothing to
-    replace or to report.
+    """Return whether the loss ``node`` is computed from a linear layer through at most 12 calls. Otherwise there is
+    nothing to replace or to report.
     """
     at: Any = node
     for _ in range(FAR):
@@ -298,32 +310,32 @@ def _has_layer_above(node: Node) -> bool:
 
 
 def _padded_labels(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy with labels shifted by one place, the last padded with -100."""
+    """Return the mean cross entropy with labels shifted by one position. The last label is padded with -100."""
     logits = F.linear(hidden, weight).float()
     shifted = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
     return F.cross_entropy(logits.view(-1, weight.shape[0]), shifted.view(-1), ignore_index=-100, reduction="mean")
 
 
 def _shifted_logits(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return three times the mean cross entropy of logits that are shifted against the labels by one place."""
+    """Return three times the mean cross entropy of logits that are shifted against the labels by one position."""
     logits = F.linear(hidden, weight)[..., :-1, :].contiguous()
     return F.cross_entropy(logits.view(-1, weight.shape[0]), labels[..., 1:].contiguous().view(-1)) * 3
 
 
 def _summed_with_bias(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
-    """Return the summed cross entropy of halved logits, with bias and smoothed labels, divided by 7."""
+    """Return the summed cross entropy, divided by 7, of halved logits with a bias and smoothed labels."""
     logits = F.linear(hidden, weight, bias) * 0.5
     rows = logits.view(-1, weight.shape[0])
     return F.cross_entropy(rows, labels.view(-1), ignore_index=2, label_smoothing=0.1, reduction="sum") / 7
 
 
 def _classes_second(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean square of the cross entropies of rows, with the classes in the second dim."""
+    """Return the mean of the squared cross entropies of all rows. The classes are the second dim."""
     return F.cross_entropy(F.linear(hidden, weight).transpose(1, 2), labels, reduction="none").square().mean()
 
 
 def _by_log_softmax(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy, written as ``log_softmax`` and ``nll_loss``."""
+    """Return the mean cross entropy, written as ``log_softmax`` followed by ``nll_loss``."""
     logarithms = F.log_softmax(F.linear(hidden, weight).float().flatten(0, 1), dim=-1)
     return F.nll_loss(logarithms, labels.flatten())
 
@@ -336,7 +348,8 @@ def _capped(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def _programs() -> Iterator[Program]:
-    """Yield a program (a function with arguments) for each way in which models write the loss of a linear layer."""
+    """Yield a function with arguments for each way in which models write the loss of a linear layer."""
+    # With a fixed seed, the proof of one digest has one result.
     rng = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(2, 5, 6, generator=rng), torch.randn(11, 6, generator=rng)
     labels, bias = torch.randint(0, 11, (2, 5), generator=rng), torch.randn(11, generator=rng)

@@ -1,4 +1,4 @@
-"""The root of a mean of squares in any spelling, which an RMS norm multiplies or divides by.
+"""The root of a mean of squares in any way of writing it. An RMS norm multiplies or divides by it.
 
 ``rsqrt(m)``, ``m ** -0.5``, ``1 / sqrt(m)`` and ``sqrt(m).reciprocal()`` are one root. ``mean(x ** 2, -1, True)``, ``(x
 * x).sum(-1, keepdim=True) / n`` and ``x.square().mean(-1).unsqueeze(-1)`` are one mean.
@@ -36,10 +36,15 @@ RELATIVE_ERROR = 1e-6  # relative: two numbers that Python computed in different
 
 @dataclass(frozen=True)
 class MeanSquareRoot:
-    """``root`` is ``(mean(x ** 2, -1, keepdim=True) + eps)`` to the power of 0.5 or, unless it ``divides``, of -0.5.
+    """The root of a mean of squares, ``(mean(x ** 2, -1, keepdim=True) + eps) ** p``, as computed in a graph.
 
-    ``nodes`` compute the root from ``x``, root included. ``kept``: whether the mean kept its dim, or got it back below
-    the root.
+    Attributes:
+        root: the node of the result.
+        x: the node whose squares are averaged.
+        eps: the number that is added to the mean.
+        divides: whether a norm divides by the root. Then ``p`` is 0.5, otherwise it is -0.5.
+        kept: whether the result has a last dim of size 1. Otherwise the mean has removed that dim.
+        nodes: the nodes that compute the root from ``x``, including ``root``.
     """
 
     root: Node
@@ -52,9 +57,13 @@ class MeanSquareRoot:
 
 @dataclass
 class _MeanOfSquare:
-    """A mean: ``square`` is averaged over its last dim by ``nodes``, and the dim is ``kept`` or not.
+    """A mean over the last dim, as computed in a graph.
 
-    ``wrong`` is a call that averages over other dims.
+    Attributes:
+        square: the node whose values are averaged.
+        nodes: the nodes that compute the mean.
+        kept: whether the result has a last dim of size 1.
+        wrong: a call that averages over other dims, or None.
     """
 
     square: Node
@@ -64,15 +73,16 @@ class _MeanOfSquare:
 
     @property
     def held(self) -> Tensor:
-        """The fake tensor (shape, dtype and device without data) of ``x``, where this is the mean of ``x ** 2``."""
+        """The fake tensor of ``x`` if this is the mean of ``x ** 2``, else of the averaged tensor."""
         tensor: Tensor = fake_value(base_of_square(self.square) or self.square)
         return tensor
 
 
 def find_mean_square_root(node: Node) -> MeanSquareRoot | RewriteObstacle | None:
-    """Return the root ``(mean(x ** 2) + eps) ** 0.5``, or its reciprocal, that ``node`` computes, or the obstacle where
-    it differs from that in an RMS norm, such as a mean over other dims. None for any other node, and for one of which a
-    further root is taken.
+    """Return the root ``(mean(x ** 2) + eps) ** 0.5``, or its reciprocal, that ``node`` computes.
+
+    Return the obstacle if ``node`` differs from the root of an RMS norm, for example by a mean over other dims. Return
+    None for any other node, and for a node of which a further root is taken.
     """
     if root_base_and_exponent(node) is None or any(
         root_base_and_exponent(reader) is not None for reader in _readers_past_casts(node)
@@ -102,8 +112,8 @@ def find_mean_square_root(node: Node) -> MeanSquareRoot | RewriteObstacle | None
 
 
 def root_base_and_exponent(node: Any) -> tuple[Any, float] | None:
-    """Return the base and the exponent where ``node`` is one call that computes a root or a reciprocal, such as ``(x,
-    -0.5)`` for ``rsqrt(x)`` or ``x ** -0.5``, or None.
+    """Return the base and the exponent if ``node`` is one call that computes a root or a reciprocal. For ``rsqrt(x)``
+    or ``x ** -0.5`` they are ``(x, -0.5)``. Return None for any other node.
     """
     name = torch_call_name(node)
     given = positional_then_named(node) if name else []
@@ -117,13 +127,13 @@ def root_base_and_exponent(node: Any) -> tuple[Any, float] | None:
 
 
 def is_root_not_reciprocal(node: Node) -> bool:
-    """Whether ``node`` is a root rather than the reciprocal of one."""
+    """Return whether ``node`` is a root rather than the reciprocal of a root."""
     return _strip_roots(node, [])[1] > 0
 
 
 def _base_of_summed_square(node: Any) -> Node | None:
-    """Return ``x`` where the one call ``node`` computes the sum of ``x ** 2`` over the last dim: ``vecdot(x, x)``, or
-    an einsum of ``x`` with itself. Return None for any other call.
+    """Return ``x`` if the one call ``node`` computes the sum of ``x ** 2`` over the last dim. Such calls are
+    ``vecdot(x, x)`` and an einsum of ``x`` with itself. Return None for any other call.
     """
     name = torch_call_name(node)
     given = positional_then_named(node) if name in ("vecdot", "linalg_vecdot", "einsum") else []
@@ -145,8 +155,8 @@ def _base_of_summed_square(node: Any) -> Node | None:
 
 
 def base_of_square(node: Any) -> Node | None:
-    """Return ``x`` where ``node`` computes ``x ** 2``, in any way of writing it, with or without a sum over the last
-    dim, or None.
+    """Return ``x`` if ``node`` computes ``x ** 2`` in any way of writing it, with or without a sum over the last dim.
+    Return None for any other node.
     """
     name = torch_call_name(node)
     if (summed := _base_of_summed_square(node)) is not None:
@@ -165,7 +175,7 @@ def base_of_square(node: Any) -> Node | None:
 
 
 def _readers_past_casts(node: Node) -> list[Node]:
-    """Return the nodes that read ``node``, directly or through casts, which are left out themselves."""
+    """Return the nodes that read ``node`` directly or through casts. The casts are left out."""
     readers: list[Node] = []
     for reader in node.users:
         readers += _readers_past_casts(reader) if keeps_values(reader) and reader.args[0] is node else [reader]
@@ -173,8 +183,8 @@ def _readers_past_casts(node: Node) -> list[Node]:
 
 
 def _strip_roots(node: Any, nodes: list[Node]) -> tuple[Any, float]:
-    """Return the base and the exponent of the power that ``node`` computes by any number of nested roots and
-    reciprocals, such as ``(x, -0.5)`` for ``1 / sqrt(x)``. The calls are appended to ``nodes``.
+    """Return the base and the exponent of the power that ``node`` computes by nested roots and reciprocals. For ``1 /
+    sqrt(x)`` they are ``(x, -0.5)``. The calls are appended to ``nodes``.
     """
     exponent = 1.0
     while (step := root_base_and_exponent(node)) is not None:
@@ -186,8 +196,8 @@ def _strip_roots(node: Any, nodes: list[Node]) -> tuple[Any, float]:
 
 
 def _split_eps(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
-    """Return the two terms of the sum ``node`` as ``(mean, eps)``, the constant one second, and append ``node`` to
-    ``nodes``. For any other node, return it with 0.
+    """Return the terms of the sum ``node`` as ``(mean, eps)``, where ``eps`` is the constant one, and append ``node``
+    to ``nodes``. For any other node, return the node and 0.
     """
     given = positional_then_named(node) if torch_call_name(node) == "add" else []
     if len(given) != 2:
@@ -198,8 +208,8 @@ def _split_eps(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
 
 
 def _parse_mean(node: Any) -> _MeanOfSquare | None:
-    """Return the mean over a dim that ``node`` computes, in any way of writing it, such as a sum divided by the size,
-    or None if it computes none.
+    """Return the mean over a dim that ``node`` computes in any way of writing it, such as a sum divided by the size.
+    Return None if it computes no mean.
     """
     name = torch_call_name(node)
     if name == "mean":
@@ -212,8 +222,8 @@ def _parse_mean(node: Any) -> _MeanOfSquare | None:
 
 
 def _restore_last_dim(node: Node, made: _MeanOfSquare) -> _MeanOfSquare | None:
-    """Return the mean ``made`` with its last dim kept, where the view ``node`` gives that dim back, or None for another
-    view.
+    """Return the mean ``made`` as one that keeps its last dim, if the view ``node`` restores that dim. Return None for
+    any other view.
     """
     if made.kept or not restores_last_dim(node, made.held):
         return None
@@ -221,8 +231,8 @@ def _restore_last_dim(node: Node, made: _MeanOfSquare) -> _MeanOfSquare | None:
 
 
 def _parse_sum(node: Any) -> _MeanOfSquare | None:
-    """Return the sum over a dim that ``node`` computes, in any way of writing it, with the tensor that is summed, or
-    None if it computes none.
+    """Return the sum over a dim that ``node`` computes in any way of writing it, with the tensor that is summed. Return
+    None if it computes no sum.
     """
     name = torch_call_name(node)
     if name == "sum":
@@ -237,8 +247,8 @@ def _parse_sum(node: Any) -> _MeanOfSquare | None:
 
 
 def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
-    """Return the sum that ``node`` divides by the size of the last dim, over which the sum is, so that it computes a
-    mean, or None for any other node.
+    """Return the sum over the last dim that ``node`` divides by the size of that dim, so that it computes a mean.
+    Return None for any other node.
     """
     given = positional_then_named(node) if torch_call_name(node) in PRODUCT_NAMES | DIVISION_NAMES else []
     if len(given) != 2:
@@ -259,7 +269,9 @@ def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
 
 
 def _parse_reduction(node: Node) -> _MeanOfSquare | None:
-    """Return the call ``node`` of ``mean`` or ``sum`` as a mean, with its dims, or None where it reduces no tensor."""
+    """Return the call ``node`` of ``mean`` or ``sum`` as a mean, with whether it is over the last dim alone. Return
+    None if it reduces no tensor.
+    """
     passed: list[Node] = []
     square = skip_idle_calls(node.args[0] if node.args else node.kwargs.get("input"), passed)
     if not isinstance(square, Node) or not isinstance(fake_value(square), Tensor):
@@ -269,17 +281,18 @@ def _parse_reduction(node: Node) -> _MeanOfSquare | None:
 
 
 def reduces_last_dim(node: Node) -> bool:
-    """Whether the call ``node`` of ``mean`` or ``sum`` is over the last dim of its argument alone."""
+    """Return whether the call ``node`` of ``mean`` or ``sum`` reduces the last dim of its argument and no other dim."""
     rank = fake_value(node.all_input_nodes[0]).dim()
     return [int(d) % rank for d in reduced_dims(node)] == [rank - 1]
 
 
 def restores_last_dim(node: Node, square: Tensor) -> bool:
-    """Whether ``node`` is a view that gives a mean of ``square`` its last dim back, of size 1."""
+    """Return whether ``node`` is a view that appends a last dim of size 1 to a mean of ``square``."""
     if torch_call_name(node) == "getitem":
         index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         if not all(i is None or i is Ellipsis or i == slice(None) for i in index):
             return False
     made = fake_value(node)
     wanted = (*square.shape[:-1], 1)
+    # Compared as text, symbolic sizes add no guard to the graph.
     return isinstance(made, Tensor) and [*map(str, made.shape)] == [*map(str, wanted)]

@@ -1,7 +1,7 @@
-"""The reason in words why a softmax that weighs activations is not an attention that a fused kernel computes.
+"""The reason, in words, why a softmax that weighs activations is not an attention that a fused kernel computes.
 
-Every such place has a sentence: it names the call that differs, and the change that would make the place match, or that
-no change would.
+The text names the call that differs. It also names the change with which the place would match, or states that there is
+none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NO_FIX = "nothing would make it match: leave it to torch.compile"
 
 
 def is_over_last_dim(node: Node) -> bool:
-    """Whether the softmax ``node`` is over the last dim of a tensor of at least two dims."""
+    """Return whether the softmax ``node`` is over the last dim of a tensor of at least two dims."""
     held = fake_value(node)
     called = log_softmax_below(node) or node
     given = [a for a in (*called.args[1:2], called.kwargs.get("dim")) if isinstance(a, int)]
@@ -48,7 +48,7 @@ def is_over_last_dim(node: Node) -> bool:
 
 
 def is_softmax_by_hand(node: Node) -> bool:
-    """Whether ``node`` is ``exp(x) / sum(exp(x))``, a softmax that is written out."""
+    """Return whether ``node`` is ``exp(x) / sum(exp(x))``, a softmax that is written out."""
     given = positional_then_named(node) if torch_call_name(node) in ("div", "truediv", "divide") else []
     top, total = map(skip_idle_calls, given) if len(given) == 2 else (None, None)
     return (
@@ -61,8 +61,8 @@ def is_softmax_by_hand(node: Node) -> bool:
 
 
 def is_unnormalized_softmax(node: Node) -> bool:
-    """Whether ``node`` is an ``exp`` of scores whose weights are normalized elsewhere: divided by their sum behind the
-    product with the values, or by ``logsumexp`` before.
+    """Return whether ``node`` is the ``exp`` of attention scores and is normalized elsewhere. For example, the product
+    with the values is divided by the sum of the weights, or a ``logsumexp`` is subtracted before the ``exp``.
     """
     if torch_call_name(node) != "exp" or log_softmax_below(node) is not None:
         return False
@@ -74,11 +74,11 @@ def is_unnormalized_softmax(node: Node) -> bool:
 
 
 def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> RewriteObstacle:
-    """Return one obstacle that names all differences between ``region``, the calls around a softmax, and an attention,
-    in the order in which they are computed. ``above`` and ``below`` are functions that say whether attention may have a
-    call before and after the softmax.
+    """Return one obstacle that names all differences between ``region``, the calls around a softmax, and an attention.
+    The differences are in the order of the calls. ``above`` and ``below`` return whether an attention may have a call
+    before or after the softmax.
 
-    The line is that of the first difference.
+    The obstacle's node is that of the first difference.
     """
     first, *others = list(_obstacles_of_region(region, above, below)) or [_obstacle_of_product(region)]
     # Where nothing helps, further obstacles would only distract.
@@ -90,9 +90,8 @@ def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) 
 
 
 def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> Iterator[RewriteObstacle]:
-    """Yield, as obstacles, the differences between ``region``, the calls around a softmax, and an attention, in the
-    order in which they are computed. ``above`` and ``below`` say whether attention may have a call before and after the
-    softmax.
+    """Yield the differences between ``region``, the calls around a softmax, and an attention as obstacles, in the order
+    of the calls. ``above`` and ``below`` return whether an attention may have a call before or after the softmax.
     """
     softmax, exponential = region.softmax, is_unnormalized_softmax(region.softmax)
     by_hand = exponential or is_softmax_by_hand(softmax)
@@ -139,13 +138,15 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
 
 
 def _is_part_of_softmax(node: Node, by_hand: bool) -> bool:
-    """Whether ``node`` is the ``exp`` of a softmax that is written out (``by_hand``) as several calls."""
+    """Return whether ``node`` is the ``exp`` of a softmax that is written out as several calls, as ``by_hand``
+    states.
+    """
     return by_hand and torch_call_name(node) == "exp"
 
 
 def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
-    """Return the obstacle of ``region``, the calls around a softmax, all of which an attention may have: then one of
-    its two products is written in an unsupported way.
+    """Return the obstacle for ``region``, the calls around a softmax, if an attention may have all of its calls. One of
+    its two products is then written in an unsupported way, which the obstacle names.
     """
     assert region.scores is not None
     known = ("matmul", "bmm", "baddbmm")
@@ -156,8 +157,8 @@ def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
 
 
 def _fix_for_call(node: Node, otherwise: str) -> str:
-    """Return the remedy to report for the call ``node``, which attention does not have, from a table of known calls, or
-    ``otherwise`` where the table lacks it.
+    """Return the remedy for the call ``node``, which attention does not have, from a table of known calls. Return
+    ``otherwise`` if the table lacks the call.
     """
     name = torch_call_name(node)
     if mixes_heads(node):
@@ -167,6 +168,6 @@ def _fix_for_call(node: Node, otherwise: str) -> str:
 
 
 def _shape_of_node(node: Node) -> str:
-    """Return the shape of a node's tensor as text, or its name where it stands for no tensor."""
+    """Return the shape of a node's tensor as text, or the node's name if it stands for no tensor."""
     held = fake_tensor(node)
     return node.name if held is None else format_sizes(held.shape)

@@ -1,6 +1,6 @@
-"""Remove calls that return their argument: casts to the dtype it has, dropout of a model that is evaluated.
+"""Remove calls that return their argument, such as a cast to the dtype that it has, or a dropout of an evaluated model.
 
-Patterns then need no spelling with them. The calls cost nothing in compiled code, so removing them saves nothing
+Patterns then need no variants with these calls. The calls cost nothing in compiled code, so their removal saves nothing
 either.
 """
 
@@ -22,7 +22,7 @@ from shiplap.rewrite.program import Program
 
 
 class NoOps(Rewrite):
-    """A rewrite that removes ``x.to(x.dtype)`` and ``dropout`` that drops nothing."""
+    """A rewrite that removes ``x.to(x.dtype)`` and ``dropout`` calls that drop nothing."""
 
     name = "no_ops"
     level: Level = "pre-grad"
@@ -30,12 +30,12 @@ class NoOps(Rewrite):
 
     @property
     def digest(self) -> str:
-        """The digest of the code that finds and removes casts and dropouts that change nothing."""
+        """A digest of the code that finds and removes casts and dropouts that change nothing."""
         return code_digest(NoOps.apply, _is_cast_to_own_dtype, _is_disabled_dropout)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace calls in ``graph`` that return their input unchanged (casts to the dtype that it has, disabled
-        dropouts) by that input, and yield the matches.
+        """Replace calls in ``graph`` that return their input unchanged by that input, and yield a ``Match`` for each.
+        Such calls are casts to the dtype that a tensor already has, and disabled dropouts.
         """
         for node in list(graph.nodes):
             if node.op.startswith("call") and (_is_cast_to_own_dtype(node) or _is_disabled_dropout(node)):
@@ -45,8 +45,8 @@ class NoOps(Rewrite):
                 )
 
     def programs(self) -> Iterator[Program]:
-        """Yield the one program, a function with a cast and a dropout that change nothing, on which the rewrite is
-        proven.
+        """Yield the one function with arguments on which the rewrite is proven. It has a cast and a dropout that change
+        nothing.
         """
         yield Program(_run_idle_calls, (torch.randn(3, 4),), "a cast and a dropout")
 
@@ -57,7 +57,7 @@ def _run_idle_calls(x: Tensor) -> Tensor:
 
 
 def _is_cast_to_own_dtype(node: Node) -> bool:
-    """Whether ``node`` is ``x.to(dtype)`` with the dtype of ``x`` and no further argument."""
+    """Return whether ``node`` is ``x.to(dtype)`` with the dtype of ``x`` and no further argument."""
     # A further argument may ask for a copy, or for another device.
     if canonical_name(node) != "to" or len(node.args) + len(node.kwargs) != 2 or not isinstance(node.args[0], Node):
         return False
@@ -67,7 +67,7 @@ def _is_cast_to_own_dtype(node: Node) -> bool:
 
 
 def _is_disabled_dropout(node: Node) -> bool:
-    """Whether ``node`` is a dropout that returns its argument unchanged and writes to nothing."""
+    """Return whether ``node`` is a dropout that returns its argument unchanged and writes to nothing."""
     if canonical_name(node) != "dropout" or not node.args or not isinstance(node.args[0], Node):
         return False
     given = canonical_arguments(node)

@@ -1,8 +1,8 @@
-"""The reason in words why a value that is scaled by its own root mean square is not torch's RMS norm.
+"""The reason, in words, why a value that is scaled by its own root mean square is not torch's RMS norm.
 
-``shipped/mean_square_root.py`` knows the spellings of the one formula. This module knows none: it follows the scale up
-through any calls. If the scale comes from the squares (or the norm) of the very value that is scaled, the module names
-the difference.
+``shipped/mean_square_root.py`` recognises the ways of writing the one formula. This module recognises none of them, and
+follows the scale up through any calls. If the scale comes from the squares (or the norm) of the value that is scaled,
+the module names the difference.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ RMS_NORM_FORMULA = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)"
 
 @dataclass
 class _ScaleTrace:
-    """The calls on the way up from a scale, by kind, the nearest to the scale first."""
+    """The calls that compute the factor of a scaled value, in one list per kind of call. The calls nearest to the
+    factor come first.
+    """
 
     squared: list[Node] = field(default_factory=list)
     roots: list[Node] = field(default_factory=list)
@@ -70,10 +72,11 @@ class _ScaleTrace:
 
 
 def explain_unmatched_norm(node: Node, known: Collection[Node]) -> RewriteObstacle | None:
-    """Return the obstacle, with its reason, where ``node`` scales a value by its root mean square in another way than
-    torch's RMS norm, else None. ``known`` holds the roots that were replaced or reported already.
+    """Return the obstacle, with its reason, if ``node`` scales a value by its root mean square in another way than
+    torch's RMS norm.
 
-    None stands for a node that does not scale in this way, and for a root that is ``known`` and has an outcome already.
+    Return None for any other node. Return None also if the root is in ``known``, the roots that were replaced or
+    reported already.
     """
     if torch_call_name(node) == "normalize":
         return _explain_normalize(node)
@@ -91,8 +94,8 @@ def explain_unmatched_norm(node: Node, known: Collection[Node]) -> RewriteObstac
 
 
 def _possible_bases(scaled: Node) -> list[Node]:
-    """Return the values of which ``scaled`` may be a multiple: itself, and the factors where it is a product with a
-    weight.
+    """Return the values of which ``scaled`` may be a multiple. They are ``scaled`` itself and, if it is a product, the
+    factors of the product.
     """
     at = skip_idle_calls(scaled)
     factors = at.all_input_nodes if torch_call_name(at) in PRODUCT_NAMES else []
@@ -100,7 +103,9 @@ def _possible_bases(scaled: Node) -> list[Node]:
 
 
 def _broadcasts_to(by: Node, scaled: Node) -> bool:
-    """Whether ``by`` has as many dims as the floating-point tensor ``scaled`` and broadcasts to it along one."""
+    """Return whether ``by`` has as many dims as the floating-point tensor ``scaled`` and broadcasts to it along
+    a dim.
+    """
     small, large = fake_value(by), fake_value(scaled)
     if not (isinstance(small, Tensor) and isinstance(large, Tensor)) or small.dim() != large.dim():
         return False
@@ -110,13 +115,13 @@ def _broadcasts_to(by: Node, scaled: Node) -> bool:
 
 
 def _is_size_one(size: Any) -> bool:
-    """Whether a size, a number or a symbolic size, is known to be 1."""
+    """Return whether ``size``, a number or a symbol, is known to be 1."""
     return isinstance(size, int) and size == 1
 
 
 def _follow_scale(by: Node) -> _ScaleTrace:
-    """Return the calls through which the factor ``by`` is computed, sorted by kind (roots, means, squares and so on),
-    at most 12 calls up the graph.
+    """Return the calls through which the factor ``by`` is computed, sorted by kind. The kinds are roots, means, squares
+    and so on. At most 12 calls are followed up the graph.
     """
     trace, layer = _ScaleTrace(), [by]
     for _ in range(MOST_CALLS_TO_SQUARES):
@@ -130,8 +135,8 @@ def _follow_scale(by: Node) -> _ScaleTrace:
 
 
 def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
-    """Add the call ``node`` to the list of its kind (roots, means, squares and so on) in ``trace``, and return the
-    nodes that it reads and that have to be looked at next.
+    """Add the call ``node`` to the list of its kind in ``trace``. The kinds are roots, means, squares and so on. Return
+    the nodes that it reads and that have to be followed next.
     """
     name = torch_call_name(node)
     if (x := base_of_square(node)) is not None:
@@ -166,13 +171,13 @@ def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
 
 
 def _is_difference(x: Node) -> bool:
-    """Whether ``x`` is a difference, as in a layer norm, which subtracts the mean."""
+    """Return whether ``x`` is a difference, as in a layer norm, which subtracts the mean."""
     return torch_call_name(x) == "sub"  # a mean was subtracted: a layer norm
 
 
 def _describe_difference(node: Node, trace: _ScaleTrace) -> RewriteObstacle | None:
-    """Return the obstacle that names how the calls in ``trace``, which compute the factor of the product ``node``,
-    differ from the formula of an RMS norm, or None where there is no root among them.
+    """Return the obstacle that names how the factor of the product ``node`` differs from the formula of an RMS norm.
+    ``trace`` holds the calls that compute the factor. Return None if there is no root among them.
     """
     if not trace.roots:
         return None
@@ -202,13 +207,13 @@ def _describe_difference(node: Node, trace: _ScaleTrace) -> RewriteObstacle | No
 
 
 def _is_below_root(added: Node, root: Node) -> bool:
-    """Whether ``root`` is computed from ``added``."""
+    """Return whether ``root`` is computed from ``added``."""
     return added in islice(walk_from([root], inputs_of), 4 * MOST_CALLS_TO_SQUARES)
 
 
 def _explain_normalize(node: Node) -> RewriteObstacle | None:
-    """Return the obstacle where ``node`` and its reader are ``normalize(x, dim) * sqrt(n)``, an RMS norm whose eps
-    bounds the norm, or None.
+    """Return the obstacle if ``node`` and its reader compute ``normalize(x, dim) * sqrt(n)``. That is an RMS norm whose
+    eps bounds the norm from below. Return None for any other calls.
     """
     given = canonical_arguments(node, ("p", "dim"))
     dim, held = given.get("dim", 1), fake_value(node)

@@ -1,4 +1,4 @@
-"""RMS norms as models spell them: the programs on which the rewrite is proven."""
+"""RMS norms in the ways in which models write them. The rewrite is proven on these programs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from shiplap.rewrite.program import Program
 
 
 def _norm_as_llama(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the RMS norm as Llama writes it: in float32, cast back before the weight."""
+    """Return the RMS norm as Llama writes it. It is computed in float32 and cast back before the multiplication by the
+    weight.
+    """
     wide = x.to(torch.float32)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
     return weight * wide.to(x.dtype)
 
 
 def _norm_as_gemma(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the RMS norm as Gemma writes it: in float32, scaled by one plus the weight."""
+    """Return the RMS norm as Gemma writes it. It is computed in float32 and scaled by one plus the weight."""
     wide = x.float()
     normed = wide * torch.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + 1e-5)
     return (normed * (1.0 + weight.float())).type_as(x)
 
 
 def _norm_without_weight(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the sine of an RMS norm by division by a root, times ``weight``, which is not part of the norm."""
+    """Return the sine of an RMS norm that divides by a root, times ``weight``. The weight is not part of the norm."""
     return (x / torch.sqrt(torch.mean(torch.square(x), axis=-1, keepdim=True) + 1e-5)).sin() * weight  # type: ignore[call-overload]
 
 
@@ -35,13 +37,13 @@ def _cast_root(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _norm_by_sum(x: Tensor, weight: Tensor) -> Tensor:
-    """Return an RMS norm whose mean is a sum divided by the size, with the weight first."""
+    """Return an RMS norm whose mean is a sum divided by the size. The weight is the first factor."""
     inverse = 1 / torch.sqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + 1e-6)
     return weight * x * inverse
 
 
 def rms_norm_programs() -> Iterator[Program]:
-    """Yield programs (functions with arguments) of an RMS norm in each of the ways in which models write it, with
+    """Yield functions with arguments that compute an RMS norm in each of the ways in which models write it, with
     several dtypes and layouts.
     """
     rng = torch.Generator().manual_seed(0)

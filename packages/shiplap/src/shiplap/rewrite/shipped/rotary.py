@@ -1,10 +1,10 @@
-"""Rewrite rotary position embeddings, ``x * cos + rotate_half(x) * sin``, to a computation by halves that reads each
-element of ``x`` once.
+"""Rewrite rotary position embeddings, ``x * cos + rotate_half(x) * sin``, to a computation by halves.
 
-The embedding is recognised by its computation (see ``shiplap.rewrite.match_by_value``): if the calls between ``x`` and
-a result of its shape turn each pair of elements by an angle of its own, they are a rotary embedding. Pairs are the two
-halves of the last dim (Llama, GPT-NeoX) or neighbours (GPT-J, Cohere). Cosines and sines are as wide as ``x`` or as a
-half, two tensors or one of complex numbers.
+The computation by halves reads each element of ``x`` once. The embedding is recognised by its computation (see
+``shiplap.rewrite.match_by_value``). The calls between ``x`` and a result of its shape are a rotary embedding if they
+turn each pair of elements by its own angle. Pairs are the two halves of the last dim (Llama, GPT-NeoX) or neighbours
+(GPT-J, Cohere). Cosines and sines are as wide as ``x`` or as a half of it. They are two tensors or one of complex
+numbers.
 """
 
 from __future__ import annotations
@@ -62,9 +62,12 @@ PAIR_LAYOUTS: tuple[PairLayout, ...] = ("halves", "neighbours")
 
 @dataclass(frozen=True)
 class PairRotation:
-    """The form of a rotation: the side that holds the cosines, the direction, and the layout of the pairs.
+    """A rotation of pairs of elements.
 
-    ``cosines`` is None where one side holds complex numbers.
+    Attributes:
+        pairs: whether a pair consists of ``neighbours``, or of elements of both ``halves`` of the last dim.
+        cosines: the number of the tensor that holds the cosines, or None if one tensor holds complex numbers.
+        sign: the direction of the rotation, 1 or -1.
     """
 
     pairs: PairLayout
@@ -72,7 +75,9 @@ class PairRotation:
     sign: int
 
     def __call__(self, x: Tensor, sides: Sequence[Tensor]) -> Tensor:
-        """Return ``x`` with each pair of its last dim rotated by the angles whose cosines and sines are ``sides``."""
+        """Return ``x`` with each pair of elements of its last dim rotated. ``sides`` holds the cosines and the sines of
+        the angles, or the complex numbers.
+        """
         if self.cosines is None:
             cos, sin = torch.view_as_real(sides[0]).unbind(-1)
         else:
@@ -85,8 +90,8 @@ class PairRotation:
         return torch.stack((first, second), -1).flatten(-2)
 
     def _pair(self, given: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return the first and the second elements of each pair in the last dim. A tensor that is half as wide serves
-        as both.
+        """Return the first and the second element of each pair in the last dim of ``given``. If ``given`` is not
+        ``width`` wide, each of its elements belongs to a whole pair, and ``given`` is returned twice.
         """
         if given.shape[-1] != width:
             return given, given
@@ -96,19 +101,21 @@ class PairRotation:
 
 
 class Rotary(Rewrite):
-    """A rewrite that turns pairs by halves where a graph builds a turned copy of ``x`` first."""
+    """A rewrite that rotates pairs of elements directly where a graph first builds a rotated copy of ``x``."""
 
     name = "rotary"
     level: Level = "pre-grad"
     anchors = JOINING_OPERATORS | EMPTY_FACTORIES | SPLITTING_OPERATORS
 
     def __init__(self, *, always: bool = False) -> None:
-        """Set the option ``always``, which rewrites also where Inductor's code for the original is as fast."""
+        """Set the option ``always``. If it is true, rotations are replaced even if Inductor's code for them is
+        as fast.
+        """
         self.always = always
 
     @property
     def digest(self) -> str:
-        """The digest of the code that finds and replaces rotations, and of the option."""
+        """A digest of the code that finds and replaces rotations, and of the option ``always``."""
         of = code_digest(
             Rotary.apply,
             Rotary._replace_rotation,
@@ -120,14 +127,14 @@ class Rotary(Rewrite):
         return short_digest(of, self.always)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs (functions with arguments) on which the rewrite is proven: rotary embeddings as models
-        spell them.
+        """Return the functions with arguments on which the rewrite is proven. They compute rotary embeddings in the
+        ways in which models write them.
         """
         return rotary_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace calls in ``graph`` that rotate pairs of elements by cosines and sines, the largest group first, and
-        yield matches, then near misses (place and reason).
+        """Replace calls in ``graph`` that rotate pairs of elements by cosines and sines, the largest group first. Yield
+        a ``Match`` for each replaced group, then a ``NearMiss`` with the reason for each group that stays.
         """
         gone: set[Node] = set()
         strange: list[GraphPart] = []
@@ -152,8 +159,8 @@ class Rotary(Rewrite):
                 yield self._written(writers)
 
     def _replace_rotation(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
-        """Replace ``piece``, a part of the graph that rotates pairs of elements as ``turn`` describes, by one function,
-        and return the match, or a near miss (place and reason) where it stays.
+        """Replace ``piece``, a part of the graph that rotates pairs of elements as ``turn`` describes, by one function.
+        Return the ``Match``, or a ``NearMiss`` with the reason if it stays.
         """
         why = "" if self.always or proving.get() else _why_not_faster(piece, turn)
         if why:
@@ -166,8 +173,8 @@ class Rotary(Rewrite):
         )
 
     def _unknown(self, piece: GraphPart) -> NearMiss:
-        """Return the near miss (place and reason) for a part of the graph that combines the two elements of each pair,
-        as a rotation does, but otherwise than by cosines and sines.
+        """Return the near miss of ``piece``, a part of the graph that combines the elements of each pair, but not by
+        cosines and sines as a rotation does.
         """
         sides = len(piece.sides)
         why = f"pairs of {piece.x.name} are mixed, but not turned by angles: it reads {sides} other tensors"
@@ -175,8 +182,8 @@ class Rotary(Rewrite):
         return self._near(piece.out, "operator", why, fix)
 
     def _written(self, writers: Sequence[Node]) -> NearMiss:
-        """Return the near miss (place and reason) for a rotation whose two halves the calls ``writers`` write into a
-        new tensor, which this rewrite does not replace.
+        """Return the near miss of a rotation whose halves the calls ``writers`` write into a new tensor. This rewrite
+        does not replace such a rotation.
         """
         into = tensor_argument(writers[0]).name
         why = f"the two parts of each pair are written into {into}; a part of a graph that is compared writes nothing"
@@ -184,15 +191,15 @@ class Rotary(Rewrite):
         return self._near(writers[0], "mutation", why, fix)
 
     def _near(self, at: Node, obstacle: Any, reason: str, fix: str) -> NearMiss:
-        """Return the record of a rotation that stays unreplaced: the place ``at``, the kind of obstacle, the reason and
-        the remedy.
+        """Return a record which says that a rotation is not replaced, with the place ``at``, the kind of obstacle, the
+        reason and the remedy.
         """
         return self.near_miss(RewriteObstacle(at, obstacle, reason, fix, fitting=4), of=5)
 
 
 def _half_writers(empty: Node) -> list[Node]:
-    """Return the two calls that write sums of products into slices of the last dim of the new tensor ``empty``, or an
-    empty list.
+    """Return the two calls that write sums of products into slices of the last dim of the new tensor ``empty``. Return
+    an empty list if there are no such calls.
     """
     writers = [u for u in empty.users if torch_call_name(u) == "setitem" and u.args[0] is empty]
     if len(writers) != 2:
@@ -210,8 +217,8 @@ def _half_writers(empty: Node) -> list[Node]:
 
 
 def _may_end_rotation(out: Node) -> bool:
-    """Whether ``out`` may be the result of a rotation: a floating-point tensor of even width that is computed by
-    products and joined parts.
+    """Return whether ``out`` may be the result of a rotation. It must be a floating-point tensor of even width that is
+    computed from products and joined or split parts.
     """
     held = fake_value(out)
     if not isinstance(held, Tensor) or not held.is_floating_point() or held.dim() < 2:
@@ -226,8 +233,8 @@ def _may_end_rotation(out: Node) -> bool:
 
 
 def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | None:
-    """Return the part of the graph that computes ``out`` by rotating pairs of elements, with its rotation, or that part
-    alone where it combines the elements of pairs in another way, or None.
+    """Return the part of the graph that computes ``out`` by rotating pairs of elements, with its rotation. If that part
+    combines the elements of pairs in another way, return the part alone. Return None if there is no such part.
     """
     strange = None
     for x in candidate_starts(out)[:MOST_TRIED_STARTS]:
@@ -241,8 +248,8 @@ def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | No
 
 
 def _mixes_pairs(piece: GraphPart) -> bool:
-    """Whether each element of the part's result depends on both elements of one pair of its input ``x`` and on no
-    others, as a run of the part on random numbers shows.
+    """Return whether each element of the part's result depends on both elements of one pair of its input ``x`` and on
+    no other elements. This is found by running the part on random numbers.
     """
     width = fake_value(piece.x).shape[-1]
     if width < 4 or not piece.sides:
@@ -267,8 +274,8 @@ def _mixes_pairs(piece: GraphPart) -> bool:
 def _changed_elements(
     piece: GraphPart, x: Tensor, sides: Sequence[Tensor], before: Tensor, at: tuple[int, ...]
 ) -> set[tuple[int, ...]]:
-    """Return the positions of the elements of the part's result that differ from ``before`` where the element ``at`` of
-    ``x`` is changed.
+    """Return the positions at which the part's result differs from ``before`` if the element ``at`` of ``x`` is
+    changed.
     """
     other = x.clone()
     other[at] += 1.0
@@ -276,7 +283,9 @@ def _changed_elements(
 
 
 def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
-    """Return the rotation that ``piece`` computes, found by comparing runs on random numbers, or None."""
+    """Return the rotation that ``piece`` computes, or None if it computes none. It is found by comparing results on
+    random numbers.
+    """
     width, held = fake_value(piece.x).shape[-1], [_of_pairs(fake_value(s)) for s in piece.sides]
     turns: list[PairRotation] = []
     if len(held) == 1 and held[0].is_complex():
@@ -299,12 +308,16 @@ def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
 
 
 def _of_pairs(side: Tensor) -> Tensor:
-    """Return cosines or sines without a last dim of size 1, by which both elements of a pair are multiplied."""
+    """Return the cosines or sines ``side`` without a last dim of size 1. Without that dim, each of its elements
+    multiplies both elements of a pair.
+    """
     return side.squeeze(-1) if side.dim() > 1 and isinstance(side.shape[-1], int) and side.shape[-1] == 1 else side
 
 
 def _dtype_of_products(piece: GraphPart) -> torch.dtype:
-    """Return the widest dtype in which the part multiplies, at least that of its result."""
+    """Return the widest dtype in which ``piece``, a part of the graph, multiplies. It is at least as wide as the dtype
+    of the part's result.
+    """
     held = [fake_value(n).dtype for n in piece.nodes if torch_call_name(n) in MULTIPLY_OPERATORS]
     real = [torch.float64 if d == torch.complex128 else torch.float32 if d.is_complex else d for d in held]
     # Computed in the widest dtype that the model multiplies in, so that the rewrite is not less exact.
@@ -314,15 +327,11 @@ def _dtype_of_products(piece: GraphPart) -> torch.dtype:
     return wide
 
 
+# Microseconds before and after the rewrite. torch 2.13, one CPU thread, 8 heads of 64, 256 tokens, 2026-11-23:
+#
 def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
-    """Return the reason why the rewrite is not faster than Inductor's code for the original, or an empty text where it
-    is.
-
-    Measured with torch 2.13 on one thread of a CPU, 8 heads of 64, 256 tokens, before and after in microseconds:
-    float32 halves 108 and 60, transposed 111 and 74; neighbours 186 and 123, transposed 222 and 132; bfloat16 halves 83
-    and 117, transposed 112 and 60, neighbours 277 and 365; complex numbers 113 and 123. With the backward pass: halves
-    572 and 718, transposed 409 and 299; neighbours 913 and 635, transposed 761 and 595; bfloat16 transposed 562 and
-    354. 2026-11-23.
+    """Return the reason why the rewrite is not faster than Inductor's code for the model's own calls, or an empty text
+    if it is faster.
     """
     x = fake_value(piece.x)
     if x.device.type == "cuda":
@@ -344,12 +353,11 @@ def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
     return f"on a CPU {str(x.dtype).removeprefix('torch.')} is slower by {turn.pairs}"
 
 
+# Measured in models of four layers. bfloat16, 16,384 tokens, H100, torch 2.11, 2026-11-26: with the rewrite, Qwen3 is
+# 1.05 times as fast, Llama and Gemma 2 0.98 times, and ModernBERT 0.95 times. Only Qwen3 norms its queries and keys
+# first.
 def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
-    """Return the reason why the rewrite is not faster on CUDA, or an empty text where it is.
-
-    Measured in models of four layers, bfloat16, 16,384 tokens, H100, torch 2.11, 2026-11-26: Qwen3, whose queries and
-    keys are normed first, is 1.05 times as fast with it; Llama 0.98 times, Gemma 2 0.98 and ModernBERT 0.95.
-    """
+    """Return the reason why the rewrite is not faster on CUDA, or an empty text if it is faster."""
     if turn.cosines is None or turn.pairs != "halves":
         return "not measured on cuda for complex numbers or neighbours"
     x = piece.x
@@ -359,14 +367,16 @@ def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
 
 
 class _RotaryReplacement:
-    """The function that is traced in place of the part, in the memory order of ``x``, so that strides stay."""
+    """The function that is traced in place of the calls that rotate. It computes in the dim order in which ``x`` lies
+    in memory, so that the strides stay the same.
+    """
 
     def __init__(self, turn: PairRotation, inside: torch.dtype, out: torch.dtype) -> None:
-        """Keep the rotation, the dtype ``inside`` in which it is computed, and that of the result."""
+        """Set the rotation, the dtype ``inside`` in which it is computed, and the dtype ``out`` of the result."""
         self.turn, self.inside, self.out = turn, inside, out
 
     def __call__(self, x: Tensor, *sides: Tensor) -> Tensor:
-        """Return ``x`` rotated by the cosines and sines in ``sides``, with the strides of ``x``."""
+        """Return ``x`` rotated by the cosines and sines in ``sides``. The result has the strides of ``x``."""
         order = dims_by_stride(x)
         # The last dim is split into pairs, so it has to stay the last one of the permuted tensor.
         if order[-1] != x.dim() - 1:

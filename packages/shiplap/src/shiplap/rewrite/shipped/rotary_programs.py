@@ -1,4 +1,4 @@
-"""Rotary embeddings as models spell them: the programs on which the rewrite is proven."""
+"""Rotary embeddings in the ways in which models write them. The rewrite is proven on these programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shiplap.rewrite.program import Program
 
 
 def _rotate_half(x: Tensor) -> Tensor:
-    """Return ``x`` with the halves of its last dim exchanged and the new first one negated."""
+    """Return ``x`` with the halves of its last dim exchanged and the new first half negated."""
     return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
 
 
@@ -34,7 +34,9 @@ def _in_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``x`` rotated in pairs of neighbours, each cosine and sine repeated for its pair."""
+    """Return ``x`` rotated in pairs of neighbours. Each cosine and each sine is repeated for both elements of
+    its pair.
+    """
     cos, sin = (torch.repeat_interleave(t[:, :, None, :], 2, 3) for t in (cos, sin))
     mixed = torch.stack((-x[:, :, :, 1::2], x[:, :, :, ::2]), dim=-1).flatten(-2)
     return (x * cos) + (mixed * sin)
@@ -47,9 +49,10 @@ def _rotate_backwards(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary_programs() -> Iterator[Program]:
-    """Yield programs (functions with arguments) of a rotary embedding in each of the ways in which models write it,
-    with several dtypes and layouts.
+    """Yield functions with arguments that compute a rotary embedding in each of the ways in which models write it, with
+    several dtypes and layouts.
     """
+    # With a fixed seed, the proof of one digest has one result.
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:

@@ -34,12 +34,20 @@ MOST_CALLS_TO_PRODUCT = 40  # calls between a softmax and its product
 
 @dataclass(frozen=True)
 class ScoreStep:
-    """A call between the product and the softmax.
+    """A call that an attention applies to its scores, between the product of queries and keys and the softmax.
 
-    ``kind``: ``scale`` by a number, ``stretch`` by a tensor that is constant along the keys, ``add`` a tensor times a
-    number, ``fill`` with a number where a mask is true, ``keep`` the score where a mask is true, ``view`` with other
-    leading dims, ``sink`` joins ``number`` columns to the scores, ``rest`` is a sink of one column that the result was
-    rescaled by, ``cap`` by tanh, ``causal`` hides later columns (see ``shipped/constant_masks.py``).
+    The kinds are:
+
+    - ``scale``: multiply by a number.
+    - ``stretch``: multiply by a tensor that is constant along the keys.
+    - ``add``: add a tensor times a number.
+    - ``fill``: set to a number where a mask is true.
+    - ``keep``: set to a number where a mask is false.
+    - ``view``: change the leading dims.
+    - ``sink``: join ``number`` columns.
+    - ``rest``: a sink of one column by which the result is rescaled.
+    - ``cap``: apply ``tanh``.
+    - ``causal``: hide later columns (see ``shipped/constant_masks.py``).
     """
 
     kind: str
@@ -52,10 +60,18 @@ class ScoreStep:
 
 @dataclass(frozen=True)
 class ScoresOfAttention:
-    """``product`` is ``q @ k.transpose(-1, -2)`` if ``natural``, else ``q @ k``, times ``scale``.
+    """The scores of an attention, from the product of queries and keys up to the softmax.
 
-    ``steps`` follow it, in the order in which they are computed. ``nodes`` are all calls in between, product included.
-    ``lead`` are the leading dims of the product. ``orders`` permute ``q`` and ``k``, for an einsum.
+    Attributes:
+        product: the node of the product.
+        q: the queries.
+        k: the keys.
+        natural: whether the product is ``q @ k.transpose(-1, -2)``. Otherwise it is ``q @ k``.
+        scale: a number by which the product is multiplied.
+        lead: the leading dims of the product.
+        steps: the calls behind the product, in the order in which they are computed.
+        nodes: all calls up to the softmax, including the product.
+        orders: the permutations of ``q`` and ``k`` if the product is an einsum, or None.
     """
 
     product: Node
@@ -70,23 +86,25 @@ class ScoresOfAttention:
 
     @property
     def sink(self) -> int:
-        """The number of columns of an attention sink (extra logits, which take weight and have no value) that the last
-        step joins to the scores, or 0.
+        """The number of columns that an attention sink joins to the scores in the last step, or 0 if there is no such
+        step. A sink is a set of extra logits that take weight and have no values.
         """
         return int(self.steps[-1].number) if self.steps and self.steps[-1].kind == "sink" else 0
 
     @property
     def sinks(self) -> bool:
-        """Whether one of the steps is an attention sink (extra logits, which take weight and have no value): a joined
-        column or a rescaling of the result.
+        """Whether one of the steps is an attention sink, that is extra logits that take weight and have no values. It
+        may be columns joined to the scores, or a rescaling of the result.
         """
         return any(s.kind in ("sink", "rest") for s in self.steps)
 
 
 def follow_scores(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] = ()) -> ScoresOfAttention | None:
-    """Follow attention scores up the graph from ``top``. Return the product of queries and keys and the calls (steps)
-    from it to ``top``, which only ``reader`` and the calls ``beside`` may read, or None without a product. Raise
-    RewriteObstacle for a call in between that attention does not have.
+    """Follow attention scores up the graph from ``top``. Return the product of queries and keys and the calls from it
+    to ``top``. Return None if there is no product.
+
+    Only ``reader`` and the calls ``beside`` may read ``top``. Raise ``RewriteObstacle`` if there is another reader, or
+    if attention does not have one of the calls. ``depth`` counts the calls followed so far.
     """
     if not isinstance(top, Node) or not top.op.startswith("call") or depth > MOST_CALLS_TO_PRODUCT:
         return None
@@ -116,8 +134,8 @@ def follow_scores(top: Any, reader: Node, depth: int = 0, beside: Collection[Nod
 
 
 def _require_single_reader(node: Node, reader: Node, beside: Collection[Node]) -> None:
-    """Raise ``RewriteObstacle`` where ``node``, scores of an attention, is read by a node other than ``reader`` and the
-    calls ``beside``.
+    """Raise ``RewriteObstacle`` if a node other than ``reader`` and the calls ``beside`` reads ``node``, the scores of
+    an attention.
     """
     largest = (
         sinks.calls_of_maximum(positional_then_named(reader)[1], node) if sinks.base_of_shift(reader) is node else []
@@ -130,14 +148,16 @@ def _require_single_reader(node: Node, reader: Node, beside: Collection[Node]) -
 
 
 def _reads_dtype_only(reader: Node, node: Node) -> bool:
-    """Whether ``reader`` reads only the dtype of ``node``, as in ``weights.type_as(scores)``."""
+    """Return whether ``reader`` reads only the dtype of ``node``, as in ``weights.type_as(scores)``."""
     return keeps_values(reader) and reader.args[0] is not node
 
 
 def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return what ``node`` may be in an attention, as pairs of the operand that would be the scores and the steps
-    (scaling, bias, mask and so on) that the call applies to them. Return None for a call that attention does not have.
+    """Return the meanings that ``node`` may have in an attention. Each is a pair of the operand that would be the
+    scores and the steps, such as a scaling, that the call applies to them. Return None for a call that attention does
+    not have.
     """
+    # In-place calls are named ``iadd`` as operators and ``add_`` as methods.
     name = (
         torch_call_name(node).removeprefix("i") if torch_call_name(node) in ("iadd", "imul", "itruediv", "isub") else ""
     )
@@ -168,8 +188,8 @@ def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | Non
 
 
 def _steps_of_sum(node: Node, given: list[Any], sign: float) -> Iterator[tuple[Any, list[ScoreStep | None]]]:
-    """Yield, for each term of the sum (``sign`` 1) or difference (-1) ``node`` that may be attention scores, a pair of
-    that term and the step that adds the other term to it.
+    """Yield a pair for each term of ``node`` that may be attention scores. The pair holds the term and the step that
+    adds the other term to it. ``node`` is a sum if ``sign`` is 1, and a difference if it is -1.
     """
     pairs = [(given[0], given[1], sign)]
     if sign == 1:
@@ -180,22 +200,22 @@ def _steps_of_sum(node: Node, given: list[Any], sign: float) -> Iterator[tuple[A
 
 
 def _step_of_zero_sum(given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the first of ``given``, the terms of a sum, paired with no step, where the second one is 0: so models
-    leave out a bias. Return None otherwise.
+    """Return the first term of the sum of ``given``, paired with no step, if the second term is 0. Models leave out a
+    bias in this way. Return None otherwise.
     """
     return [(given[0], [None])] if isinstance(given[0], Node) and as_constant(given[1]) == 0 else None
 
 
 def _has_shape_of_result(scores: Node, node: Node) -> bool:
-    """Whether ``scores`` has at least two dims and the shape of ``node``."""
+    """Return whether ``scores`` has at least two dims and the shape of ``node``."""
     held, made = fake_value(scores), fake_value(node)
     return isinstance(held, Tensor) and held.dim() >= 2 and same_shape(held, made)
 
 
 def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the scores and the step that ``node`` is where it fills a number into attention scores by a mask
-    (``masked_fill``, ``where``), else None. Raise ``RewriteObstacle`` where the number is not low enough to hide a
-    score. ``given`` are its arguments.
+    """Return the scores and the step if ``node`` fills a number into attention scores by a mask, with ``masked_fill``
+    or ``where``. ``given`` are its arguments. Return None for any other call. Raise ``RewriteObstacle`` if the number
+    is not low enough to hide a score.
     """
     where = torch_call_name(node) == "where"
     for at, kind in ((1, "keep"), (2, "fill")) if where else ((0, "fill"),):
@@ -224,8 +244,8 @@ def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreSte
 
 
 def _step_of_stretch(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the scores and the step that ``node`` is where it multiplies attention scores by a tensor that is constant
-    along the keys, so that the queries may be multiplied instead, else None. ``given`` are its arguments.
+    """Return the scores and the step if ``node`` multiplies attention scores by a tensor that is constant along the
+    keys. The queries may then be multiplied instead. ``given`` are the factors. Return None for any other call.
     """
     for scores, by in (given, given[::-1]):
         held = fake_value(by) if isinstance(by, Node) else None
@@ -237,9 +257,10 @@ def _step_of_stretch(node: Node, given: list[Any]) -> list[tuple[Any, list[Score
 
 
 def keeps_last_two_dims(node: Node, name: str = "") -> bool:
-    """Whether ``node`` is a view that splits or joins leading dims only, so that the last two stay.
+    """Return whether ``node`` is a view that only splits or joins leading dims, so that the last two dims stay.
 
-    ``name`` is that of its call, without the underscore of ``squeeze_`` where a call in place is a view as well.
+    ``name`` is the name of its call. The caller passes it without an underscore if a call in place, such as
+    ``squeeze_``, counts as a view as well.
     """
     if (name or torch_call_name(node)) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
         return False
@@ -248,8 +269,8 @@ def keeps_last_two_dims(node: Node, name: str = "") -> bool:
 
 
 def _scores_from_product(node: Node) -> ScoresOfAttention | None:
-    """Return the scores that the matrix product ``node`` of queries and keys begins, with constant factors of its
-    operands taken into ``scale``, or None where its operands are not two matrices.
+    """Return the scores that the matrix product ``node`` of queries and keys computes. Constant factors of its operands
+    become a part of ``scale``. Return None if its operands are not two matrices.
     """
     given = positional_then_named(node)
     steps: list[ScoreStep] = []
@@ -279,8 +300,8 @@ def _scores_from_product(node: Node) -> ScoresOfAttention | None:
 
 
 def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
-    """Return the value of which ``node`` is a constant multiple, also through casts, and the factor. Those of these
-    calls that no other node reads are appended to ``passed``.
+    """Return the value of which ``node`` is a constant multiple, also through casts, and the factor. The calls in
+    between that no other node reads are appended to ``passed``.
     """
     scale, at, dtype = 1.0, node, fake_value(node).dtype
     reached, gone = (node, 1.0), list[Node]()
@@ -304,9 +325,7 @@ def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
 
 
 def swaps_last_dims(node: Node) -> bool:
-    """Whether ``node`` swaps the last two dims of its argument, by ``transpose``, ``mT`` or any other call that does
-    so.
-    """
+    """Return whether ``node`` swaps the last two dims of its argument, by ``transpose``, ``mT`` or any other call."""
     if torch_call_name(node) != "transpose":
         return False
     given, rank = canonical_arguments(node), fake_value(node).dim()
@@ -314,8 +333,8 @@ def swaps_last_dims(node: Node) -> bool:
 
 
 def _require_no_product(top: Node, depth: int) -> None:
-    """Raise ``RewriteObstacle`` where a product of queries and keys stands above ``top``, a call that attention does
-    not have: the place is a near miss then. ``depth`` counts the calls from the softmax.
+    """Raise ``RewriteObstacle`` if the scores above ``top``, a call that attention does not have, come from a product
+    of queries and keys. The place is a near miss in that case. ``depth`` counts the calls from the softmax.
     """
     for given in top.all_input_nodes:
         held = fake_value(given)

@@ -1,4 +1,4 @@
-"""Rewrite linear layers of one input (query, key and value, or gate and up) to one wide product, where that pays."""
+"""Rewrite linear layers of one input (query, key and value, or gate and up) to one wide product, if that is faster."""
 
 from shiplap.rewrite.group import WideLinears
 

@@ -1,8 +1,8 @@
-"""Attention sinks: a column of learned scores that takes weight from a row and adds no value (GPT-OSS, DeepSeek V4).
+"""Attention sinks, which are a column of learned scores that takes weight from a row and adds no value.
 
-Models join the column to the scores, take the softmax, and drop the column again. A key and a value of zeros, with the
-column as the bias of that key, compute the same. Others multiply the result by ``sigmoid(logsumexp(scores) - sink)``
-(Granite), which is the part of each row that the column leaves.
+Models such as GPT-OSS and DeepSeek V4 join the column to the scores, take the softmax, and drop the column again. A key
+and a value of zeros, with the column as the bias of that key, compute the same. Granite multiplies the result by
+``sigmoid(logsumexp(scores) - sink)`` instead. This is the part of each row that the column leaves.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ CONCATENATIONS = ("cat", "concat", "concatenate")
 
 @dataclass(frozen=True)
 class RescaledProduct:
-    """A rescaled product: ``out`` is the product with the values times ``sigmoid(logsumexp(scores, -1) - sink)``, by
-    ``nodes``.
+    """A product with the values that is multiplied by ``sigmoid(logsumexp(scores, -1) - sink)``.
 
-    ``kept``: whether the sink has a last dim of 1, as ``logsumexp`` with ``keepdim``.
+    Attributes:
+        out: the node of the result.
+        sink: the node of the sink.
+        kept: whether the sink has a last dim of size 1, because ``logsumexp`` has ``keepdim``.
+        nodes: the calls that rescale the product.
     """
 
     out: Node
@@ -44,8 +47,8 @@ class RescaledProduct:
 
 def find_rescaled_product(product: Node, scores: Any) -> RescaledProduct | None:
     """Return ``product``, the matrix product of weights and values, with the calls that multiply it by
-    ``sigmoid(logsumexp(scores) - sink)``, the effect of an attention sink (extra logits), or None where no such calls
-    follow.
+    ``sigmoid(logsumexp(scores) - sink)``. That factor has the effect of an attention sink (extra logits). Return None
+    if no such calls follow.
     """
     out = single_user(product)
     given = positional_then_named(out) if out is not None and torch_call_name(out) in ("mul", "multiply") else []
@@ -72,8 +75,8 @@ def find_rescaled_product(product: Node, scores: Any) -> RescaledProduct | None:
 
 
 def _lse_and_sink(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
-    """Return the nodes ``lse`` and ``sink`` where ``share`` is ``sigmoid(lse - sink)``, or None. The calls that compute
-    ``share`` are appended to ``nodes``.
+    """Return the nodes ``lse`` and ``sink`` if ``share`` is ``sigmoid(lse - sink)``. The calls that compute ``share``
+    are appended to ``nodes``. Return None for any other value.
     """
     if torch_call_name(share) != "sigmoid":
         return None
@@ -88,8 +91,8 @@ def _lse_and_sink(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
 
 
 def scores_and_sink(node: Node) -> tuple[Node, Node, int] | None:
-    """Return the scores, the sink (learned extra logits) and its number of columns where ``node`` concatenates both
-    along the last dim, or None for any other call.
+    """Return the scores, the sink (learned extra logits) and its number of columns if ``node`` concatenates scores and
+    sink along the last dim. Return None for any other call.
     """
     if torch_call_name(node) not in CONCATENATIONS:
         return None
@@ -105,8 +108,8 @@ def scores_and_sink(node: Node) -> tuple[Node, Node, int] | None:
 
 
 def base_of_shift(node: Node) -> Node | None:
-    """Return ``x`` where ``node`` is ``x - x.max(-1, keepdim=True)``, which changes no softmax over that dim, or
-    None.
+    """Return ``x`` if ``node`` is ``x - x.max(-1, keepdim=True)``. This difference does not change a softmax over that
+    dim. Return None for any other call.
     """
     given = positional_then_named(node) if torch_call_name(node) in ("sub", "subtract") else []
     if len(given) == 2 and isinstance(given[0], Node) and calls_of_maximum(given[1], given[0]):
@@ -115,8 +118,8 @@ def base_of_shift(node: Node) -> Node | None:
 
 
 def calls_of_maximum(node: Any, x: Node) -> list[Node]:
-    """Return the calls that compute ``node`` if it is the maximum of ``x`` along the last dim without other readers,
-    else an empty list.
+    """Return the calls that compute ``node`` if it is the maximum of ``x`` along the last dim and has no other readers.
+    Return an empty list otherwise.
     """
     calls: list[Node] = []
     # The maximum is often detached, since its gradient cancels.
@@ -133,8 +136,8 @@ def calls_of_maximum(node: Any, x: Node) -> list[Node]:
 
 
 def count_dropped_columns(node: Node) -> int:
-    """Return the number of last columns that the slice ``node`` leaves out of its argument, as in ``weights[...,
-    :-1]``, or 0 for any other call.
+    """Return the number of last columns that the slice ``node`` leaves out of its argument, such as 1 for
+    ``weights[..., :-1]``. Return 0 for any other call.
     """
     if torch_call_name(node) != "getitem":
         return 0
@@ -152,8 +155,8 @@ def count_dropped_columns(node: Node) -> int:
 
 
 def append_sink(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return attention inputs that include ``sink``: the keys and values with a row of zeros for each of its columns,
-    and ``bias`` with the sink joined as more columns.
+    """Return keys, values and a bias that include ``sink`` (extra logits). The keys and values get a row of zeros for
+    each column of the sink. The sink is joined to ``bias`` as further columns.
     """
     width, rows, columns = sink.shape[-1], q.shape[-2], k.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])

@@ -1,9 +1,9 @@
-"""Find where a graph weighs activations by a softmax by the flow of values, whatever the calls in between.
+"""Find the places where a graph weighs activations by a softmax, by the flow of values, whatever the calls in between.
 
-A recogniser knows the spellings that its author has read, and reports nothing about the others. This module knows none.
-It follows all calls up from a softmax to the products that its scores come from, and all calls down to the products
-that its weights go into, through writes to parts of a tensor, too. So each attention that is not recognised can be
-named.
+A recogniser supports only the ways of writing that its author has read, and reports nothing about others. This module
+depends on none. It follows all calls up from a softmax to the products that its scores come from. It follows all calls
+down to the products that read its weights, also through writes to parts of a tensor. So each attention that is not
+recognised can be named.
 """
 
 from __future__ import annotations
@@ -59,11 +59,14 @@ class SoftmaxRegion:
     """A softmax whose weights are multiplied by an activation.
 
     Attributes:
-        scores: the product that the scores come from, of two activations where there is one. None without any product.
-        learned: whether one of its operands is a parameter, or made of parameters and constants without a product.
-        above: the calls between that product and the softmax, the nearest to the product first.
-        out: the product with the values. ``below``: the calls between the softmax and that product.
-        outs: all products that the weights go into, in the order in which they are met.
+        softmax: the node of the softmax.
+        scores: the product from which the scores come, or None. A product of two activations is preferred.
+        learned: whether an operand of that product is a parameter, or is made of parameters and constants without a
+            product.
+        above: the calls between that product and the softmax, those nearest to the product first.
+        out: the product with the values.
+        below: the calls between the softmax and ``out``.
+        outs: all products that read the weights, in the order in which they are found.
     """
 
     softmax: Node
@@ -76,14 +79,16 @@ class SoftmaxRegion:
 
     @property
     def attends(self) -> bool:
-        """Whether the calls around this softmax are an attention, since the scores come from a product of two
-        activations (queries and keys) and not of an activation and a weight of the model.
+        """Whether the calls around this softmax are an attention. In an attention, the scores come from a product of
+        two activations, queries and keys, and not from an activation and a weight of the model.
         """
         return self.scores is not None and not self.learned
 
 
 def log_softmax_below(node: Node) -> Node | None:
-    """Return the ``log_softmax`` whose exponential ``node`` is, so that ``node`` is a softmax, or None."""
+    """Return the ``log_softmax`` whose exponential is ``node``, so that ``node`` is a softmax. Return None for any
+    other node.
+    """
     if torch_call_name(node) != "exp" or not node.all_input_nodes:
         return None
     logarithm = skip_idle_calls(node.all_input_nodes[0])
@@ -91,8 +96,8 @@ def log_softmax_below(node: Node) -> Node | None:
 
 
 def find_region(softmax: Node) -> SoftmaxRegion | None:
-    """Return the calls around ``softmax``, from the product that gives its scores to the product of its result
-    (weights) and an activation. Return None where the weights multiply no activation, as in a router.
+    """Return the calls around ``softmax``, from the product that computes its scores to the product of its result
+    (weights) with an activation. Return None if the weights multiply no activation, as in a router.
     """
     below = list(_paths_to_products(softmax, _readers_and_targets, _weighs_activation))
     if not below:
@@ -119,7 +124,7 @@ def find_region(softmax: Node) -> SoftmaxRegion | None:
 
 
 def is_made_of_parameters(node: Node) -> bool:
-    """Whether ``node`` is a parameter, a buffer or a constant, or computed from such without a product."""
+    """Return whether ``node`` is a parameter, a buffer or a constant, or is computed from these without a product."""
     for at in walk_from([node], inputs_of):
         if torch_call_name(at) in BOUNDARY_OPERATORS - {"embedding"}:
             return False
@@ -129,7 +134,7 @@ def is_made_of_parameters(node: Node) -> bool:
 
 
 def _is_module_state(node: Node) -> bool:
-    """Whether ``node``, an input of the graph, is a parameter or a buffer, or no tensor."""
+    """Return whether ``node``, an input of the graph, is a parameter, a buffer, or no tensor."""
     held = fake_value(node)
     return not isinstance(held, Tensor) or isinstance(held, torch.nn.Parameter) or "_buffers_" in str(node.target)
 
@@ -137,8 +142,9 @@ def _is_module_state(node: Node) -> bool:
 def _paths_to_products(
     start: Node, step: Callable[[Node], Iterator[Node]], ends: Callable[[Node, set[Node]], bool], *, first: bool = False
 ) -> Iterator[list[Node]]:
-    """Yield lists of nodes that lead from ``start``, by the neighbours that ``step`` returns, to a product for which
-    ``ends(node, seen)`` holds, the shortest list first. With ``first``, ``start`` itself may be that product.
+    """Yield lists of nodes that lead from ``start`` to a product, the shortest list first. ``step`` returns the
+    neighbours of a node, and ``ends(node, seen)`` whether a node ends a list. If ``first`` is true, ``start`` itself
+    may be the product.
     """
     seen, queue = {start}, deque([[start]])
     # Breadth first, so that the shortest path comes first.
@@ -158,8 +164,8 @@ def _paths_to_products(
 
 
 def mixes_heads(node: Node) -> bool:
-    """Whether ``node`` multiplies attention scores or weights by a square matrix of the model and keeps their shape, by
-    which some models mix the scores of their heads.
+    """Return whether ``node`` multiplies attention scores or weights by a square matrix of the model and keeps their
+    shape. Some models mix the scores of their heads in this way.
     """
     name, made = torch_call_name(node), fake_value(node)
     if name not in ("einsum", "matmul", "linear", "conv2d") or not isinstance(made, Tensor) or made.dim() < 4:
@@ -174,7 +180,7 @@ def mixes_heads(node: Node) -> bool:
 
 
 def _sources_and_writes(node: Node) -> Iterator[Node]:
-    """Yield the nodes from which ``node`` is computed, with those that are written to it or to a view of it."""
+    """Yield the nodes from which ``node`` is computed, and the nodes that are written to it or to a view of it."""
     yield from node.all_input_nodes
     # A write to a view changes the tensor as well.
     for view in (node, *(u for u in node.users if torch_call_name(u) in VIEW_OPERATORS)):
@@ -184,7 +190,7 @@ def _sources_and_writes(node: Node) -> Iterator[Node]:
 
 
 def _readers_and_targets(node: Node) -> Iterator[Node]:
-    """Yield the nodes that are computed from ``node``, with those to which it is written."""
+    """Yield the nodes that are computed from ``node``, and the nodes that it is written to."""
     for user in node.users:
         if mutates_argument(user) and isinstance(user.args[0], Node) and user.args[0] is not node:
             target = user.args[0]
@@ -195,7 +201,9 @@ def _readers_and_targets(node: Node) -> Iterator[Node]:
 
 
 def _product_under_sum(node: Node) -> Node | None:
-    """Return the product of two tensors whose sum over a dim is ``node``, as in ``(q * k).sum(-1)``, or None."""
+    """Return the product of two tensors whose sum over a dim is ``node``, as in ``(q * k).sum(-1)``. Return None for
+    any other node.
+    """
     if torch_call_name(node) != "sum" or not node.all_input_nodes:
         return None
     made = skip_idle_calls(node.all_input_nodes[0])
@@ -211,8 +219,8 @@ def _operands_of_product(node: Node) -> list[Node]:
 
 
 def _may_give_scores(node: Node, _: set[Node]) -> bool:
-    """Whether ``node`` is a product that can compute attention scores: a matrix product of two tensors, a convolution,
-    or a product that is summed over a dim. The second parameter is not used.
+    """Return whether ``node`` is a product that can compute attention scores. It may be a matrix product of two
+    tensors, a convolution, or a product that is summed over a dim. The second argument is ignored.
     """
     if _product_under_sum(node) is not None:
         return True
@@ -221,8 +229,8 @@ def _may_give_scores(node: Node, _: set[Node]) -> bool:
 
 
 def _weighs_activation(node: Node, weights: set[Node]) -> bool:
-    """Whether ``node`` is a product in which ``weights``, the nodes computed from the softmax so far, multiply an
-    activation that is not computed from them.
+    """Return whether ``node`` is a product of ``weights`` and an activation. ``weights`` are the nodes computed from
+    the softmax so far, from which the activation must not be computed.
     """
     if torch_call_name(node) not in CONTRACTIONS and _product_under_sum(node) is None:
         return False

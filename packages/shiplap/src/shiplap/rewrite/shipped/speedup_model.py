@@ -1,6 +1,4 @@
-"""The places where ``scaled_dot_product_attention`` is faster than Inductor's code for an attention as it is
-written.
-"""
+"""The conditions under which torch's fused attention is faster than Inductor's code for attention as written."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ LEAST_TOKENS_FOR_BIAS = 256  # tokens from which a bias of each head was measure
 
 
 def require_speedup(out: Node, above: ScoresOfAttention, held: Sequence[Tensor], shape: Sequence[Any]) -> None:
-    """Raise ``RewriteObstacle`` where the attention that ends in ``out``, with the scores ``above`` of ``shape`` and
-    the fake q, k and v in ``held``, is no faster with a fused kernel, or was never measured.
+    """Raise ``RewriteObstacle`` if an attention is not faster with a fused kernel, or if this was never measured.
+    ``out`` is the result of the attention, and ``above`` are its scores of ``shape``. ``held`` are the fake q, k and v.
     """
     if softcap.has_tanh_cap(above):
         if reason := softcap.why_blocks_do_not_pay(held, shape):
@@ -32,14 +30,13 @@ def require_speedup(out: Node, above: ScoresOfAttention, held: Sequence[Tensor],
         raise RewriteObstacle(out, "cost", reason)
 
 
+# torch's flash kernel takes 16-bit dtypes, one head dim of up to 256 and no mask. The memory-efficient kernel takes
+# masks, but its accumulators leave the registers for head dims beyond 128: with 1024 it has 0.34 times the speed of the
+# model's own calls. In float32 it is slower than products in TF32 (0.81 times, 12 heads of 64, 197 tokens, H200). A
+# mask that all heads share pays (local attention of 1024 tokens, H100, cuDNN's kernel: 3.1 times as fast).
 def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
-    """Return the reason why torch has no fused kernel for CUDA that pays for the fake q, k and v in ``held``, or an
-    empty text where it has one.
-
-    Flash: 16 bits, one head dim of up to 256, no mask. Memory-efficient: masks too, but beyond 128 its accumulators
-    leave the registers (head dim 1024: 0.34x of the written-out form), and float32 is slower than products in TF32
-    (0.81x, 12 heads of 64, 197 tokens, H200). A mask that all heads share pays (local attention of 1024 tokens 3.1x,
-    H100, cuDNN's kernel).
+    """Return the reason why torch has no fused kernel for CUDA that is faster for the fake q, k and v in ``held``.
+    Return an empty text if it has one, and for all other devices.
     """
     q, _, v = held
     if q.device.type != "cuda":
@@ -58,13 +55,13 @@ def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
     return f"torch's fused kernels pay for heads of up to 128, or of 256 without a mask; these are of {e} and {d}"
 
 
+# 12 heads of 64, bfloat16, 512 tokens, a bias that all batches share (H100, torch 2.11, 2026-11-26): 125 us with
+# cuDNN's kernel, 305 us with the memory-efficient one, 387 us as Inductor writes it. If the last dim of the bias is not
+# dense, as in T5, it takes 538 us. 3 heads of 32, 49 tokens (Swin): 1241 us with a fused kernel, 836 us as Inductor
+# writes it.
 def _why_bias_does_not_pay(step: ScoreStep, of: Sequence[Any]) -> str:
-    """Return the reason why a bias that differs from head to head does not pay for the fake q, k and v in ``of``, or an
-    empty text for a bias that was measured to pay.
-
-    12 heads of 64, bfloat16, H100, torch 2.11, 2026-11-26. 512 tokens, a bias that all batches share: 125 us with
-    cuDNN's kernel, 305 us with the memory-efficient one, 387 us as Inductor writes it, and 538 us for a bias whose last
-    dim is not dense, as T5 has it. 3 heads of 32, 49 tokens (Swin): 1241 us, and 836 us as Inductor writes it.
+    """Return the reason why a fused kernel is not faster with a bias that differs from head to head, for the fake q, k
+    and v in ``of``. Return an empty text if it was measured to be faster.
     """
     held, width = fake_value(step.given), max(of[0].shape[-1], of[2].shape[-1])
     sizes = "x".join(map(str, held.shape))
@@ -81,6 +78,8 @@ def _why_bias_does_not_pay(step: ScoreStep, of: Sequence[Any]) -> str:
 
 
 def _differs_between_heads(bias: Any) -> bool:
-    """Whether ``bias`` has a third dim from the end, that of the heads, which is not broadcast."""
+    """Return whether ``bias`` differs between heads. The heads are its third dim from the end, which must not have size
+    1.
+    """
     held = fake_value(bias) if isinstance(bias, Node) else None
     return isinstance(held, Tensor) and held.dim() > 2 and held.shape[-3] != 1

@@ -1,7 +1,7 @@
 """Weights that are set to 0 behind the softmax where the scores were masked, as in Conformers and CPM-Ant.
 
-A masked weight is 0 already, except in a row that is masked as a whole: its weights are equal, or not numbers. So only
-the results of such rows change, and they become 0.
+A masked weight is 0 already, except in a row that is masked as a whole. The weights of such a row are equal, or NaN. So
+only the results of such rows change, and they become 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PURE_MASK_OPERATORS = frozenset(
 
 
 def zeroing_mask(node: Node, weights: Node) -> Node | None:
-    """Return the mask where ``node`` sets ``weights`` to 0 by it, or None for any other call."""
+    """Return the mask if ``node`` sets ``weights`` to 0 where the mask is true. Return None for any other call."""
     given = positional_then_named(node)
     if torch_call_name(node) != "masked_fill" or len(given) != 3 or given[0] is not weights:
         return None
@@ -34,14 +34,16 @@ def zeroing_mask(node: Node, weights: Node) -> Node | None:
 
 
 def fills_scores_by_mask(mask: Node, steps: Sequence[ScoreStep]) -> bool:
-    """Whether one of ``steps``, the calls that an attention applies to its scores, fills in a number by ``mask``, or by
-    a mask that is computed in the same way a second time.
+    """Return whether one of ``steps`` fills in a number by ``mask``, or by a mask that is computed in the same way a
+    second time. Steps are the calls that an attention applies to its scores.
     """
     return any(step.kind == "fill" and _is_same_computation(step.given, mask) for step in steps)
 
 
 def _is_same_computation(a: Any, b: Any, depth: int = 8) -> bool:
-    """Whether two nodes are one, or calls of one pure function with the same arguments, down to ``depth`` calls."""
+    """Return whether ``a`` and ``b`` are one node, or calls of one pure function with equal arguments. At most
+    ``depth`` calls are compared.
+    """
     if a is b or not (isinstance(a, Node) and isinstance(b, Node)):
         return a is b or (type(a) is type(b) and bool(a == b))
     # Calls outside of the list may draw random numbers or read state, so equal arguments do not make them equal.
@@ -52,5 +54,7 @@ def _is_same_computation(a: Any, b: Any, depth: int = 8) -> bool:
 
 
 def fully_masked_rows(mask: Tensor) -> Tensor:
-    """Return a boolean tensor, with a last dim of 1, of the rows of the scores that ``mask`` masks as a whole."""
+    """Return a boolean tensor, with a last dim of size 1, that is true for the rows of scores that ``mask`` masks
+    entirely.
+    """
     return mask.bool().all(-1, keepdim=True)

@@ -44,8 +44,8 @@ CLAIM, EXCHANGE = 0.3, 5e-3  # least share of this process's clock that a claim 
 
 
 def can_send_arguments(inputs: Inputs) -> bool:
-    """Return whether a locked process can run the candidates of this task: on the CPU of a Linux machine, with
-    arguments that can be sent.
+    """Return whether a locked process can run the candidates of this task. The task must be for the CPU of a Linux
+    machine, and its arguments must be of types that can be sent.
     """
     if torch.device(inputs.device).type != "cpu" or not sys.platform.startswith("linux"):
         return False  # a locked process has not been tried with a device
@@ -57,16 +57,16 @@ def can_send_arguments(inputs: Inputs) -> bool:
 
 
 class _Lost(Exception):
-    """Raised when a candidate cannot go on in a race."""
+    """An error that says that a candidate cannot continue in a race."""
 
     def __init__(self, index: int, why: str) -> None:
-        """Set the index of the candidate whose process is lost, and the reason."""
+        """Make the error for the candidate at ``index``, whose process is lost for the reason ``why``."""
         super().__init__(why)
         self.index, self.why = index, why
 
 
 class _Runner:
-    """A candidate in a race, as a function."""
+    """A candidate in a race, as a function that can be timed."""
 
     def __init__(self, index: int, batch: CallBatch) -> None:
         """Time the calls of ``batch``, which belong to the candidate at ``index``."""
@@ -78,8 +78,10 @@ class _Runner:
         return ()
 
     def sample(self, repeats: int) -> float:
-        """Make ``repeats`` calls in the candidate's process and return the seconds of one, as that process measures
-        them, but at least a part of the time seen from outside. Raises _Lost if the process fails.
+        """Make ``repeats`` calls in the candidate's process and return the seconds of one call, as that process
+        measures them.
+
+        The result is at least a part of the time seen from outside. Raise ``_Lost`` if the process fails.
         """
         try:
             spell = self.batch.sample(repeats)
@@ -90,7 +92,7 @@ class _Runner:
 
 
 class _Clock:
-    """The clock of a race between processes."""
+    """The clock of a race between processes. It reads the times that the processes report."""
 
     def ready(self, run: Any) -> Any:
         """Return ``run`` itself."""
@@ -106,9 +108,9 @@ class _Clock:
 def _few_threads(inputs: Inputs) -> Iterator[None]:
     """Return a context in which torch uses one thread of this process, if the arguments are small.
 
-    A thread of OpenMP spins while it waits for its next work, for longer than a small kernel takes, on a processor that
-    the kernel may need.
+    Otherwise an idle thread of OpenMP could occupy a processor that the kernel needs.
     """
+    # A thread of OpenMP spins while it waits for its next work, for longer than a small kernel takes.
     if sum(t.numel() * t.itemsize for t in tensors_among(inputs.real[0].args)) > LARGE:
         yield
         return
@@ -121,7 +123,7 @@ def _few_threads(inputs: Inputs) -> Iterator[None]:
 
 
 class JudgedBench:
-    """A bench that verifies and times candidates by their index, each kernel in a locked process of its own."""
+    """A bench that verifies and times candidates by their index. Each kernel runs in a locked process of its own."""
 
     confirms = "ok", ""
 
@@ -137,8 +139,8 @@ class JudgedBench:
         self.hosts.open(opening, _library_folders(op))
 
     def open(self) -> str:
-        """Start the processes, and return the reason why they cannot serve the task, or an empty text. Raises SL611 if
-        no process starts.
+        """Start the processes. Return why they cannot serve the task, or an empty text. Raise ``SL611`` if no process
+        starts.
         """
         try:
             # Starting the processes takes seconds in which this process has nothing to do, so it draws inputs
@@ -156,7 +158,7 @@ class JudgedBench:
     @contextmanager
     def _ahead(self) -> Iterator[None]:
         """Return a context during which a thread draws the arguments with which the winner of a race will be confirmed.
-        It must not be used while something is timed.
+        The context must not be used while something is timed.
         """
         drawn, over = ConfirmationInputs(self.op, self.inputs), Event()
 
@@ -177,32 +179,34 @@ class JudgedBench:
         self._drawn = drawn
 
     def drawn(self) -> ConfirmationInputs:
-        """Return the arguments for a confirmation: those that were drawn ahead, which are used once, or else a source
-        of new ones.
+        """Return the arguments for a confirmation. Arguments that were drawn ahead are used once, then a source of new
+        ones is returned.
         """
         drawn, self._drawn = self._drawn, None
         return drawn or ConfirmationInputs(self.op, self.inputs)
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Return 0, the number of candidates that are compiled ahead: each one compiles in its own process, when it is
-        verified.
+        """Return 0, the number of candidates that are compiled ahead. Each one is compiled in its own process when it
+        is verified.
         """
         return 0  # each compiles in its own process, when it is verified
 
     def quiet(self) -> None:
-        """Do nothing: every process is stopped unless a request to it is pending."""
+        """Do nothing. Every process is stopped unless a request to it is pending, so nothing disturbs the clock."""
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
         """Return calls of the candidate at ``index`` on each of ``sets`` (lists of arguments), ready to run in its
-        process. Index -1 makes calls that compute nothing. ``poison`` is a byte with which allocated memory is filled.
-        Raises CandidateError, UnsupportedArguments or ProcessUnavailable.
+        process.
+
+        Index -1 makes calls that compute nothing. ``poison`` is a byte with which allocated memory is filled. Raise
+        ``CandidateError``, ``UnsupportedArguments`` or ``ProcessUnavailable`` if the calls cannot be prepared.
         """
         name = self.candidates[max(index, 0)].kernel
         witness = self.hosts.process_for(name, 10.0 if index <= 0 else 1.0)
         return CallBatch(witness, index, sets, poison)
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Compare the candidate at ``index`` with the reference on all cases, in its own process, and return the
+        """Compare the candidate at ``index`` with the reference on all cases, in its own process. Return the
         outcome.
         """
         # Without results of the reference nothing can be compared, and each candidate would fail for this one reason.
@@ -224,15 +228,17 @@ class JudgedBench:
         return VerifyOutcome()
 
     def _suspicions(self, index: int) -> list[str]:
-        """Return the reasons why names in the source of the candidate's function are suspicious, such as reads of
-        frames. Empty for candidates that are not kernels of the op.
+        """Return why names in the source of the candidate's function are suspicious, such as names that read frames.
+        The list is empty for candidates that are not kernels of the op.
         """
         candidate = self.candidates[index]
         return suspicious_names_of_function(candidate.bound.function) if isinstance(candidate, KernelCandidate) else []
 
     def _look(self, index: int, number: int, case: SampleCase) -> str:
-        """Run a candidate on verification case number ``number`` in its process, and return its error or its difference
-        from the reference, or an empty text. The results of the reference itself, index 0, are not compared.
+        """Run a candidate on verification case number ``number`` in its process. Return its error, its difference from
+        the reference, or an empty text.
+
+        The results of the reference itself, index 0, are not compared.
         """
         try:
             with self.batch(index, [case.args], POISON[number % len(POISON)]) as batch:
@@ -242,15 +248,15 @@ class JudgedBench:
         return ""
 
     def ended(self, index: int, e: Exception) -> str:
-        """Return the text of an exception as evidence, and end the candidate's process if it can no longer be used."""
+        """Return the text of an exception as evidence. End the candidate's process if it can no longer be used."""
         self.hosts.doubted = True
         if isinstance(e, CandidateError) and e.check in ("process", "memory", "answer", "machine"):
             self.hosts.end_process(self.candidates[max(index, 0)].kernel)
         return str(e)
 
     def expected(self, number: int, case: SampleCase) -> ExpectedEffects:
-        """Return the effects of the reference on case number ``number``, computed in this process once. Raises
-        CandidateError if the reference fails.
+        """Return the effects of the reference on case number ``number``. They are computed once, in this process. Raise
+        ``CandidateError`` if the reference fails.
         """
         if number not in self._expected:
             try:
@@ -260,8 +266,8 @@ class JudgedBench:
         return self._expected[number]
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure candidates in turns by the times that their processes claim. Return timings and failures; if a
-        process ends, the others are measured again.
+        """Measure candidates in turns by the times that their processes claim. Return the timings and the failures. If
+        a process ends, the others are measured again.
         """
         left, failed = list(indices), dict[int, str]()
         while left:
@@ -274,6 +280,7 @@ class JudgedBench:
                 return race_runs(runs, _Clock(), plan), failed
             except _Lost as e:
                 failed[e.index] = e.why
+                # A race compares all candidates in the same rounds, so it starts again without this one.
                 left.remove(e.index)
                 self.hosts.end_process(self.candidates[e.index].kernel)
             finally:
@@ -282,8 +289,8 @@ class JudgedBench:
         return {}, failed
 
     def _entered(self, index: int) -> CallBatch:
-        """Return a batch with one call of a candidate, prepared in its process, with which it takes part in a race.
-        Raises _Lost where the process cannot serve it.
+        """Return a batch with one call of a candidate, prepared in its process for a race. Raise ``_Lost`` if the
+        process cannot serve it.
         """
         try:
             return self.batch(index, [self.inputs.real[0].args])
@@ -293,15 +300,15 @@ class JudgedBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Check the claimed times of a race by this process's clock, on values that the candidates have not seen, and
-        return the result for each.
+        """Check the claimed times of a race by this process's clock, on values that the candidates have not seen.
+        Return the result for each candidate.
         """
         with _few_threads(self.inputs):
             return Confirmation(self, claims, seconds, believed).confirm_claims()
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Measure candidates in turns by this process's clock on new values, without those that fail. Return seconds by
-        index, and failures.
+        """Measure candidates in turns by this process's clock on new values. Return the seconds of a call by index, and
+        the failures. Candidates that fail are left out.
         """
         left, failed = list(indices), dict[int, str]()
         while len(left) > 1:
@@ -319,6 +326,8 @@ class JudgedBench:
 
 
 def _library_folders(op: Op) -> list[str]:
-    """Return the folders of the native libraries of an op's kernels, which their processes must be allowed to read."""
+    """Return the folders of the native libraries of an op's kernels. The locked processes must be allowed to read
+    them.
+    """
     kernels = [k for listed in op.kernels.values() for k in listed]
     return [str(k.native.library.parent) for k in kernels if k.native is not None]

@@ -44,7 +44,7 @@ FIRST = 2  # batches of other inputs that are tried however long they take
 
 
 class ConfirmingBench(Protocol):
-    """The bench that a confirmation uses: the processes of the candidates, and the inputs."""
+    """The protocol of the bench that a confirmation uses, with the processes of the candidates and the inputs."""
 
     op: Op
     inputs: Inputs
@@ -58,18 +58,20 @@ class ConfirmingBench(Protocol):
         ...
 
     def ended(self, index: int, e: Exception) -> str:
-        """Return the text of an exception as evidence, and end the candidate's process if it can no longer be used."""
+        """Return the text of an exception as evidence. End the candidate's process if it can no longer be used."""
         ...
 
     def drawn(self) -> ConfirmationInputs:
-        """Return a source of new arguments, of which some may have been drawn ahead."""
+        """Return a source of new arguments. Some may have been drawn ahead."""
         ...
 
 
 def expected_effects(op: Op, case: SampleCase) -> ExpectedEffects:
-    """Return the effects of the op's reference on ``case`` (its results and changed arguments), with a function that
-    compares those of a sandboxed process with them. The reference in float64 is computed only for results that do not
-    agree without it.
+    """Return the effects of the op's reference on ``case``, with a function that compares those of a sandboxed process
+    with them.
+
+    The effects are the results and the changed arguments. The reference is computed in float64 only if the results do
+    not agree without it.
     """
     with torch.no_grad():
         own = reference_effects(op, case.args)
@@ -79,8 +81,8 @@ def expected_effects(op: Op, case: SampleCase) -> ExpectedEffects:
     changed = tuple(i for i, t in enumerate(flat) if any(t is w for w in written))
 
     def against(got: Sequence[Tensor]) -> Difference:
-        """Return the difference of results ``got`` from those of the reference, which is computed in float64 only if
-        they do not agree with its results in the dtypes of the case.
+        """Return the difference of results ``got`` from those of the reference. The reference is computed in float64
+        only if they do not agree with its results in the dtypes of the case.
         """
         with torch.no_grad():
             if agrees_without_float64(got, own, sums, wide_sums=True):
@@ -100,8 +102,8 @@ class FreshValueTimes:
     def __init__(
         self, bench: ConfirmingBench, claims: Mapping[int, float], fresh: FreshArguments | None = None
     ) -> None:
-        """Prepare to time the candidates in ``claims``, which have the seconds of a call that each claims, on values
-        from ``fresh``.
+        """Prepare to time candidates on values from ``fresh``. ``claims`` has the seconds of a call that each candidate
+        claims, by index.
         """
         self.bench, self.claims = bench, claims
         self.op, self.inputs = bench.op, bench.inputs
@@ -112,9 +114,11 @@ class FreshValueTimes:
         self._took: dict[int, list[RequestTime]] = {i: [] for i in (-1, *claims)}
 
     def measure(self, rounds: int, seconds: float) -> dict[int, float | str]:
-        """Time the candidates in turns on new values. Return the seconds of one call by index; if a candidate fails,
-        only its index and its error. The least time of each counts, less that of a batch that computes nothing. There
-        are ``rounds`` rounds, and more while a busy machine may explain a difference, until ``seconds`` have passed.
+        """Time the candidates in turns on new values. Return the seconds of one call by index.
+
+        The least time of each candidate counts, less the time of a batch that computes nothing. If a candidate fails,
+        return only its index and its error. There are ``rounds`` rounds. More follow, until ``seconds`` have passed, as
+        long as a busy machine may explain a difference.
         """
         ends = monotonic() + seconds
         for number in range(PATIENCE * rounds):
@@ -125,18 +129,22 @@ class FreshValueTimes:
         return {index: max(0.0, self._least(index)) for index in self.claims}
 
     def undisturbed_seconds(self, index: int) -> float:
-        """Return the seconds of one call of a candidate, less the time in which its process waited for a processor."""
+        """Return the seconds of one call of a candidate. The time in which its process waited for a processor is
+        subtracted.
+        """
         return (min(t.quiet for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
 
     def _least(self, index: int) -> float:
-        """Return the least seconds of one call of a candidate in any round, less those of a batch that computes
-        nothing.
+        """Return the least seconds of one call of a candidate in any round. The time of a batch that computes nothing
+        is subtracted.
         """
         return (min(t.wall for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
 
     def _is_known(self, index: int) -> bool:
-        """Return whether a candidate needs no further round: in one round its process had a processor all the time, or
-        its least time is hardly above the claimed one.
+        """Return whether a candidate needs no further round.
+
+        That is so if its process had a processor all the time in one round. It is also so if its least time is hardly
+        above the claimed one.
         """
         claimed = self.claims.get(index, 0.0)
         if index >= 0 and self._least(index) <= 0.0:  # the empty batch was held up, and took longer
@@ -145,7 +153,7 @@ class FreshValueTimes:
 
     def _round(self) -> dict[int, float | str]:
         """Run each candidate once on the same new values, in separate memory, and record the times. Return ``{index:
-        error}`` for the first that fails, or an empty mapping.
+        error}`` for the first candidate that fails, or an empty mapping.
         """
         with ExitStack() as stack:
             known, values = self._values()
@@ -165,8 +173,8 @@ class FreshValueTimes:
         return {}
 
     def _describe_failure(self, index: int, e: Exception) -> str:
-        """Return the text of the error ``e`` with which a candidate failed on new values, and end its process if it can
-        no longer be used.
+        """Return the text of the error ``e`` with which a candidate failed on new values. End its process if it can no
+        longer be used.
         """
         why = self.bench.ended(index, e)
         return f"{why} ({e.check}) on new values" if isinstance(e, CandidateError) else why
@@ -174,8 +182,8 @@ class FreshValueTimes:
     def _time_batch(
         self, index: int, batch: CallBatch, cases: list[SampleCase], expected: list[ExpectedEffects]
     ) -> RequestTime:
-        """Run one batch of a candidate, as the only process that runs, compare its results, and return the time. Raises
-        CandidateError.
+        """Run one batch of a candidate while no other process runs, and compare its results. Return the time. Raise
+        ``CandidateError`` if the candidate fails.
         """
         prisoner = batch.witness.prisoner
         # Processes that the candidate has started are ended, as they could compute during other candidates' turns.
@@ -189,8 +197,9 @@ class FreshValueTimes:
             prisoner.alone = False
 
     def _values(self) -> tuple[list[Any], list[list[SampleCase]]]:
-        """Return lists of arguments with which calls are prepared, then the lists of samples whose values are written
-        into these calls, one list after another, before they run.
+        """Return the arguments with which calls are prepared, and lists of samples.
+
+        The values of the samples are written into these calls before they run, one list after another.
         """
         first = self.fresh.cases(self._count)
         near = [replace(c, args=swap_stretches(c.args)) for c in first]
@@ -200,16 +209,16 @@ class FreshValueTimes:
 
 
 class Confirmation:
-    """The checks that precede a choice. ``claims`` holds the seconds that each candidate reported.
+    """The checks of candidates that precede a choice.
 
-    ``seconds`` limits the time for further inputs, and the wait for a busy machine. Candidates in ``believed`` were
-    confirmed before and are only timed.
+    ``claims`` holds the seconds that each candidate reported. ``seconds`` limits the time for further inputs and the
+    wait for a busy machine. Candidates in ``believed`` were confirmed before and are only timed.
     """
 
     def __init__(
         self, bench: ConfirmingBench, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> None:
-        """Prepare to confirm the claims, seconds of a call by index, each within about ``seconds``. The candidates
+        """Prepare to confirm each of ``claims``, seconds of a call by index, within about ``seconds``. The candidates
         ``believed`` are only timed.
         """
         self.bench, self.claims, self.seconds, self.believed = bench, claims, seconds, believed
@@ -220,8 +229,10 @@ class Confirmation:
         self._kindest: dict[int, float] = {}
 
     def confirm_claims(self) -> dict[int, ConfirmedClaim]:
-        """Return for each candidate, by index, the problem that its confirmation has shown, or the factor of its
-        measured time over the time that it claimed in the race.
+        """Return the result of the confirmation for each candidate, by index.
+
+        It is the problem that was found, or the factor of the measured time over the time that the candidate claimed in
+        the race.
         """
         asked = [i for i in self.claims if i and i not in self.believed]
         told = {i: ConfirmedClaim(problem) for i in asked if (problem := self._problem(i))}
@@ -235,8 +246,10 @@ class Confirmation:
         return told
 
     def _problem(self, index: int) -> str:
-        """Run a candidate on the same tensors with other values, many times, and on other inputs. Return the error that
-        one of these checks shows, or that the claimed time is impossibly short, or an empty text.
+        """Run a candidate on the same tensors with other values, many times, and on other inputs. Return the problem,
+        or an empty text.
+
+        The problem is the error that one of these checks shows, or that the claimed time is impossibly short.
         """
         if self.claims[index] < LEAST:
             return f"won with {self.claims[index] * 1e9:.3g} ns, which no call takes"
@@ -251,7 +264,7 @@ class Confirmation:
         return ""
 
     def _evidence(self, index: int, e: Exception) -> str:
-        """Return the text on why a candidate was not confirmed, and end its process if it can no longer be used."""
+        """Return a text that says why a candidate was not confirmed. End its process if it can no longer be used."""
         if isinstance(e, UnsupportedArguments):
             return f"does not serve other values of this size: {e}"
         if isinstance(e, CandidateError):
@@ -260,11 +273,14 @@ class Confirmation:
         return str(e)
 
     def _time(self, left: list[int], told: dict[int, ConfirmedClaim]) -> None:
-        """Measure the candidates ``left`` by this process's clock. Store in ``told`` a problem for each that is much
-        slower than it claimed, else the factor of its measured time over the claimed one. A candidate is rejected only
-        if its time is too long even without the part that load can explain.
+        """Measure the candidates ``left`` by this process's clock, and store a result for each in ``told``.
+
+        The result is a problem if the candidate is much slower than it claimed. Otherwise it is the factor of the
+        measured time over the claimed one. A candidate is rejected only if its time is too long even without the part
+        that load can explain.
         """
         slow: list[int] = []
+        # Load on the machine may slow a right claim down, but hardly in each attempt.
         for _ in range(ATTEMPTS):
             left = self._measure(left, told)
             slow = [i for i in left if i and self._kindest[i] > self._longest(self.claims[i])]
@@ -277,13 +293,13 @@ class Confirmation:
             told[index] = ConfirmedClaim(problem) if index in slow else ConfirmedClaim(factor=factor)
 
     def _longest(self, claimed: float) -> float:
-        """Return the longest seconds of a call that are accepted for a claim: a multiple of it, and time for arguments
-        that are not in the caches.
+        """Return the longest seconds of a call that are accepted for the claim ``claimed``. They are a multiple of it,
+        plus the time for arguments that are not in the caches.
         """
         return TIMES * claimed + SLACK + argument_bytes(self.inputs.real[0]) / COLD
 
     def _measure(self, left: list[int], told: dict[int, ConfirmedClaim]) -> list[int]:
-        """Time the candidates ``left`` in turns on new values, store their least times, and return those that are
+        """Time the candidates ``left`` in turns on new values and store their least times. Return those that are
         correct on all values. The others get a problem in ``told``.
         """
         while left:
@@ -303,7 +319,7 @@ class Confirmation:
 
 
 class _CandidateChecks:
-    """The checks of one candidate on values and sizes that it cannot predict, until the time ``ends``."""
+    """The checks of one candidate on values and sizes that it cannot predict. They end at the time ``ends``."""
 
     def __init__(
         self,
@@ -314,16 +330,16 @@ class _CandidateChecks:
         fresh: FreshArguments,
         ends: float,
     ) -> None:
-        """Prepare the checks of the candidate at ``index``, which claims ``claimed`` seconds for a call, until the time
-        ``ends``.
+        """Prepare the checks of the candidate at ``index``, which end at the time ``ends``. The candidate claims
+        ``claimed`` seconds for a call.
         """
         self.bench, self.index, self.claimed, self.ends = bench, index, claimed, ends
         self.op, self.inputs, self.drawn, self.fresh = bench.op, bench.inputs, drawn, fresh
         self.fixed = bench.candidates[index].fixed
 
     def check_same_tensors(self) -> None:
-        """Make calls on the same tensors with other values each time, and raise CandidateError for a wrong result, as
-        of a candidate that caches results.
+        """Make calls on the same tensors with other values each time. Raise ``CandidateError`` for a wrong result, such
+        as that of a candidate which caches results.
 
         Many calls whose results are not compared precede the last one, because a candidate may become wrong after some
         calls.
@@ -339,7 +355,8 @@ class _CandidateChecks:
                 batch.run_calls([expected_effects(self.op, case)])
 
     def check_many_calls(self) -> None:
-        """Check a candidate before and after many calls, on the smallest available size. Raises CandidateError.
+        """Check a candidate before and after many calls, on the smallest available size. Raise ``CandidateError`` for a
+        wrong result.
 
         The first and the last batch have new values. The batches between repeat the first one in another order.
         """
@@ -363,8 +380,8 @@ class _CandidateChecks:
                 return
 
     def check_other_inputs(self) -> None:
-        """Check a candidate on sizes near those of the call, and on other kinds of values. It may refuse such inputs,
-        but must not be wrong on them. Raises CandidateError.
+        """Check a candidate on sizes near those of the call, and on other kinds of values. Raise ``CandidateError`` if
+        it is wrong on them. It may refuse such inputs.
         """
         for number, cases in enumerate(self.drawn.batches_of_others() if not self.fixed else ()):
             if number >= FIRST and monotonic() > self.ends:
@@ -376,8 +393,8 @@ class _CandidateChecks:
             self._check_batch(pairs)
 
     def _check_batch(self, pairs: Sequence[tuple[SampleCase, ExpectedEffects]]) -> None:
-        """Check all pairs of a sample and its expected effects in one batch, and then one by one if the candidate
-        declines one or raises. Raises CandidateError.
+        """Check all pairs of a sample and its expected effects in one batch. If the candidate declines a call or
+        raises, check the pairs one by one. Raise ``CandidateError`` for a wrong result.
         """
         if not pairs:
             return
@@ -391,5 +408,6 @@ class _CandidateChecks:
             if e.check != "raised":
                 at = pairs[0] if len(pairs) == 1 else pairs[e.call] if e.call >= 0 else None
                 raise CandidateError(e.check, e.evidence + (f" on {at[0].label}" if at else "")) from None
+        # A batch ends at the first call that is declined or raises, so the other pairs are still to be checked.
         for pair in pairs if len(pairs) > 1 else ():
             self._check_batch([pair])

@@ -34,7 +34,7 @@ AHEAD, LARGE = 7, 4 << 20  # values of the call's size that are drawn ahead, and
 class ConfirmationInputs:
     """Arguments for the checks of one candidate. No other candidate receives them.
 
-    Drawing calls the declaration and its sampler, and never the reference: the reference runs in this process only
+    Drawing them calls the declaration and its sampler, but never the reference. The reference runs in this process only
     after it has run in a process of its own.
     """
 
@@ -45,18 +45,18 @@ class ConfirmationInputs:
 
     @cached_property
     def fresh(self) -> FreshArguments:
-        """The source of new values with the size of the call."""
+        """The source of new values with the sizes of the call."""
         return FreshArguments(self.op, self.inputs.recipe, self.inputs.device)
 
     @cached_property
     def small(self) -> FreshArguments | None:
-        """The source of new values with the smallest available size, None if there is none."""
+        """The source of new values with the smallest available size. It is None if there is none."""
         small = self.inputs.small
         return FreshArguments(self.op, small.recipe, "cpu") if small is not None else None
 
     def draw_ahead(self, over: Callable[[], bool]) -> None:
-        """Draw and store the arguments of a confirmation, one after another, until ``over()`` returns True. Large ones
-        are not drawn ahead. Whatever is missing is drawn when it is needed.
+        """Draw and store the arguments of a confirmation, one after another, until ``over()`` returns True. Large
+        arguments are not drawn ahead. What is missing is drawn when it is needed.
         """
         if argument_bytes(self.inputs.real[0]) <= LARGE:
             for _ in self._one_by_one():
@@ -64,8 +64,8 @@ class ConfirmationInputs:
                     return
 
     def _one_by_one(self) -> Iterator[None]:
-        """Draw and store the inputs of a confirmation one after another, and yield after each, so that the caller can
-        stop there.
+        """Draw and store the inputs of a confirmation one after another. Yield after each, so that the caller can stop
+        there.
         """
         for _ in range(AHEAD):
             self.fresh.store(1)
@@ -80,8 +80,8 @@ class ConfirmationInputs:
                 yield
 
     def batches_of_others(self) -> Iterator[list[SampleCase]]:
-        """Yield lists of samples: a few small sizes and every kind of values, sizes near those of the call, then more
-        small sizes.
+        """Yield lists of samples. First come a few small sizes and every kind of values, then sizes near those of the
+        call, then more small sizes.
         """
         for recipes in self._recipes:
             made = [self._made.popleft() if self._made else self._samples.make(recipe) for recipe in recipes]
@@ -99,15 +99,15 @@ class ConfirmationInputs:
 
     @cached_property
     def _recipes(self) -> list[list[SampleRecipe]]:
-        """The recipes of the samples that ``batches_of_others`` yields, in lists: some of small sizes, those of sizes
-        near the call's, then the other small ones.
+        """The recipes of the samples that ``batches_of_others`` yields, in lists. Some small sizes come first, then
+        sizes near the call's, then the other small ones.
         """
         small, near = self._small(), self._near()
         return [small[:AT_ONCE], near, *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE))]
 
     def _near(self) -> list[SampleRecipe]:
-        """Return recipes in which one size of the call is a little smaller or larger. Of many sizes, one of both is
-        chosen at random.
+        """Return recipes in which one size of the call is a little smaller or larger. If there are many sizes, only one
+        of the two is chosen for each, at random.
         """
         recipe, secret = self.inputs.recipe, secrets.SystemRandom()
         sizes = [(n, v) for n, v in recipe.sizes if type(v) is int and v > 2]
@@ -119,8 +119,9 @@ class ConfirmationInputs:
         return [recipe.but(sizes={n: v}) for n, v in changed]
 
     def _small(self) -> list[SampleRecipe]:
-        """Return recipes of small sizes around edges, tiles and numbers in the kernel's own code, and of every kind of
-        values, in random order.
+        """Return recipes of small sizes and of every kind of values.
+
+        The sizes lie around edges, tiles and numbers in the kernel's own code. They are in random order.
         """
         recipe, samples = self.inputs.recipe, self._samples
         same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent, "layouts": dict(recipe.layouts)}
@@ -143,8 +144,9 @@ class ConfirmationInputs:
         return [*(plain.but(values=kind) for kind in kinds), *self._other_numbers(plain), *mixed]
 
     def _other_numbers(self, plain: SampleRecipe) -> list[SampleRecipe]:
-        """Return a few random copies of the recipe ``plain`` in which one scalar argument has another value. Only
-        values for which the op would use the same choice as for the tuned call are taken.
+        """Return a few random copies of the recipe ``plain`` in which one scalar argument has another value.
+
+        Only values for which the op would use the same choice as for the tuned call are taken.
         """
         secret, given, changed = secrets.SystemRandom(), dict(plain.scalars), list[SampleRecipe]()
         for arg in self.op.spec.scalars:
@@ -156,23 +158,23 @@ class ConfirmationInputs:
         return secret.sample(changed, min(NUMBERS, len(changed)))
 
     def _shares(self, scalars: dict[str, Any]) -> bool:
-        """Return whether the tuned call with ``scalars`` in place of its own falls into the same bucket, the class of
-        calls that share one choice.
+        """Return whether the tuned call with ``scalars`` in place of its own falls into the same bucket. A bucket is a
+        class of calls that share one choice.
         """
         env, rule = dict(self.inputs.call.env), self.op.rule
         return rule.bucket({**env, **scalars}) == rule.bucket(env)
 
 
 def with_other_gaps(case: SampleCase) -> SampleCase:
-    """Return a copy of the sample in which tensors with gaps in memory have other gaps, which are in the same bucket of
-    layouts.
+    """Return a copy of the sample in which tensors with gaps in memory have other gaps. The tensors stay in the same
+    bucket of layouts.
     """
     return replace(case, args=tree_map(_with_other_gaps, case.args))
 
 
 def _with_other_gaps(t: Tensor) -> Tensor:
-    """Return a copy of a tensor with the same order of dims in memory and with other gaps; a tensor without gaps is
-    returned itself.
+    """Return a copy of a tensor with the same order of dims in memory and with other gaps. Return the tensor itself if
+    it has no gaps.
     """
     order = sorted(range(t.dim()), key=lambda d: (t.stride(d), -d))
     if t.is_contiguous() or elements_overlap(t.shape, t.stride()) or t.permute(order[::-1]).is_contiguous():

@@ -23,14 +23,14 @@ CHILD = "shiplap.tuning.child"  # the module that serves the messages
 
 
 class CandidateName(Message, frozen=True):
-    """A candidate by its kernel and its config."""
+    """A candidate, named by its kernel and its config."""
 
     kernel: str
     config: dict[str, bool | int | float | str]
 
 
 class OpenTask(Request[Done], frozen=True):
-    """Import an op, draw the inputs of a task and find its candidates.
+    """A request to import an op, draw the inputs of a task and find its candidates.
 
     ``environment`` and ``folder`` are for a worker, which is not locked. They may hold secrets.
     """
@@ -51,52 +51,50 @@ class OpenTask(Request[Done], frozen=True):
 
 
 class CompileCandidates(Request[Number], frozen=True):
-    """Begin to compile candidates side by side. The reply is their number."""
+    """A request to start compiling candidates in parallel. The reply is their number."""
 
     indices: list[int]
 
 
 class FinishCompiling(Request[Done], frozen=True):
-    """Begin no further compilation, and wait for those that run."""
+    """A request to start no further compilation, and to wait for those that run."""
 
 
 class Verified(Reply, frozen=True):
-    """The result of a verification."""
+    """The reply with the result of a verification."""
 
     outcome: VerifyOutcome
 
 
 class VerifyCandidate(Request[Verified], frozen=True):
-    """Compare a candidate with the reference."""
+    """A request to compare a candidate with the reference."""
 
     index: int
 
 
 class Raced(Reply, frozen=True):
-    """The timings of candidates, and the reasons why others have none."""
+    """The reply with the timings of candidates, and the reasons why others have none."""
 
     timings: dict[int, Timing]
     failed: dict[int, str]
 
 
 class RaceCandidates(Request[Raced], frozen=True):
-    """Time candidates in turn."""
+    """A request to time candidates in turns."""
 
     indices: list[int]
     plan: RacePlan
 
 
 class ProcessUnavailable(Exception):
-    """Raised when no process can be started, or the op cannot be imported in it."""
+    """An error that says that no process can be started, or that a process cannot import the op."""
 
 
 class KernelProcesses:
-    """The processes of one op. Those of another op end when this one is opened."""
+    """The processes of one op, one for each kernel. They end when another op is opened."""
 
     def __init__(self, launcher: SandboxLauncher, seconds: float) -> None:
-        """Make the processes of an op's kernels, of which none is started yet. ``seconds`` is the limit for one
-        request.
-        """
+        """Make the set of an op's processes. None is started yet. ``seconds`` is the limit for one request."""
         self.launcher, self.seconds = launcher, seconds
         self.started, self._ready = 0, False
         self.doubted = False  # whether anything was refused, or ended by itself
@@ -105,8 +103,8 @@ class KernelProcesses:
         self._failed: dict[str, str] = {}  # kernel → why its process was not made ready
 
     def open(self, opening: OpenTask, libraries: list[str]) -> None:
-        """Set the task that the processes serve. Processes of the same op are kept, and load the task when they are
-        next used; others are ended.
+        """Set the task that the processes serve. Processes of the same op are kept and load the task when they are next
+        used. Other processes are ended.
         """
         if self._opening is None or self._opening.identity != opening.identity:
             self.close()
@@ -130,8 +128,9 @@ class KernelProcesses:
 
     def prepare(self, patience: Mapping[str, float]) -> None:
         """Start processes for as many of these kernels as there are processors, and load the op in them in parallel.
-        ``patience`` maps kernels to the factor by which their time limit is longer. An error is kept and raised when
-        the process of that kernel is requested.
+
+        ``patience`` maps kernels to the factor by which their time limit is longer. An error is kept, and is raised
+        when the process of that kernel is requested.
         """
         first, *others = list(patience)[: len(os.sched_getaffinity(0))]
         for kernel in (first, *others):
@@ -145,8 +144,9 @@ class KernelProcesses:
             thread.join()
 
     def _try(self, step: Callable[[], None], kernel: str) -> None:
-        """Run ``step`` (a start or a load) for a kernel's process. If it fails, the process is killed and the reason is
-        kept, which ``process_for`` raises. Does nothing for a kernel that has failed before.
+        """Run ``step`` (a start or a load) for a kernel's process. Do nothing for a kernel that has failed before.
+
+        If the step fails, the process is killed and the reason is kept. ``process_for`` raises it.
         """
         if kernel in self._failed:
             return
@@ -157,7 +157,8 @@ class KernelProcesses:
             self._failed[kernel] = str(e)
 
     def process_for(self, kernel: str, patience: float = 1.0) -> TargetProcess:
-        """Return the process of this kernel, started and with the task loaded. Raises ProcessUnavailable.
+        """Return the process of this kernel, started and with the task loaded. Raise ``ProcessUnavailable`` if that
+        fails.
 
         ``patience`` is the factor by which one request to the process may take longer than others.
         """
@@ -173,13 +174,14 @@ class KernelProcesses:
         return self._running[kernel][0]
 
     def _start(self, kernel: str, patience: float) -> None:
-        """Start the locked process in which this kernel's candidates run, unless it runs already, with its time limit
+        """Start the locked process in which this kernel's candidates run, unless it runs already. Its time limit is
         multiplied by ``patience``.
         """
         if kernel in self._running:
             return
         assert self._opening is not None
         if not self._ready:
+            # Processes are forked from the launcher, so one import there serves all of them.
             self.launcher.ask(ImportModule(CHILD))
             self._ready = True
         bounds = Bounds(seconds=max(self.seconds * patience, 1.0))
@@ -190,7 +192,7 @@ class KernelProcesses:
         self.started += 1
 
     def _load(self, kernel: str) -> None:
-        """Let the process of a kernel import the op and open the present task, unless it has this task open."""
+        """Make the process of a kernel import the op and open the present task. Do nothing if it has this task open."""
         witness, opened = self._running[kernel]
         if (opening := self._opening) is not None and opened != opening:
             witness.request(opening, "import")

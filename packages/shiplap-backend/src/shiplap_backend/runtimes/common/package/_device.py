@@ -37,8 +37,10 @@ REFUSED = {
 
 
 def register(name: str) -> None:
-    """Register this module as ``torch.<name>``, with ``tensor.<name>()``, ``module.<name>()``, ``tensor.is_<name>``,
-    generators and process groups.
+    """Register this module as ``torch.<name>``.
+
+    Tensors and modules get the methods ``<name>()``, and tensors the attribute ``is_<name>``. Generators and process
+    groups of the device are registered, too.
     """
     global NAME
     NAME = name
@@ -56,7 +58,11 @@ def register(name: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the attribute that Inductor reads, made at the first access because importing Inductor takes a second."""
+    """Return the attribute ``name`` that Inductor reads from this module.
+
+    It is created at the first access, because importing Inductor takes a second. Raise ``AttributeError`` for another
+    name.
+    """
     if name in INDUCTOR:
         return inductor(NAME, bool(_C.discrete()))[name]
     if name in REFUSED:
@@ -73,14 +79,15 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return True: the device is ready from the start."""
+    """Return True, since the device is ready when the package is imported."""
     return True
 
 
 def init() -> None:
-    """Do nothing, since loading the library has registered everything.
+    """Check that this process can use the device.
 
-    RuntimeError in a process that was forked after the device was used.
+    Nothing else is done, because loading the library has registered everything. Raise ``RuntimeError`` in a process
+    that was forked after the device was used.
     """
     if _is_in_bad_fork():
         raise RuntimeError(
@@ -90,11 +97,14 @@ def init() -> None:
 
 
 def _lazy_init() -> None:
-    """Do nothing, also in a forked process, which may still read tensors in shared memory."""
+    """Do nothing.
+
+    A forked process is not refused here, because it may still read tensors in shared memory.
+    """
 
 
 def _is_compiled() -> bool:
-    """Return True: a package without its library raises ImportError."""
+    """Return True, since a package without its compiled library cannot be imported."""
     return True
 
 
@@ -114,10 +124,10 @@ def current_device() -> int:
 
 
 def _device_index(which: Any) -> int:
-    """Return the index of the device ``which``: an index, ``"name:0"`` or a ``torch.device``. None, -1 and ``"name"``
-    are the current one.
+    """Return the index of the device ``which``.
 
-    ValueError if there is no such device.
+    ``which`` is an index, a text such as ``"name:0"`` or a ``torch.device``. None, -1 and ``"name"`` stand for the
+    current device. Raise ``ValueError`` if there is no such device.
     """
     if isinstance(which, str):
         which = torch.device(which)
@@ -134,15 +144,18 @@ def _device_index(which: Any) -> int:
 
 
 def set_device(device: Any) -> None:
-    """Make ``device`` the device of the calling thread."""
+    """Make ``device`` the current device of the calling thread."""
     torch.accelerator.set_device_index(_device_index(device))
 
 
 class device:
-    """A context manager that uses a device in the block, and the one before after the block."""
+    """A context manager that makes a device current in its block.
+
+    After the block the previous device is current again.
+    """
 
     def __init__(self, device: Any) -> None:
-        """Take the device that is current within the context."""
+        """Create a context in which ``device`` is current."""
         self._index = _device_index(device)
 
     def __enter__(self) -> None:
@@ -156,14 +169,19 @@ class device:
 
 
 def get_device_name(device: Any = None) -> str:
-    """Return the name of the device type. Raises ValueError if there is no such device."""
+    """Return the name of the device type, which is the same for all devices.
+
+    Raise ``ValueError`` if there is no such device.
+    """
     _device_index(device)
     return NAME
 
 
 def get_device_capability(device: Any = None) -> dict[str, Any]:
-    """Return the capabilities of the device, such as the dtypes of its tensors, in torch's common form; ``{}`` where
-    this torch has none.
+    """Return the capabilities of the device, such as the dtypes of its tensors.
+
+    The dict has the form of ``torch.accelerator.get_device_capability``. It is empty if this torch does not have that
+    function.
     """
     index = _device_index(device)
     ask = getattr(torch.accelerator, "get_device_capability", None)
@@ -172,7 +190,7 @@ def get_device_capability(device: Any = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """The name of a device, its memory in bytes, and the number of threads that a kernel may use."""
+    """The name of a device, its memory in bytes, and the number of its processors."""
 
     name: str
     total_memory: int
@@ -180,13 +198,17 @@ class DeviceProperties:
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
-    """Return the name, the bytes of memory and the number of processors of the device."""
+    """Return the name of the device, its memory in bytes, and the number of its processors.
+
+    The processors are the host's CPUs.
+    """
     return DeviceProperties(NAME, memory_stats(device)["total"], os.cpu_count() or 1)
 
 
 def _exchange_device(index: int) -> int:
-    """Make ``index`` the device of the calling thread, unless it is negative, and return the index of the one
-    before.
+    """Make ``index`` the device of the calling thread, and return the index of the previous device.
+
+    A negative ``index`` changes nothing.
     """
     before = current_device()
     if index >= 0:
@@ -198,14 +220,18 @@ _maybe_exchange_device = _exchange_device
 
 
 def can_device_access_peer(device: Any, peer: Any) -> bool:
-    """Return whether ``device`` can read the memory of ``peer`` directly, which only the same device can."""
+    """Return whether ``device`` can read the memory of ``peer`` directly.
+
+    This is true only if they are the same device.
+    """
     return _device_index(device) == _device_index(peer)
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait for all streams of the device. Raises RuntimeError with the name of an op that failed in a stream.
+    """Wait for all streams of the device.
 
-    In shared memory every op is done when its call returns, so this returns at once.
+    Raise ``RuntimeError`` with the name of an op that failed in a stream. On a device in the host's memory each op is
+    finished when its call returns, and there is nothing to wait for.
     """
     torch.accelerator.synchronize(_device_index(device))
 
@@ -216,7 +242,7 @@ def current_stream(device: Any = None) -> torch.Stream:
 
 
 def default_stream(device: Any = None) -> torch.Stream:
-    """Return the stream that a thread uses on the device unless it chose another."""
+    """Return the stream that a thread uses on the device if it has not chosen another."""
     here = torch.device(NAME, _device_index(device))
     return torch.Stream(stream_id=0, device_index=here.index, device_type=_TYPE)
 
@@ -227,16 +253,20 @@ def set_stream(stream: torch.Stream) -> None:
 
 
 def _set_stream_by_id(stream_id: int, device_index: int, device_type: int) -> None:
-    """Make the stream that these three numbers identify the current stream of the calling thread."""
+    """Make the stream with these three numbers the current stream of the calling thread."""
     set_stream(torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type))
 
 
 @contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """Return a context in which ``stream`` is current for the calling thread. None changes nothing."""
+    """Return a context in which ``stream`` is current for the calling thread.
+
+    If ``stream`` is None, nothing changes.
+    """
     if stream is None:
         yield
         return
+    # Setting a stream changes the current device as well, so both are restored.
     index, before = current_device(), torch.accelerator.current_stream(stream.device)
     torch.accelerator.set_stream(stream)
     try:
@@ -250,12 +280,15 @@ def stream(stream: torch.Stream | None) -> Iterator[None]:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Return the dtypes that ``torch.autocast`` may lower to."""
+    """Return the dtypes in which ``torch.autocast`` may run operators of the device."""
     return [torch.bfloat16, torch.float16]
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Return whether bfloat16 tensors can be computed with, by default also by emulation in float32."""
+    """Return whether the device computes with bfloat16 tensors.
+
+    It emulates them in float32. With ``including_emulation=False`` the result is therefore false.
+    """
     return including_emulation
 
 
@@ -263,7 +296,10 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the current device's random generator. Its numbers are those of the CPU for the same seed."""
+    """Seed the random generator of the current device.
+
+    It draws the numbers that the CPU draws for the same seed.
+    """
     _C.manual_seed(-1, int(seed) & 0xFFFF_FFFF_FFFF_FFFF)
 
 
@@ -274,12 +310,12 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> int:
-    """Seed the current device's random generator with a random number and return that number."""
+    """Seed the random generator of the current device with a random number, and return that number."""
     return int(_C.seed(-1))
 
 
 def seed_all() -> int:
-    """Seed the random generator of each device with the same random number and return that number."""
+    """Seed the random generator of each device with the same random number, and return that number."""
     chosen = seed()
     manual_seed_all(chosen)
     return chosen
@@ -296,13 +332,14 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 
 
 def _get_generator(device: torch.device) -> torch.Generator:
-    """Return the generator from which operators of the device draw that get no generator."""
+    """Return the device's default generator, which its operators use if they are given none."""
     return default_generators[_device_index(device)]
 
 
 def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
-    """Restore a state of the device's random generator that ``get_rng_state`` returned. Raises ValueError if it is not
-    as long as one.
+    """Restore a state of the device's random generator that ``get_rng_state`` returned.
+
+    Raise ``ValueError`` if ``state`` has another length than such a state.
     """
     _C.set_rng_state(_device_index(device), state.cpu().contiguous().numpy().tobytes())
 
@@ -322,55 +359,58 @@ def set_rng_state_all(states: Iterable[torch.Tensor]) -> None:
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Return figures of the device's memory by name, most of them in bytes.
+    """Return figures of the device's memory by name.
 
-    ``allocated``, ``peak`` and ``limit`` (0: none) of the bytes that tensors hold, ``reserved`` with what is kept for
-    the next tensors, ``free`` and ``total`` of the device, all in bytes; ``allocations`` so far. The figures of
-    ``torch.accelerator.memory_stats`` have their names there, such as ``allocated_bytes.all.peak``.
+    ``allocated`` are the bytes that tensors hold, and ``peak`` is the largest such number. ``reserved`` includes the
+    bytes that are kept for later tensors. ``limit`` is the limit of ``allocated``, or 0 if there is none. ``free`` and
+    ``total`` are the bytes of the device's memory. ``allocations`` counts the allocations so far. The figures of
+    ``torch.accelerator.memory_stats`` are included under their names, such as ``allocated_bytes.all.peak``.
     """
     index = _device_index(device)
     return {**torch.accelerator.memory_stats(index), **_C.memory_stats(index)}
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Return the bytes that tensors of the device hold."""
+    """Return the number of bytes that tensors of the device hold."""
     return memory_stats(device)["allocated"]
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Return the most bytes that tensors held since the start or ``reset_peak_memory_stats``."""
+    """Return the largest number of bytes that tensors held since the start or ``reset_peak_memory_stats``."""
     return memory_stats(device)["peak"]
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Return the bytes that tensors hold or that are kept for the next tensors."""
+    """Return the number of bytes that tensors hold or that are kept for later tensors."""
     return memory_stats(device)["reserved"]
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """Return the most bytes that were held or kept since the start or ``reset_peak_memory_stats``."""
+    """Return the largest number of bytes that were held or kept since the start or ``reset_peak_memory_stats``."""
     return int(torch.accelerator.max_memory_reserved(_device_index(device)))
 
 
 def memory_summary(device: Any = None) -> str:
-    """Return the figures of the device's memory as a table in text."""
+    """Return the figures of the device's memory as a text table."""
     lines = (f"{name:<12}{value:>20,}" for name, value in _C.memory_stats(_device_index(device)).items())
     return "\n".join((f"memory of {NAME}:{_device_index(device)}", *lines))
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Set the peak of the held bytes to the bytes that are held now."""
+    """Set the recorded peak of the held bytes to the bytes that are held now."""
     _C.reset_peak_memory(_device_index(device))
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Set the figures that only grow, such as the bytes allocated so far, to zero."""
+    """Set the figures that only grow, such as the number of bytes allocated so far, to zero."""
     torch.accelerator.reset_accumulated_memory_stats(_device_index(device))
 
 
 def set_memory_limit(limit: int | None, device: Any = None) -> None:
-    """Limit the bytes of all tensors of the device, None for no limit. An allocation beyond the limit raises
-    OutOfMemoryError.
+    """Limit the number of bytes that all tensors of the device hold.
+
+    If ``limit`` is None, the limit is removed. An allocation beyond it raises ``OutOfMemoryError``. Raise
+    ``ValueError`` if ``limit`` is not positive.
     """
     if limit is not None and limit <= 0:
         raise ValueError(f"got a memory limit of {limit} bytes, expected a positive number, or None for no limit")
@@ -378,7 +418,10 @@ def set_memory_limit(limit: int | None, device: Any = None) -> None:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Return the free and the total bytes: of the limit if there is one, else of the device's memory."""
+    """Return the free and the total number of bytes.
+
+    They refer to the memory limit if one is set, else to the device's memory.
+    """
     stats = memory_stats(device)
     if stats["limit"]:
         return stats["limit"] - stats["allocated"], stats["limit"]
@@ -386,7 +429,10 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def empty_cache() -> None:
-    """Release the memory that is kept for the next tensors. In shared memory there is none."""
+    """Release the memory that is kept for later tensors.
+
+    A device in the host's memory keeps none.
+    """
     _C.empty_cache()
 
 
@@ -394,8 +440,10 @@ def empty_cache() -> None:
 
 
 def counters() -> dict[str, dict[str, Any]]:
-    """Return the calls of each operator since ``reset_counters``, native ones and CPU fallbacks by reason:
-    ``{"aten::add.out": {"native": 3, "fallback": {"dtype": 1}}}``.
+    """Return the counted calls of each operator since ``reset_counters``.
+
+    Native calls ran on the device, and fallbacks on the CPU. An example is ``{"aten::add.out": {"native": 3,
+    "fallback": {"dtype": 1}}}``, in which ``dtype`` is the reason for the fallback.
     """
     return dict(_C.counters())
 
@@ -406,33 +454,33 @@ def reset_counters() -> None:
 
 
 class fallback_policy:
-    """The policy for CPU fallbacks: ``"count"``, ``"warn"`` (once for each op and reason) or ``"error"``.
+    """The policy for fallbacks, that is, for calls that run on the CPU because the device has no kernel for them.
 
-    In force at once, for all threads; as a context manager it ends with the block. ``allow`` names ops that may fall
-    back under ``"error"``, with or without overload. ``fallback_policy.current()`` tells the policy in force.
+    The policy is ``"count"``, ``"warn"`` (once for each op and reason) or ``"error"``. It holds at once and for all
+    threads. If the object is used as a context manager, the previous policy holds again after the block. ``allow``
+    names ops, with or without overload, that may fall back under ``"error"``. ``fallback_policy.current()`` returns the
+    policy that holds.
 
     >>> with torch.openvino.fallback_policy("error", allow=["aten::normal_"]):
     ...     model(x)
     """
 
     def __init__(self, policy: str, allow: Iterable[str] = ()) -> None:
-        """Set the policy for operators without a kernel, and the operators ``allow`` that may always fall back to the
-        CPU.
-        """
+        """Set the policy, and the operators ``allow`` that may fall back to the CPU under ``"error"``."""
         self._before = (_C.fallback_policy(), _C.allowed_fallbacks())
         _C.set_fallback_policy(policy, list(allow))
 
     @staticmethod
     def current() -> str:
-        """Return the policy for operators without a kernel that is in force."""
+        """Return the policy for fallbacks to the CPU that holds at present."""
         return str(_C.fallback_policy())
 
     def __enter__(self) -> fallback_policy:
-        """Return the object; the policy is in force already."""
+        """Return the object, whose policy holds since it was created."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Restore the policy and the allowed fallbacks from before."""
+        """Restore the previous policy and the previously allowed fallbacks."""
         _C.set_fallback_policy(*self._before)
 
 
@@ -444,26 +492,29 @@ def allowed_fallbacks() -> list[str]:
 def cache_info() -> dict[str, float]:
     """Return statistics of the cache of compiled graphs by name.
 
-    ``entries`` of at most ``capacity``, ``bytes`` of at most ``limit``, ``hits``, ``misses``, ``evictions`` and
-    ``compile_seconds``. The bytes of a graph are what the heap of the process grew by while it was compiled and ran for
-    the first time.
+    ``entries`` counts the graphs, of which at most ``capacity`` are kept. ``bytes`` is their size, which is at most
+    ``limit``. ``hits``, ``misses`` and ``evictions`` count events, and ``compile_seconds`` is the time of all
+    compilations. The size of a graph is the growth of the process's heap while it was compiled and ran for the first
+    time.
     """
     return dict(_C.cache_info())
 
 
 def cache_clear() -> None:
-    """Remove all compiled graphs and their statistics, and give their memory back to the system."""
+    """Remove all compiled graphs and their statistics, and return their memory to the system."""
     _C.cache_clear()
 
 
 def cache_resize(capacity: int, bytes: int | None = None) -> None:
-    """Keep at most ``capacity`` compiled graphs, the most recently used ones.
+    """Keep at most ``capacity`` compiled graphs, namely the most recently used ones.
+
+    Raise ``ValueError`` if ``capacity`` or ``bytes`` is below 1.
 
     Args:
-        capacity: how many.
-        bytes: of all graphs. By default 48 MiB, which double each time a graph is asked for again that had to go, up
-            to 1 GiB: a model that repeats its graphs gets the room that it needs, and one whose sizes never repeat does
-            not.
+        capacity: The largest number of graphs.
+        bytes: The largest size of all graphs. By default it is 48 MiB, and doubles up to 1 GiB each time a graph that
+            was removed is needed again. A model that repeats its graphs thus gets enough room, while a model whose
+            sizes never repeat does not need it.
     """
     if capacity < 1 or (bytes is not None and bytes < 1):
         raise ValueError(f"got a capacity of {capacity} graphs and {bytes} bytes, expected at least 1 of each")

@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 
 def register(name: str) -> None:
-    """Register the backend of ``torch.distributed.init_process_group("<name>")``, for tensors of the device and of the
-    CPU.
+    """Register the device's backend of ``torch.distributed``, for ``init_process_group("<name>")``.
+
+    It takes tensors of the device and of the CPU.
     """
 
     def made(store: Any, rank: int, size: int, timeout: timedelta) -> HostGroup:
@@ -23,15 +24,24 @@ def register(name: str) -> None:
 
 
 class HostWork(dist.Work):
-    """A collective that Gloo runs on copies. ``wait`` returns when the results are in the caller's tensors."""
+    """A collective that Gloo runs on copies of the tensors in host memory.
+
+    When ``wait`` returns, the results are in the caller's tensors.
+    """
 
     def __init__(self, work: Any, results: Any, copies: Any) -> None:
-        """Take the running ``work`` of Gloo on ``copies``, whose values ``results`` get at the end."""
+        """Create the record of ``work``, which Gloo runs on ``copies``.
+
+        ``wait`` copies their values into ``results``.
+        """
         super().__init__()
         self._work, self._results, self._copies = work, results, copies
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for Gloo, then copy its results into the caller's tensors. A zero time-out means Gloo's default."""
+        """Wait for Gloo, copy its results into the caller's tensors, and return True.
+
+        If ``timeout`` is zero, Gloo's default applies.
+        """
         if self._copies is not None:
             self._work.wait(timeout) if timeout else self._work.wait()
             # Cleared first, so that a second call does not copy again.
@@ -43,7 +53,7 @@ class HostWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether Gloo has ended the work."""
+        """Return whether Gloo has finished the work."""
         return bool(self._copies is None or self._work.is_completed())
 
     def is_success(self) -> bool:
@@ -51,8 +61,9 @@ class HostWork(dist.Work):
         return self._copies is None
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Wait, and return the results as a future that is done, so that work which follows in the current stream may
-        use them.
+        """Wait for the results, and return them as a future that is already done.
+
+        Work that follows in the current stream can thus use them.
         """
         self.wait()
         results = _nested_tensors(self._results)
@@ -68,17 +79,23 @@ class HostWork(dist.Work):
 
 
 class HostGroup(dist.ProcessGroup):
-    """A process group of the device: each collective is Gloo's, on copies of the tensors in host memory."""
+    """A process group of the device.
+
+    Its collectives are those of Gloo, which run on copies of the tensors in host memory.
+    """
 
     def __init__(self, name: str, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        """Make the group of this rank among ``size`` ranks, on a Gloo group."""
+        """Create the group of the backend ``name`` for the rank ``rank`` among ``size`` ranks, with a group of Gloo.
+
+        The ranks find each other by ``store``. ``timeout`` is that of Gloo.
+        """
         place: list[Any] = [rank, size]  # torch's stub has another signature, of what no class in Python derives from
         super().__init__(*place)
         self._backend, self._called, self._described = name, "", ""
         self._host = dist.distributed_c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
     def getBackendName(self) -> str:
-        """Return the name of the backend, which ``init_process_group`` takes."""
+        """Return the backend's name, by which ``init_process_group`` selects it."""
         return self._backend
 
     def setGroupName(self, name: str) -> None:
@@ -99,14 +116,14 @@ class HostGroup(dist.ProcessGroup):
 
 
 def _nested_tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested lists, in order."""
+    """Return the tensors in ``value``, a tensor or nested lists and tuples, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     return [t for item in value for t in _nested_tensors(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _on_host(value: Any) -> Any:
-    """Return nested lists with a dense copy in host memory in place of each tensor."""
+    """Return ``value`` with each tensor in its nested lists replaced by a dense copy in host memory."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().contiguous()
     return [_on_host(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -138,12 +155,13 @@ _WRITES = (  # their first argument
 
 
 def _make_collective(name: str, writes: bool) -> Callable[..., HostWork]:
-    """Return the method ``name`` of the group, which runs Gloo's collective on copies in host memory. With ``writes``,
-    its first argument is written.
+    """Return the method ``name`` of ``HostGroup``, which runs Gloo's collective on copies in host memory.
+
+    With ``writes``, the collective writes to its first argument.
     """
 
     def called(self: HostGroup, *args: Any, **kwargs: Any) -> HostWork:
-        """Run Gloo's collective on copies of the arguments and return the work."""
+        """Start Gloo's collective on copies of the arguments, and return the work."""
         copies = [_on_host(value) for value in args]
         # Torch renamed some collectives, so the group and Gloo may know different names.
         host = getattr(self._host, name, None) or getattr(self._host, _RENAMED.get(name, name))

@@ -21,8 +21,9 @@ _NAME = ""  # of the device: `register`
 
 
 def register(name: str) -> None:
-    """Register with ``torch.multiprocessing`` how tensors, parameters and storages of the device ``name`` are sent to
-    other processes: as copies in host memory.
+    """Register with ``torch.multiprocessing`` how tensors and storages of the device ``name`` are sent to processes.
+
+    They are sent as copies in host memory.
     """
     global _NAME
     _NAME = name
@@ -32,8 +33,10 @@ def register(name: str) -> None:
 
 
 def _reduce_tensor(value: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the function and its arguments by which another process rebuilds a tensor: from a copy of its values, for
-    tensors of this device.
+    """Return a function and the arguments with which another process rebuilds the tensor ``value``.
+
+    A tensor of this device is rebuilt from a copy of its values. Raise ``RuntimeError`` if autograd computed the
+    tensor.
     """
     if value.device.type != _NAME:
         reduced: tuple[Callable[..., Any], tuple[Any, ...]] = shared.reduce_tensor(value)
@@ -46,8 +49,9 @@ def _reduce_tensor(value: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, 
 
 
 def _reduce_storage(value: torch.UntypedStorage) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the function and its arguments by which another process rebuilds a storage: from a copy of its bytes, for
-    storages of this device.
+    """Return a function and the arguments with which another process rebuilds the storage ``value``.
+
+    A storage of this device is rebuilt from a copy of its bytes.
     """
     if value.device.type != _NAME:
         reduced: tuple[Callable[..., Any], tuple[Any, ...]] = shared.reduce_storage(value)
@@ -58,8 +62,9 @@ def _reduce_storage(value: torch.UntypedStorage) -> tuple[Callable[..., Any], tu
 
 
 def _reduce_copy(value: Any, rebuild: Callable[..., Any], *more: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return ``rebuild`` and its arguments, a pickled copy of ``value`` on the host and ``more``, or a function that
-    raises the reason why there is no copy.
+    """Return ``rebuild`` and its arguments, which are a pickled copy of ``value`` on the host and ``more``.
+
+    If ``value`` cannot be copied, return a function that raises the reason in the other process.
     """
     try:
         return rebuild, (pickle.dumps(value.cpu()), *more)
@@ -68,26 +73,30 @@ def _reduce_copy(value: Any, rebuild: Callable[..., Any], *more: Any) -> tuple[C
 
 
 def _raise_unsent(text: str) -> None:
-    """Raise RuntimeError with ``text`` in the receiving process, since the sender could not make a copy."""
+    """Raise ``RuntimeError`` with ``text`` in the receiving process, since the sender could not copy the value."""
     raise RuntimeError(text)
 
 
 def _load_device() -> None:
-    """Import and register the device, so that a tensor from another process can be rebuilt. Does nothing in a process
-    that has registered it.
+    """Import and register the device, so that a tensor from another process can be rebuilt.
+
+    In a process that has registered it, nothing is done.
     """
     importlib.import_module(__package__).autoload()
 
 
 def _rebuild_tensor(copy: bytes, device: str, grad: bool, parameter: bool) -> torch.Tensor:
-    """Return the tensor or parameter that another process has sent as the pickled ``copy``, on the device."""
+    """Return the tensor that another process has sent as the pickled ``copy``, on ``device``.
+
+    It requires a gradient if ``grad`` is true, and is a ``torch.nn.Parameter`` if ``parameter`` is true.
+    """
     _load_device()
     made = pickle.loads(copy).to(device)
     return torch.nn.Parameter(made, requires_grad=grad) if parameter else made.requires_grad_(grad)
 
 
 def _rebuild_storage(copy: bytes, device: str) -> torch.UntypedStorage:
-    """Return the storage that another process has sent as the pickled ``copy``, on the device."""
+    """Return the storage that another process has sent as the pickled ``copy``, on ``device``."""
     _load_device()
     made: torch.Tensor = pickle.loads(copy).to(device)
     return made.untyped_storage()

@@ -16,15 +16,15 @@ __all__ = ["hashmap_build", "hashmap_lookup", "hashmap_unique"]
 
 
 def hashmap_build(keys: Tensor) -> Tensor:
-    """Return the map of the rows ``keys [n, d]``, ``int32 [distinct]``: the first row number of each distinct key, in
-    ascending order of the keys.
+    """Return the map of the rows ``keys [n, d]``, ``int32 [distinct]``. It holds the first row number of each distinct
+    key, in ascending order of the keys.
     """
     return _first_rows(*distinct_rows(keys))
 
 
 def hashmap_lookup(hashmap: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
-    """Return ``int32 [q]``: the row number of ``keys`` that equals each of ``queries [q, d]`` among the rows in
-    ``hashmap``, or -1.
+    """Return the row number of ``keys`` that equals each of ``queries [q, d]``, as ``int32 [q]``, or -1. Only the rows
+    in ``hashmap`` are searched.
     """
     found = lookup_pytorch(keys.index_select(0, hashmap), queries)
     # An empty map has no row to index, and everything is -1 already.
@@ -32,8 +32,10 @@ def hashmap_lookup(hashmap: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
 
 
 def hashmap_unique(keys: Tensor, return_index: bool = False, return_inverse: bool = False) -> Any:
-    """Return the distinct rows of ``keys [n, d]``, ascending, and if asked for the first row number of each
-    (``return_index``) and the number of each row among them (``return_inverse``), as a tuple.
+    """Return the distinct rows of ``keys [n, d]``, ascending.
+
+    With ``return_index`` or ``return_inverse``, return a tuple. It then also has the first row number of each distinct
+    row, or the number of each row among the distinct ones.
     """
     rows, number = distinct_rows(keys)
     results = (rows, *([_first_rows(rows, number)] if return_index else []), *([number] if return_inverse else []))
@@ -41,7 +43,9 @@ def hashmap_unique(keys: Tensor, return_index: bool = False, return_inverse: boo
 
 
 def _first_rows(rows: Tensor, number: Tensor) -> Tensor:
-    """Return ``int32 [distinct]``: for each of the distinct ``rows`` the first input with its ``number``."""
+    """Return the number of the first input with the ``number`` of each of the distinct ``rows``, as ``int32
+    [distinct]``.
+    """
     here = torch.arange(number.shape[0], dtype=torch.int32, device=number.device)
     first = torch.full((rows.shape[0],), number.shape[0], dtype=torch.int32, device=number.device)
     return first.scatter_reduce(0, number.long(), here, reduce="amin")

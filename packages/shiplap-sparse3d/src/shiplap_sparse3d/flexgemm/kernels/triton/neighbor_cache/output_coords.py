@@ -30,11 +30,11 @@ def get_output_coords_kernel_size_dilation(
     boundary: Boundary | None = None,
     transposed: bool = False,
 ) -> Reached:
-    """Return the output voxels that a box kernel reaches inside ``boundary``, ascending, and for each pair of voxels
-    its input row, output row and tap, ``int32``.
+    """Return the output voxels that a box kernel reaches inside ``boundary``, ascending. Return also the input row, the
+    output row and the tap of each pair of voxels, as ``int32``.
 
-    Outputs are at ``(input - offset - delta) / stride`` where that is whole, or if ``transposed`` at ``input * stride +
-    offset + delta``.
+    Outputs are at ``(input - offset - delta) / stride`` if that is whole. If ``transposed``, they are at ``input *
+    stride + offset + delta``.
     """
     taps = read_taps(input_coords, kernel_size, None, stride, dilation, None, offset)
     return _reach(input_coords, taps, boundary, transposed)
@@ -48,8 +48,8 @@ def get_output_coords_kernel_delta(
     boundary: Boundary | None = None,
     transposed: bool = False,
 ) -> Reached:
-    """Return the output voxels that taps at the offsets ``delta [V, axes]`` reach inside ``boundary``, ascending, and
-    for each pair of voxels its input row, output row and tap, ``int32``.
+    """Return the output voxels that taps at the offsets ``delta [V, axes]`` reach inside ``boundary``, ascending.
+    Return also the input row, the output row and the tap of each pair of voxels, as ``int32``.
     """
     axes = delta.shape[1]
     # Offsets may have columns for the batch, whose stride and offset are not given.
@@ -59,8 +59,8 @@ def get_output_coords_kernel_delta(
 
 
 def _reach(coords: Tensor, taps: Taps, boundary: Boundary | None, transposed: bool) -> Reached:
-    """Return the voxels that ``taps`` reach from ``coords`` inside ``boundary`` (a range for each axis, or None),
-    ascending, and the input row, the output row and the tap of each pair, ``int32``.
+    """Return the voxels that ``taps`` reach from ``coords``, ascending. Also return the input row, the output row and
+    the tap of each pair, as ``int32``. ``boundary`` limits each axis to a range, unless it is None.
     """
     wide, columns = with_scene(coords), taps.columns(coords.device)
     low, high = unbounded(coords.shape[1])

@@ -1,0 +1,195 @@
+"""Hostile input and lacks in one run: mutated files, wrong calls, threads with redeclaration, sanitizers, and
+judgements while something runs out or is killed.
+
+    python benchmarks/doors.py [--parts files calls threads sanitizers lacks] [--cores 8] [--limit 3600]
+        [--files 1000000] [--calls 400] [--threads 600] [--seed 3406] [--json benchmarks/results/doors.json]
+
+Each part is many processes, which run side by side on so many cores. ``--files`` is the number of mutated files of all
+kinds, ``--calls`` that of the rounds for each op, ``--threads`` that of the seconds in which sixteen threads call an op
+while another one declares it again, attaches native code and tunes. A process that runs when the limit of seconds is
+over is ended and counts as cut. The record says for each part what ran, what was wrong, and the processor seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _record import ROOT, record, write
+
+sys.path[:0] = [str(ROOT)]
+SOURCES = (
+    *("packages/shiplap/src/shiplap/safe_io/*.py", "packages/shiplap/src/shiplap/kernels/native/*.py"),
+    *("packages/shiplap/src/shiplap/dispatch/*.py", "packages/shiplap/src/shiplap/judge/suites.py"),
+    "packages/shiplap/src/shiplap/tuning/*.py",
+    *("tests/fuzz/fuzzer.py", "tests/families/hostile.py", "tests/families/hostile_layers.py"),
+    *("packages/shiplap/src/shiplap/sandbox/*.py", "packages/shiplap/tests/sandbox/lacks.py"),
+    *("packages/shiplap/tests/safe_io/storm.py", "packages/shiplap/tests/safe_io/users.py"),
+)
+PARTS = ("files", "calls", "threads", "sanitizers", "lacks")
+FILES_EACH, ROUNDS_EACH, SECONDS_EACH, THREADS = 20_000, 50, 150, 16
+MOMENTS, KILLS, LACK_PARTS = 40, 60, 8
+COUNTS = re.compile(r"(\d+) (rows|rounds|calls|uses|changes|passed|failed|wrong|errors?)\b")
+
+
+@dataclass
+class Job:
+    """One process of a part.
+
+    Attributes:
+        kind: what of the part it runs, such as the kind of its files.
+        command: the words of the command behind the name of Python.
+        cores: how many cores it keeps busy.
+        first: jobs with a lower number begin earlier, since they take longest.
+    """
+
+    part: str
+    kind: str
+    command: list[str]
+    cores: int = 1
+    first: int = 9
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def list_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
+    """Return the processes of all parts, the longest first."""
+    from tests.fuzz.fuzzer import SHARES
+    from tests.projects import FAMILIES
+
+    jobs: list[Job] = []
+    for kind, share in SHARES.items():
+        left = given.files * share // 100
+        for number in range(-(-left // FILES_EACH)):
+            rounds = min(FILES_EACH, left - number * FILES_EACH)
+            place = folder / f"files-{kind}-{number}"
+            place.mkdir()
+            command = ["tests/fuzz/fuzzer.py", kind, str(rounds), str(given.seed + number), str(place)]
+            jobs.append(Job("files", kind, command, first=3 if kind in ("metadata", "suite") else 5))
+    parts = max(1, given.calls // ROUNDS_EACH)
+    programs = {module: ["tests/families/hostile.py", module] for _, module in sorted(FAMILIES.values())}
+    for kind, program in {**programs, "layers": ["tests/families/hostile_layers.py"]}.items():
+        for number in range(parts):
+            command = [*program, str(given.calls // parts), str(given.seed + number)]
+            jobs.append(Job("calls", kind, command, first=4))
+    storms = max(1, -(-given.threads // SECONDS_EACH))
+    for number in range(storms):
+        place = folder / f"threads-{number}"
+        (place / "cache").mkdir(parents=True, mode=0o700)
+        program = "packages/shiplap/tests/safe_io/storm.py"
+        command = [program, "everything", str(given.threads / storms), str(THREADS), str(place)]
+        env = {"SHIPLAP_CACHE_DIR": str(place / "cache"), "SHIPLAP_NATIVE": "1"}
+        jobs.append(Job("threads", "storm", command, 2, 1, env))
+    for who in ("this", "another") if os.geteuid() == 0 else ("this",):
+        for number in range(LACK_PARTS):
+            place = f"{number + 1}/{LACK_PARTS}"
+            command = ["-P", "packages/shiplap/tests/sandbox/lacks.py", str(MOMENTS), str(KILLS), str(given.seed)]
+            jobs.append(Job("lacks", f"{who} user", [*command, place, who], first=4))
+    if os.geteuid() == 0:
+        jobs.append(Job("lacks", "two users", ["packages/shiplap/tests/safe_io/users.py", "20"], 2, 3))
+    workers = max(2, given.cores // 4)
+    jobs.append(Job("sanitizers", "tests", ["tools/sanitize.py", "--", "-n", str(workers)], workers, 0))
+    jobs.append(Job("sanitizers", "storm", ["tools/sanitize.py", "storm", "--", str(given.threads // 10)], 2, 2))
+    return sorted((job for job in jobs if job.part in given.parts), key=lambda job: job.first)
+
+
+def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path) -> list[dict[str, Any]]:
+    """Run the jobs on so many cores until the time ``ends``, and return a row for each that has begun."""
+    waiting, rows = list(jobs), list[dict[str, Any]]()
+    running: dict[int, tuple[Job, float, Path]] = {}
+    while waiting or running:
+        free = cores - sum(job.cores for job, _, _ in running.values())
+        if waiting and (waiting[0].cores <= free or not running) and time.monotonic() < ends:
+            job, began = waiting.pop(0), time.monotonic()
+            log = folder / f"log-{len(waiting)}"
+            env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **job.env}
+            with log.open("wb") as out:
+                pid = subprocess.Popen(
+                    [sys.executable, *job.command], cwd=ROOT, env=env, stdout=out, stderr=out, start_new_session=True
+                ).pid
+            running[pid] = job, began, log
+            continue
+        pid, status, used = os.wait4(-1, os.WNOHANG)
+        if pid in running:
+            job, began, log = running.pop(pid)
+            rows.append(describe_job(job, os.waitstatus_to_exitcode(status), log, time.monotonic() - began))
+            rows[-1]["cpu_s"] = round(used.ru_utime + used.ru_stime, 1)
+            print(json.dumps(rows[-1])[:300], flush=True)
+        elif time.monotonic() > ends:
+            waiting.clear()
+            for each in running:
+                os.killpg(each, signal.SIGKILL)
+            time.sleep(0.2)
+        else:
+            time.sleep(0.05)
+    return rows
+
+
+def describe_job(job: Job, status: int, log: Path, seconds: float) -> dict[str, Any]:
+    """Return the row of a job that has ended: the numbers that it printed last, and its words if it failed."""
+    text = log.read_text(errors="replace")
+    lines = [line for line in text.splitlines() if COUNTS.search(line)]
+    last = lines[-1:] if job.kind != "tests" else [line for line in lines if " in " in line]
+    counts: dict[str, int] = defaultdict(int)
+    for number, what in (found for line in last for found in COUNTS.findall(line)):
+        counts[what] += int(number)
+    how = "right" if status == 0 else "cut" if status == -signal.SIGKILL else f"status {status}"
+    row: dict[str, Any] = {"part": job.part, "kind": job.kind, "outcome": how, **counts, "seconds": round(seconds, 1)}
+    return row if status == 0 else {**row, "words": text[-1500:]}
+
+
+def summarise(rows: list[dict[str, Any]], jobs: list[Job]) -> dict[str, Any]:
+    """Return the sums of each part and kind."""
+    summary: dict[str, Any] = {}
+    for part, kind in dict.fromkeys((job.part, job.kind) for job in jobs):
+        mine = [row for row in rows if (row["part"], row["kind"]) == (part, kind)]
+        sums: dict[str, Any] = defaultdict(int)
+        for row in mine:
+            for name, value in row.items():
+                if isinstance(value, (int, float)):
+                    sums[name] += value
+        sums["processes"] = len(mine)
+        sums["planned"] = sum((job.part, job.kind) == (part, kind) for job in jobs)
+        sums["not_right"] = [row["outcome"] for row in mine if row["outcome"] != "right"]
+        summary[f"{part} {kind}"] = {k: round(v, 1) if isinstance(v, float) else v for k, v in sums.items()}
+    return summary
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--limit", type=float, default=3600.0)
+    parser.add_argument("--files", type=int, default=1_000_000)
+    parser.add_argument("--calls", type=int, default=400)
+    parser.add_argument("--threads", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=3406)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="doors-", ignore_cleanup_errors=True) as folder:
+        jobs = list_jobs(given, Path(folder))
+        rows = run_jobs(jobs, given.cores, began + given.limit, Path(folder))
+    measured = summarise(rows, jobs)
+    wrong = [row for row in rows if row["outcome"] != "right"]
+    for name, sums in measured.items():
+        print(name, json.dumps(sums))
+    if given.json:
+        seconds = round(time.monotonic() - began, 1)
+        result = record(SOURCES, ("shiplap",), seed=given.seed, seconds=seconds, parts=measured, failures=wrong)
+        write(given.json, result)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""The environment variables of the launcher process: those of this program, without those that may hold a secret."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+LAUNCHER_VARIABLES = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "SHIPLAP_RECORD": "",
+    "SHIPLAP_TUNED": "",
+}
+# Without meaning for the launcher: each process that it forks has folders of its own.
+UNSHARED_VARIABLES = {"PYTEST_CURRENT_TEST", "SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+# With these, memory of torch on a GPU may have no handle, so that no result could be read.
+UNSHARED_VARIABLES |= {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+# Variables that may hold a secret. ``PWD`` is the current folder.
+SECRET_VARIABLE = re.compile(
+    r"key|token|secret|pass(w|p|$|_?file)|(?<!^)(?<!^old)pwd|credential|auth|cookie|private|session|dsn|jwt"
+    r"|(^|_)pat($|_)|(database|redis|mongo\w*|broker|index)_ur[il]",
+    re.IGNORECASE,
+)
+
+
+def launcher_environment() -> dict[str, str]:
+    """Return the environment of a new launcher: that of this program, without secrets, with sys.path as PYTHONPATH."""
+    shown = {
+        k: v for k, v in os.environ.items() if k not in UNSHARED_VARIABLES and not SECRET_VARIABLE.search(k)
+    } | LAUNCHER_VARIABLES
+    return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
