@@ -2,8 +2,9 @@
 
     python benchmarks/backend_device.py --project DIR [--json benchmarks/results/backend_device.json]
 
-DIR is a built project, as for ``backend_opinfo.py``: each device is a part of the record, by the name of its runtime
-or, for the example with memory of its own, ``discrete``. ``--parts`` names some of ``exits,modules,models,lengths``.
+DIR is a built project, as for ``backend_opinfo.py``. ``--parts`` names some of ``exits,modules,models,lengths``. Each
+is a part of the record of its own, with the name of the device's runtime or, for the example with memory of its own,
+``discrete`` in front.
 
 * modules: torch's database of modules, two inputs of each in each mode, against the CPU: results, strides, gradients of
   parameters and arguments.
@@ -143,9 +144,8 @@ def main() -> None:
         print(part, json.dumps(found), flush=True)
         if o.json:  # after each part, so that what ends the script loses one
             whole = json.loads(o.json.read_text(encoding="utf-8")) if o.json.is_file() else {}
-            kept = {name: whole.get(kind, {}).get(name) for name in PARTS if name in whole.get(kind, {})}
-            whole[kind] = _record.record(sources, ["openvino", "transformers"], **(kept | {part: found}))
-            _record.write(o.json, whole)
+            made = _record.record(sources, ["openvino", "transformers"])
+            _record.write(o.json, {**whole, **made, f"{kind} {part}": {**made, "found": found}})
 
 
 if __name__ == "__main__":

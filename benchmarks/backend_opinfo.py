@@ -5,7 +5,8 @@
 
 DIR is a project that ``shiplap backend new openvino --runtime openvino`` made and ``shiplap backend build`` built, or
 one of the example with memory of its own, whose record is the part ``discrete``. Seven dtypes take half an hour of one
-core. A sweep that ``--limit`` or anything else ended goes on where it was, with the same ``--journal FILE``.
+core, ``--dtypes f32 --part float32`` ten minutes. A sweep that ``--limit`` or anything else ended goes on where it was,
+with the same ``--journal FILE``.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ RECORD = ROOT / "benchmarks" / "results" / "backend_opinfo.json"
 PAGE = ROOT / "docs" / "backend-opinfo.md"  # every operator
 SUMMARY = ROOT / "docs" / "backend.md"  # the counts, between two marks
 CHUNK = 56  # cases a process
+PARTS = "float32", "discrete"  # of the record: float32 alone, on OpenVINO and on the example with memory of its own
 
 Verdicts = dict[str, list[dict[str, Any]]]  # by operator
 
@@ -167,10 +169,11 @@ def counts(result: dict[str, Any]) -> list[str]:
 
 
 def with_summaries(text: str, result: dict[str, Any]) -> str:
-    """``text`` of docs/backend.md with the counts of both devices between their marks."""
+    """``text`` of docs/backend.md with the counts of the record and of its parts between their marks."""
     blocks = {"backend_opinfo": summary(result)[:-1]}
-    if "discrete" in result:
-        blocks["backend_opinfo discrete"] = [*summary(result["discrete"])[:2], *counts(result["discrete"])]
+    for part in PARTS:
+        if part in result:
+            blocks[f"backend_opinfo {part}"] = [*summary(result[part])[:2], *counts(result[part])]
     for mark, lines in blocks.items():
         before, begin, rest = text.partition(f"<!-- {mark} -->\n")
         text = before + begin + "\n".join(lines) + "\n" + rest[rest.index(f"<!-- /{mark} -->") :]
@@ -194,6 +197,7 @@ def main() -> None:
     parser.add_argument("--journal", type=Path, default=Path(os.devnull))
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--part", choices=PARTS, help="the part of the record that it is, by default the record")
     parser.add_argument("--pages", action="store_true", help="write the docs from the record")
     o = parser.parse_args()
     if o.project:
@@ -204,8 +208,7 @@ def main() -> None:
         print("\n".join([*counts(result), *result["reasons"]]))
         if o.json:
             old = json.loads(o.json.read_text(encoding="utf-8")) if o.json.is_file() else {}
-            part = {"discrete": result} if project.runtime.discrete else result
-            _record.write(o.json, {**old, **part})
+            _record.write(o.json, {**old, **({o.part: result} if o.part else result)})
     if o.pages:
         write_pages()
 

@@ -194,6 +194,36 @@ CASES = {
         "SL901",
         "'order', which mode 'infer' does not read",
     ),
+    "a result that is made in every case": (
+        RELU.replace("mode: bypass", "mode: bypass, when: rank(self) == 0 or rank(self) > 0"),
+        1,
+        "SL901",
+        "when: 'rank(self) == 0 or rank(self) > 0' always holds",
+    ),
+    "a guard that always holds": (
+        EXP + "    guard: {not is_float(self) or is_float(self): dtype}\n",
+        1,
+        "SL901",
+        "guard: 'not is_float(self) or is_float(self)' always holds",
+    ),
+    "a question and its opposite": (
+        EXP + "    guard: {is_float(self) and not is_float(self): dtype}\n",
+        1,
+        "SL901",
+        "guard: 'is_float(self)' and 'not is_float(self)'",
+    ),
+    "a dim called redundant": (
+        "  sum.IntList_out: {template: reduction, dtypes: float, graph: 'ReduceSum(self, [])', redundant: {dim: all}, shape_only: [keepdim, dtype]}\n",
+        1,
+        "SL901",
+        "redundant: 'dim', which no other argument decides",
+    ),
+    "an operand that is not promoted": (
+        EXP + "    inputs: {self: raw}\n",
+        1,
+        "SL901",
+        "inputs: self: 'raw' of an elementwise overload",
+    ),
     "a result that is always made": (
         RELU.replace("mode: bypass", "mode: bypass, when: 'True'"),
         1,
