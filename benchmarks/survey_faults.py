@@ -227,7 +227,7 @@ class Faults:
         run.reached("classes", 10)
         path = sorted((run.folder / "classes").glob("*.bin"))[0]
         path.write_bytes(path.read_bytes()[:-1] + b"\x07")
-        self.check("a damaged tile", run, faults=0, wanted="SL824")
+        self.check("a damaged tile", run, faults=1, wanted="SL824")
         self.check("finished by one process", Run(self.source, self.folder / "damaged.laz"), faults=0)
 
 
