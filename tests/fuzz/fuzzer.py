@@ -23,9 +23,11 @@ from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from shiplap.errors import ShiplapError
+from shiplap.judge.suite_run import describe_suite, read_verdicts
 from shiplap.judge.suites import SuiteFolders, find_problems
 from shiplap.packaging.worker import read_answer
 from shiplap.sandbox.protocol import BrokenMessage, Declined, Failed, Reply, parse_message
@@ -204,6 +206,18 @@ def read_suite(path: Path) -> None:
     find_problems(SuiteFolders(folder, "", path.parent / "written"))
 
 
+def read_earlier_verdicts(path: Path) -> None:
+    """As ``shiplap judge --suite`` does with the verdicts of an earlier run."""
+    describe_suite(read_verdicts(path))
+
+
+def read_baseline(path: Path) -> None:
+    """As ``shiplap audit --installed`` does with the findings that are known."""
+    from shiplap.cli import audit_installed
+
+    audit_installed._read_baseline(SimpleNamespace(baseline=path, update_baseline=False))
+
+
 def read_reply(path: Path) -> None:
     """As the judge does with the reply of a process that is not trusted."""
     content = path.read_bytes()
@@ -232,11 +246,13 @@ READERS: dict[str, tuple[Callable[[Path], object], Callable[[Any], bytes] | None
     "answer": (read_package_answer, plain),
     "suite": (read_suite, plain),
     "reply": (read_reply, None),
+    "verdict": (read_earlier_verdicts, plain),
+    "baseline": (read_baseline, plain),
 }
 # Of so many hundred files as many are of each kind: none has fewer than 2. Metadata and suites take longest.
 SHARES = {
-    **{"table": 30, "record": 20, "mark": 10, "metadata": 6, "lock": 6, "manifest": 5, "cubins": 5, "packaged": 5},
-    **{"entry": 4, "answer": 4, "suite": 3, "reply": 2},
+    **{"table": 26, "record": 20, "mark": 10, "metadata": 6, "lock": 6, "manifest": 5, "cubins": 5, "packaged": 5},
+    **{"entry": 4, "answer": 4, "suite": 3, "reply": 2, "verdict": 2, "baseline": 2},
 }
 # What looks for a file of a name.
 NAMES = {"mark": "survey.json", "manifest": "manifest.json", "cubins": "index.json"}

@@ -127,9 +127,7 @@ def survey_error(id: str, where: object, got: object, expected: str, fix: str = 
 
 
 class NeighborCacheError(ShiplapError, ValueError, AssertionError):
-    """A neighbour cache that does not fit the call (``SL830``). It is also an ``AssertionError``, since FlexGEMM raises
-    that.
-    """
+    """A neighbour cache that does not fit the call (``SL830``). It is an ``AssertionError`` too, as in FlexGEMM."""
 
 
 register_errors(

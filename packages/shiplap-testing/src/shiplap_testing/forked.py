@@ -45,7 +45,7 @@ READ_AT_IMPORT = ("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "OMP_")
 READ_LATER = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 OURS = {"TORCH_COMPILE_CACHE_KEY_TAG"}  # of the ops that this process has declared: a program declares its own
 HUGE, MADV_COLLAPSE = 2 << 20, 25  # of Linux: bytes of a huge page, and the request for some
-GROWTH = 64 << 20
+GROWTH, LARGEST = 64 << 20, 4 << 30  # bytes after which it is asked again, and of a span
 FOLDER = "SHIPLAP_TEST_FORKED"  # where the sockets of a run are: its workers and their programs inherit it
 
 _resident = 0  # bytes of this process when its memory was moved to huge pages
@@ -147,7 +147,8 @@ def _advise_huge_pages() -> None:
             span, access, _, _, inode, *name = line.split(None, 5)
             first, last = (int(place, 16) for place in span.split("-"))
             first, last = -(-first // HUGE) * HUGE, last // HUGE * HUGE
-            if access == "rw-p" and inode == "0" and name in ([], ["[heap]"]) and first < last:
+            anonymous = access == "rw-p" and inode == "0" and name in ([], ["[heap]"])
+            if anonymous and first < last < first + LARGEST:  # what is larger is reserved, not in use
                 advise(first, last - first, MADV_COLLAPSE)
 
 

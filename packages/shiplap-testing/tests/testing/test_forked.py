@@ -1,12 +1,16 @@
 """Forked programs are what ``python`` makes of the same command, but for what is already imported."""
 
 import os
+import platform
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+from shiplap_testing import forked
 from shiplap_testing.forked import python
 
 COMMANDS = {
@@ -91,3 +95,21 @@ print(*(passes.lazy_init.cache_info().currsize for passes in (joint_graph, post_
 print(guards.profile_guard_manager.__module__.startswith("torch"))
 """
     assert python("-c", code).stdout == "1 1 1\nFalse\n"
+
+
+def huge_kilobytes() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("AnonHugePages:")), 0)
+
+
+def test_what_a_process_of_a_run_has_allocated_lies_on_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    release = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
+    if not place.exists() or "[never]" in place.read_text() or release < (6, 1):
+        pytest.skip("this Linux moves nothing to huge pages")
+    forked.shared()
+    held = [bytearray(1 << 10) for _ in range(20_000)]
+    monkeypatch.setattr(forked, "_resident", 0)
+    forked.use_huge_pages()
+    assert huge_kilobytes() > 0
+    assert all(len(each) == 1 << 10 for each in held)

@@ -63,7 +63,7 @@ def test_two_workers_find_the_same_imports_and_one_that_ends_is_replaced(tmp_pat
     command = ("-m", "pytest", "-q", "-p", "shiplap_testing.plugin", "-n", 2, "--dist", "loadfile", "--dearest", 1)
     done = python(*command, tmp_path, cwd=tmp_path, env={**os.environ, "MINE": "set"})
     assert "2 failed, 4 passed" in done.stdout, done.stdout + done.stderr
-    assert "gw2" in "".join(os.listdir(tmp_path)), "a third worker"
+    assert {"gw2", "gw3"} & set(os.listdir(tmp_path)), "a third worker, or a fourth that was quicker"
     words = [path.read_text().split() for path in tmp_path.glob("gw*")]
     assert len({imported for imported, _, _ in words}) == 1, "one process imported the tests"
     assert all(imported == parent for imported, parent, _ in words), "and was forked for each worker"

@@ -165,6 +165,11 @@ def test_a_script_shows_the_finding_without_this_library(ops, request_of, packag
     assert "x strided (equal values, other strides or offset)" in done.stdout
 
 
+def test_lines_that_are_no_results_are_left_out(tmp_path):
+    (tmp_path / "results.jsonl").write_bytes(b'\xff\n{"op": ' + b"[" * 50_000 + b'\n{"op": 1}\n')
+    assert stored_results(tmp_path / "results.jsonl") == {}
+
+
 def test_the_command_resumes_and_honours_a_baseline(ops, package, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(engine, "_script_shows", lambda text: True)
     right, wrong = "undeclared_ops::right", "undeclared_ops::ignores_strides"

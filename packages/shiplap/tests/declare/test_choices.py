@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import shutil
 from typing import Any, Literal
@@ -56,6 +57,16 @@ def named(ns):
         return (reduced(x, mode is Mode.MEAN) * (2 if times is Times.TWICE else 1),)
 
     return named
+
+
+def test_choices_are_part_of_the_declaration(literal, named):
+    """An op whose argument has other choices is another op, whose compiled code and tuned choices do not serve."""
+    mode, k = literal.spec.args[1:]
+    other = dataclasses.replace(mode, choices=("sum", "max"))
+    assert len({mode.form, other.form, dataclasses.replace(mode, choices=()).form}) == 3
+    assert dataclasses.replace(k, choices=(1, 3)).form != k.form
+    mode = named.spec.args[1]
+    assert dataclasses.replace(mode, members=Times).form != mode.form
 
 
 X = torch.arange(12, dtype=torch.float32).reshape(4, 3)

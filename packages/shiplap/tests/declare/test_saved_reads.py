@@ -243,6 +243,7 @@ def starred(grad, saved, needs):
         (lambda grad, saved, needs: saved(), "it is called"),
         (kept, "it is stored in an object"),
         (starred, "it is put into a list"),
+        (lambda grad, saved, needs: (saved, grad or 1), "it is put into a list"),  # beside a value of either branch
     ],
 )
 def test_the_reads_cannot_be_found(fn: Callable[..., object], why: str) -> None:

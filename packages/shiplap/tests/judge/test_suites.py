@@ -11,6 +11,7 @@ from shiplap.judge import JudgeOptions
 from shiplap.judge.suite_run import SuiteVerdict, TimingTurns, describe_suite, read_verdicts, run_suite
 from shiplap.judge.suites import SuiteFolders, find_problems
 from shiplap.judge.target import JudgeTarget, load_subject
+from shiplap_testing.support import fails
 
 MODEL = """
 import torch
@@ -149,6 +150,17 @@ def test_files_of_a_suite_have_an_end_and_a_depth(suite, tmp_path):
     assert found["mode/half"].unusable == "no test with its sizes"
     assert found["tasks/linear"].unusable == "no candidate"
     assert found["level1/2_Relu"].format == "KernelBench"
+
+
+def test_verdicts_of_an_earlier_run_have_types_and_an_end(tmp_path):
+    good = SuiteVerdict("a", "KernelBench", "0", "accepted", 2.0)
+    lines = ["[" * 50_000, json.dumps({**good.as_json(), "speedup": "fast"}), json.dumps(good.as_json()), '{"problem"']
+    (tmp_path / "out.jsonl").write_text("\n".join(lines))
+    assert read_verdicts(tmp_path / "out.jsonl") == [good]
+    assert read_verdicts(tmp_path / "none.jsonl") == []
+    (tmp_path / "link.jsonl").symlink_to("/dev/zero")
+    with fails("SL602"):
+        read_verdicts(tmp_path / "link.jsonl")
 
 
 def test_verdicts_are_kept_and_a_later_run_goes_on(suite, tmp_path):

@@ -44,6 +44,14 @@ def test_plain_arguments_get_other_values(value, differs):
     assert not any(f.plain >= 0 for f in forms(first)), "shapes and numbers are fixed"
 
 
+def test_tensors_of_flags_get_other_flags_and_only_they():
+    flags = torch.ones(4, dtype=torch.bool)
+    kinds = [{f.kind for f in make_input_forms(g, lambda form: True, most=3)} for g in ((flags,), (torch.randn(4),))]
+    assert ["flags" in each for each in kinds] == [True, False]
+    form = next(f for f in make_input_forms((flags,), lambda form: True, most=3) if f.kind == "flags")
+    assert any(not bool(vary_arguments((flags,), form, seed)[0].all()) for seed in range(20))
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32])
 def test_integers_that_are_data_are_large_too(dtype):
     first = (torch.randint(0, 5, (40,), dtype=dtype),)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shiplap import safe_io
 from shiplap.cli import console
@@ -115,7 +115,8 @@ def _read_baseline(options: InstalledOptions) -> frozenset[str]:
     if options.baseline is None or (options.update_baseline and not options.baseline.exists()):
         return frozenset()
     try:
-        return frozenset(map(str, json.loads(options.baseline.read_text(encoding="utf-8"))["known"]))
+        known: Any = safe_io.parse_json(safe_io.read_file(options.baseline, safe_io.ParseLimits().size, safe_io.NAMED))
+        return frozenset(map(str, known["known"]))
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise error(
             "SL602",

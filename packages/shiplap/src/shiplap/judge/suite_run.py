@@ -10,12 +10,15 @@ import json
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from shiplap import safe_io
+from shiplap.errors import error
 from shiplap.judge.engine import judge
 from shiplap.judge.options import JudgeOptions
 from shiplap.judge.suites import SuiteProblem
@@ -24,6 +27,7 @@ from shiplap.sampling.run import error_line
 from shiplap.sandbox.source_scan import gather_sources, read_source
 from shiplap.sandbox.supervisor import SandboxLauncher
 
+VERDICTS_LIMIT = 1 << 28  # bytes of the verdicts of earlier runs
 UNUSABLE = "unusable"  # the verdict on a problem without a candidate, or whose reference does not run here
 
 
@@ -208,14 +212,25 @@ def _digest_of(problem: SuiteProblem, options: JudgeOptions) -> str:
 
 def read_verdicts(file: Path) -> list[SuiteVerdict]:
     """Return the verdicts in a file of JSON lines. A line that was cut off is left out. The list is empty if there is
-    no file.
+    no file. Raises SL602 for a file that cannot be read.
     """
+    try:
+        lines = safe_io.read_file(file, VERDICTS_LIMIT, safe_io.NAMED).splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise error(
+            "SL602",
+            where=str(file),
+            what="the verdicts of an earlier run cannot be read",
+            got=safe_io.unsafe_reason(e),
+            expected="a file that shiplap judge --suite has written",
+            fix="name another file",
+        ) from None
     verdicts: list[SuiteVerdict] = []
-    for line in file.read_text().splitlines() if file.is_file() else []:
-        try:
-            verdicts.append(SuiteVerdict(**json.loads(line)))
-        except (ValueError, TypeError):
-            continue
+    for line in lines:
+        with suppress(ValueError):
+            verdicts.append(msgspec.convert(safe_io.parse_json(line), SuiteVerdict))
     return verdicts
 
 

@@ -102,7 +102,7 @@ class EachStep:
 
     at: TensorPlace
     steps: tuple[Step, ...]
-    optional: bool = False
+    optional: bool
 
 
 @dataclass(frozen=True)

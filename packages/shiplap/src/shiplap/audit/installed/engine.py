@@ -301,8 +301,8 @@ def stored_results(file: Path, version: str | None = None) -> dict[str, Installe
     """
     results: dict[str, InstalledOp] = {}
     if file.is_file():
-        for text in file.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(msgspec.DecodeError):
+        for text in file.read_bytes().splitlines():
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
                 result = msgspec.json.decode(text, type=InstalledOp)
                 if version is None or msgspec.json.decode(text).get("version") == version:
                     results[result.op] = result
