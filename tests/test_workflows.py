@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from shiplap.torch_private.versions import RELEASES
 from shiplap_testing.paths import REPOSITORY
 
 pytestmark = pytest.mark.docs
@@ -58,6 +59,13 @@ def test_a_job_runs_sessions_and_targets_that_exist(
             made = [v for m in made for v in (values if m.strip('"') == f"${variable}" else [m])]
         assert set(named) <= sessions, f"{file}: {name}"
         assert {target for target in made if "=" not in target} <= targets, f"{file}: {name}"
+
+
+def test_each_change_runs_on_the_releases_that_are_listed() -> None:
+    """The whole suite on the newest one, and some session on each of the others (``oldest`` takes the first)."""
+    rows = {row["session"] for row in WORKFLOWS["ci.yml"]["jobs"]["matrix"]["strategy"]["matrix"]["include"]}
+    assert {f"matrix(torch='{RELEASES[-1]}')", "oldest"} <= rows
+    assert set(RELEASES[1:]) <= set(re.findall(r"torch='([^']+)'", " ".join(rows)))
 
 
 @each_job

@@ -30,9 +30,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @each
 def test_files_and_folders_exist(page: Path) -> None:
-    """But those that the page itself adds."""
+    """But those that the page itself adds. A command in the text names some, too."""
     added = tuple(block.file for block in blocks(page) if block.file)
-    places = re.findall(r"`((?:packages|docs|tests|tools|benchmarks|examples|\.ci)(?:/[\w.+-]+)*/?)`", prose(page))
+    words = [word for code in re.findall(r"`([^`\n]+)`", prose(page)) for word in code.split()]
+    place = re.compile(r"(?:packages|docs|tests|tools|benchmarks|examples|\.ci|\.github)(?:/[\w.+-]+)*/?")
+    places = [word for word in words if place.fullmatch(word)]
     for place in places:
         if not any(file.startswith(place) for file in added):
             assert (REPOSITORY / place).exists(), place
