@@ -181,8 +181,8 @@ register(
                 "wrong results. Pipeline parallelism splits each micro-batch in this way."
             ),
             (
-                "split the batch by scenes, as in x[start:stop]. For pipeline parallelism, use "
-                "sparse3d.pipeline.split and sparse3d.pipeline.stage"
+                "split the batch by scenes, as in x[start:stop]. For pipeline parallelism, pass plain tensors between "
+                "the stages"
             ),
         ),
         (

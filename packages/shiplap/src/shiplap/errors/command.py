@@ -143,10 +143,7 @@ register(
         (
             "SL614",
             "shiplap has no command of this name",
-            (
-                "Some commands come with shiplap. Others come with packages that are installed separately, such as "
-                "shiplap-backend."
-            ),
+            "Some commands come with shiplap. Others come with packages that are installed separately.",
             (
                 "use a command that 'shiplap --help' lists. If the command belongs to another package, install that "
                 "package"
@@ -178,11 +175,11 @@ register(
             "the sandbox for the candidate cannot be started",
             (
                 "The judge calls a candidate only in a process that the Linux kernel has sandboxed. This system is "
-                "not Linux, or the process ended at its start."
+                "not Linux, or the sandboxed process ended before it was ready, such as for lack of memory."
             ),
             (
-                "if 'got' names another system, run the judge on Linux. If it tells how the process ended, remove "
-                "that cause and run the judge again"
+                "if 'got' names another system, run the judge on Linux. Otherwise give the machine or the container "
+                "more memory and processes, and run the judge again"
             ),
         ),
     ],

@@ -33,7 +33,7 @@ register(
                 "numbers and scratch memory."
             ),
             (
-                "write a Python function that launches the kernel as kernel[grid](...), and bind that function with "
+                "write a Python function that launches the Triton kernel itself, and bind that function with "
                 '@op.kernel("cuda")'
             ),
         ),

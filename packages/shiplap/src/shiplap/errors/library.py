@@ -96,14 +96,15 @@ register(
         ),
         (
             "SL409",
-            "only Python could serve the call, and this library has none",
+            "no native kernel of the deployed library takes the call",
             (
-                "A deployed library contains only native code. The kernel does not take this call, or a tensor that "
-                "it writes to may require a gradient. In a process with Shiplap, Python would run such a call."
+                "A deployed library contains only native code. Either no kernel takes the dtypes and layouts of these "
+                "arguments, or the op writes to a tensor that may require a gradient. In a process with Shiplap, Python "
+                "would run such a call."
             ),
             (
-                "pass tensors of dtypes that the kernel takes. If the op writes to its arguments, call it under "
-                "torch.no_grad()"
+                "pass contiguous tensors of dtypes that the kernel takes. If the op writes to its arguments, call it "
+                "under torch.no_grad()"
             ),
         ),
         (
