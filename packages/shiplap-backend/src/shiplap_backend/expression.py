@@ -122,6 +122,8 @@ class ExpressionCompiler:
     headers: set[str] = field(default_factory=set)
     conditions: dict[str, None] = field(default_factory=dict)
     constants: list[float] = field(default_factory=list)  # numbers that become nodes of the graph
+    narrow: bool = False  # whether the graph may be computed in a dtype that holds fewer numbers than the CPU's
+    rounds: bool = False  # whether a number becomes a node that such a dtype may not hold
     scopes: list[str] = field(default_factory=list)  # the vendor functions around the current argument
 
     def compile(self, source: str, expected: str = "node") -> TypedExpression:
@@ -524,8 +526,12 @@ class ExpressionCompiler:
         if expected in ("any", kind, "value"):
             return value
         if expected == "node" and kind in ("int", "float", "bool", "scalar"):
-            self.constants += written_number(tree)
-            return TypedExpression("node", f"constant(at::Scalar({value.code}), compute)")
+            written = written_number(tree)  # the generator compares it with the dtypes, and the wrapper all others
+            self.constants += written
+            self.rounds |= self.narrow and not written
+            number = f"at::Scalar({value.code})"
+            number = f"held({number}, compute)" if self.narrow and not written else number
+            return TypedExpression("node", f"constant({number}, compute)")
         if expected == "dtype" and kind == "literal" and value.code in DTYPES:
             return TypedExpression("dtype", DTYPES[value.code])
         if expected.startswith("enum ") and kind == "literal":

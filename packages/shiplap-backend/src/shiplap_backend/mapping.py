@@ -32,6 +32,9 @@ _SIZES = {
     "concat": "concatenated(tensors, dim)",
     "transpose": "swapped(self, dim0, dim1)",
 }
+# The dtypes that hold fewer numbers than the one in which the CPU computes them.
+_NARROW = frozenset({"f16", "bf16"})
+_NARROW_CODES = {DTYPES[d] for d in _NARROW}
 _ITERATORS = ("unary_op", "binary_op", "comparison_op")
 
 
@@ -93,6 +96,7 @@ class _EntryMapping:
         ]
         w.decides = self._computation_dtype()
         w.compute = DTYPES.get(w.decides) or (self._wide(w.decides) if w.decides else "")
+        self.graph.narrow = not _NARROW.isdisjoint(self._computed_dtypes(w.decides))
         w.outputs = [self._result(i, name) for i, name in enumerate(self._result_names())]
         if self.family.graph:
             w.prepare = [p for i, n in enumerate(self._result_names()) for p in self._prepare(i, n)]
@@ -102,6 +106,7 @@ class _EntryMapping:
             w.results = [self._compiled(self.graph, e, "node", f"graph of {o!r}").code for o, e in self._graphs()]
             w.updates = list(self._updates())
             w.keys, w.nodes = list(self._key_statements()), list(self._nodes())
+            w.numbers, w.rounds = list(self._number_conditions()), self.graph.rounds
             check_constants(self.where, self.d.name, self.graph.constants, self._computed_dtypes(w.decides))
         # Late, since every compiled expression records the arguments that it reads.
         w.uses = self._uses()
@@ -453,6 +458,24 @@ class _EntryMapping:
         if a.type.startswith("Tensor?["):  # which are given decides the graph's form
             return f"call.attribute(attributes::places({a.name})); {statement}"
         return f"call.attribute(has({a.name})); if (has({a.name})) {statement}" if a.type.endswith("?") else statement
+
+    def _number_conditions(self) -> Iterator[str]:
+        """Yield the C++ conditions under which dtypes hold the numbers that are inputs of the vendor's graph.
+
+        A number that becomes infinite or 0 in its dtype sends the call to the CPU. Only an operand of an overload of
+        several tensors can be a Python number.
+        """
+        several = self.entry.template != "matmul" and sum(a.tensor for a in self.d.inputs) > 1
+        promoted = self._promoted_dtype()
+        narrow = not _NARROW.isdisjoint(self._accepted()) if promoted else self.graph.narrow
+        for a in self.d.inputs:
+            kind, how = argument_kind(a), self._how(a.name).removeprefix(", ")
+            if a.name not in self.graph.inputs or not how:
+                continue
+            if kind == "tensor" and several and (narrow if how == "compute" else how in _NARROW_CODES):
+                yield f"holds({self.values[a.name].code}, {promoted or how if how == 'compute' else how})"
+            elif kind in ("scalar", "scalar?") and self.graph.narrow:
+                yield f"holds({a.name}, compute)"
 
     def _nodes(self) -> Iterator[str]:
         """Yield the C++ statements that define the graph's inputs.

@@ -55,6 +55,8 @@ class Wrapper:
     prepare: list[str] = field(default_factory=list)
     derived: tuple[AtenDeclaration, ...] = ()
     guards: list[tuple[str, str]] = field(default_factory=list)
+    numbers: list[str] = field(default_factory=list)  # conditions: a dtype holds a number that is an input of the graph
+    rounds: bool = False  # whether a number built into the graph may be one that its dtype does not hold
     keys: list[str] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
     lets: list[str] = field(default_factory=list)

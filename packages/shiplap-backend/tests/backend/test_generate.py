@@ -58,6 +58,7 @@ at::Tensor & add_out(const at::Tensor & self, const at::Tensor & other, const at
   op.meta(self, other, alpha);
   if (!in(accepted, op.common_dtype())) return fallback<at::_ops::add_out>::call(Why::dtype, c10::toString(op.common_dtype()), self, other, alpha, out);
   [[maybe_unused]] const at::ScalarType compute = opmath(op.common_dtype());
+  if (!(holds(self, op.common_dtype()) && holds(other, op.common_dtype()))) return fallback<at::_ops::add_out>::call(Why::value, "a number that the dtype does not hold", self, other, alpha, out);
   if ((is_empty(self) || is_empty(other)) && !(nothing_in(op.maybe_get_output(0)))) return fallback<at::_ops::add_out>::call(Why::empty, "an input has no elements", self, other, alpha, out);
   Call call(info_add_out);
   call.input(computed(self, op.common_dtype(), compute));

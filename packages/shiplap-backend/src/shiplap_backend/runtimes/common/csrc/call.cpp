@@ -270,11 +270,11 @@ Signature Call::signature() const {
 
 // --- execution
 
-void Call::run(c10::function_ref<void(Graph&)> emit) {
-  count_native(op_);
+bool Call::run(c10::function_ref<void(Graph&)> emit) {
   if (std::all_of(outputs_.begin(), outputs_.end(),
                   [](const Operand& o) { return o.tensor.numel() == 0; })) {
-    return;
+    count_native(op_);
+    return true;
   }
   vendor_starts();
   place_outputs();
@@ -285,8 +285,16 @@ void Call::run(c10::function_ref<void(Graph&)> emit) {
   for (const auto& o : outputs_) {
     append_operand(o);
   }
-  executables().with(key_, [&] { return compile(signature(), emit); },
-                     [&](const std::shared_ptr<Executable>& made) { execute(made); });
+  try {
+    executables().with(key_, [&] { return compile(signature(), emit); },
+                       [&](const std::shared_ptr<Executable>& made) {
+                         count_native(op_);
+                         execute(made);
+                       });
+  } catch (const Unheld&) {
+    return false;
+  }
+  return true;
 }
 #if SHIPLAP_DISCRETE
 

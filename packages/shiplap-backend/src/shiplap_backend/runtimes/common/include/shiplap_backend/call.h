@@ -17,6 +17,10 @@
 
 namespace shiplap::backend {
 
+// Thrown by `emit` for a number that the dtype of the graph does not hold: the CPU computes the
+// call.
+struct Unheld {};
+
 class Call {
  public:
   explicit Call(OpInfo& op);
@@ -36,8 +40,9 @@ class Call {
   // Already allocated; any strides; may share memory with an input.
   Call& output(const at::Tensor& t);
 
-  // `emit` is called on a miss only. There is nothing to do if all outputs are empty.
-  void run(c10::function_ref<void(Graph&)> emit);
+  // `emit` is called on a miss only. There is nothing to do if all outputs are empty. Returns
+  // false, and nothing has been computed, if `emit` threw `Unheld`.
+  bool run(c10::function_ref<void(Graph&)> emit);
 
  private:
   struct Operand {

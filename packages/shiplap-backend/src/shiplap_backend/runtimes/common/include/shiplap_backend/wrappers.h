@@ -1,6 +1,9 @@
 // All that generated wrappers include of ours.
 #pragma once
 
+#include <cmath>
+#include <limits>
+
 #include <shiplap_backend/attributes.h>
 #include <shiplap_backend/backend.h>
 #include <shiplap_backend/infer.h>
@@ -42,6 +45,35 @@ inline Node promoted(Graph& g, size_t i, at::ScalarType common, at::ScalarType c
 inline at::Tensor computed(const at::Tensor& t, at::ScalarType common, at::ScalarType compute) {
   if (!t.defined() || !t.is_cpu() || !t.unsafeGetTensorImpl()->is_wrapped_number()) return t;
   return t.to(common).to(compute);
+}
+
+// Whether `dtype` holds a finite number to `roundings` of its last digits. The CPU keeps a number beside float16 or bfloat16 operands in
+// float32: a call of which the number became infinite, 0 or a few bits of a subnormal would have other results.
+inline bool holds(double number, at::ScalarType dtype, int roundings = 1) {
+  const auto close = [&](double kept, double precision) {
+    return !std::isfinite(number) || std::abs(kept - number) <= roundings * precision * std::abs(number);
+  };
+  switch (dtype) {
+    case at::kHalf: return close(at::Half(static_cast<float>(number)), std::numeric_limits<at::Half>::epsilon());
+    case at::kBFloat16: return close(at::BFloat16(static_cast<float>(number)), std::numeric_limits<at::BFloat16>::epsilon());
+    default: return true;  // the CPU computes in this dtype, too
+  }
+}
+inline bool holds(const at::Scalar& number, at::ScalarType dtype, int roundings = 1) {
+  return number.isComplex() || holds(number.toDouble(), dtype, roundings);
+}
+inline bool holds(const std::optional<at::Scalar>& number, at::ScalarType dtype) { return !number.has_value() || holds(*number, dtype); }
+// Of tensors only a Python number may lose its value: `x * 1.5`.
+inline bool holds(const at::Tensor& t, at::ScalarType dtype) {
+  const bool narrow = dtype == at::kHalf || dtype == at::kBFloat16;
+  if (!narrow || !t.defined() || !t.is_cpu() || !t.unsafeGetTensorImpl()->is_wrapped_number()) return true;
+  return holds(t.item(), dtype);
+}
+// A number that is built into a graph, such as an `eps`. The values between the steps of a graph are rounded as well, so that it may lose
+// as much as some of them. `Call::run` returns false for what it throws.
+inline at::Scalar held(const at::Scalar& number, at::ScalarType dtype) {
+  if (!holds(number, dtype, 4)) throw Unheld();
+  return number;
 }
 
 template <class... How>
