@@ -118,11 +118,11 @@ def place_replacement(
 def _trace_replacement(
     fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
 ) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
-    """Return three things: ``fn`` traced as a graph, the readers of ``outputs`` whose layout in memory changes, and the
-    outputs whose layout affects no reader. Each reader is paired with its new fake value.
+    """Return ``fn`` traced as a graph, the readers of ``outputs`` that get another layout in memory, and the outputs
+    whose layout may change. Each reader is paired with its new fake value.
 
-    If the layout of a result differs from that of its output and affects a reader, the graph copies the result to the
-    output's layout.
+    If the layout of a result differs from that of its output and a reader would see the difference, the graph copies
+    the result to the layout of the output.
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:
@@ -257,9 +257,9 @@ def _find_dependency_loop(needs: Sequence[set[Node]], outputs: Sequence[Node]) -
 def _find_barrier_between(
     graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]
 ) -> tuple[Obstacle, str] | None:
-    """Return the kind of obstacle and the reason if the nodes ``replaced`` cannot be merged into one place. The
-    obstacle is a write, or the edge of a ``no_grad`` or autocast block, between these nodes and ``inputs``. Return None
-    if there is no obstacle.
+    """Return the kind of obstacle and the reason if the nodes ``replaced`` cannot be merged into one call. The obstacle
+    is a node between them and ``inputs`` that writes to a tensor, or that enters or leaves a ``no_grad`` or autocast
+    block. Return None if there is no obstacle.
     """
     order = _node_positions(graph)
     # The merged call stands at the last of these nodes, so everything in between is passed.
@@ -492,7 +492,9 @@ def _tags_of_aten_operator(target: Any) -> frozenset[torch.Tag] | None:
 
 
 def operator_name(node: Node) -> str:
-    """Return the call of a node as users write it, such as ``aten.addmm``, ``linear``, or ``.view`` for a method."""
+    """Return the name of the operator that a node calls, as users write it. Examples are ``aten.addmm``, ``linear``,
+    and ``.view`` for a method.
+    """
     return f".{node.target}" if node.op == "call_method" else fx.operator_name(node.target)
 
 

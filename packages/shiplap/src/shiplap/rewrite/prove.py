@@ -297,7 +297,9 @@ def _copy_to_interpreter(graph: Graph) -> Interpreter:
 
 
 class _GraphRun:
-    """A callable that runs graphs on copies of the same values and returns all effects of a run."""
+    """A callable that runs a graph on fresh copies of the same values each time, and returns the results, the written
+    arguments and the gradients.
+    """
 
     def __init__(
         self, captured: CapturedGraph, tensors: Sequence[Tensor], train: str, program: Program, *, functional: bool
@@ -343,7 +345,7 @@ class _GraphRun:
 
 @dataclass
 class _RunEffect:
-    """The effects of a run.
+    """The results of running a graph, and what the run did to its arguments.
 
     Attributes:
         outs: the results.

@@ -22,8 +22,8 @@ from shiplap.torch_private.symbolic_sizes import sizes_equal
 
 
 class PatternSignature:
-    """The arguments of a pattern by name. Without annotations, only the names are known, and samples have to be
-    given.
+    """The arguments of a pattern by name. If the pattern has no annotations, only the names are known, and its author
+    has to give samples.
     """
 
     def __init__(self, name: str, fn: Callable[..., Any], requires: Iterable[str] = ()) -> None:

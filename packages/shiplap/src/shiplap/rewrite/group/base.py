@@ -160,9 +160,9 @@ class GroupRewrite(Rewrite):
         )
 
     def _near_miss(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
-        """Return a record which says that the call ``node`` was not merged with ``members`` because of the node
-        ``because``. That node is a member from which ``node`` is computed, a write, or the edge of a ``no_grad`` or
-        autocast block.
+        """Return a record which says that the call ``node`` was not merged with the calls ``members`` because of the
+        node ``because``. That node is a member from which ``node`` is computed, a write to a tensor, or the start or
+        end of a ``no_grad`` or autocast block.
         """
         if because in members:
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
@@ -173,8 +173,10 @@ class GroupRewrite(Rewrite):
         return self.make_near_miss(node, obstacle, reason, members)
 
     def make_near_miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
-        """Return a record which says that the call ``node`` was not merged, with the kind of obstacle and the reason.
-        ``members`` are the calls that it would have been merged with. All of them count as fitting nodes.
+        """Return a record which says that the call ``node`` was not merged with ``members``, with the kind of obstacle
+        and the reason.
+
+        The record counts all ``members`` as nodes to which the rewrite could apply.
         """
         count = len(members)
         return self.near_miss(RewriteObstacle(node, obstacle, reason, fitting=count), of=count)

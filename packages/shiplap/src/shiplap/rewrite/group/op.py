@@ -57,8 +57,8 @@ class JoinedCalls(GroupRewrite):
         return False  # the kernels of the op decide as well
 
     def describe_options(self) -> str:
-        """Return the further text for the rewrite's digest. It holds the key of the op's code and the declared way to
-        join its calls.
+        """Return, as text for the rewrite's digest, the key of the op's code and the dims along which its calls are
+        joined.
         """
         return f"{compile_cache_key.op_cache_key(self.op)} {self.batching}"
 

@@ -62,7 +62,7 @@ PAIR_LAYOUTS: tuple[PairLayout, ...] = ("halves", "neighbours")
 
 @dataclass(frozen=True)
 class PairRotation:
-    """A rotation of pairs of elements.
+    """A function that rotates pairs of elements.
 
     Attributes:
         pairs: whether a pair consists of ``neighbours``, or of elements of both ``halves`` of the last dim.
@@ -274,8 +274,9 @@ def _mixes_pairs(piece: GraphPart) -> bool:
 def _changed_elements(
     piece: GraphPart, x: Tensor, sides: Sequence[Tensor], before: Tensor, at: tuple[int, ...]
 ) -> set[tuple[int, ...]]:
-    """Return the positions at which the part's result differs from ``before`` if the element ``at`` of ``x`` is
-    changed.
+    """Return the positions at which the result of ``piece``, a part of a graph, differs from ``before`` if the element
+    ``at`` of its input ``x`` is changed. ``before`` is the result without the change, and ``sides`` are the other
+    inputs.
     """
     other = x.clone()
     other[at] += 1.0

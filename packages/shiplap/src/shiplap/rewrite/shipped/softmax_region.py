@@ -142,9 +142,10 @@ def _is_module_state(node: Node) -> bool:
 def _paths_to_products(
     start: Node, step: Callable[[Node], Iterator[Node]], ends: Callable[[Node, set[Node]], bool], *, first: bool = False
 ) -> Iterator[list[Node]]:
-    """Yield lists of nodes that lead from ``start`` to a product, the shortest list first. ``step`` returns the
-    neighbours of a node, and ``ends(node, seen)`` whether a node ends a list. If ``first`` is true, ``start`` itself
-    may be the product.
+    """Yield lists of nodes that lead from ``start`` to a product, the shortest list first.
+
+    ``step`` returns the neighbours of a node. ``ends(node, seen)`` returns whether ``node`` is the product at the end
+    of a list, where ``seen`` holds the nodes visited so far. If ``first`` is true, ``start`` itself may be the product.
     """
     seen, queue = {start}, deque([[start]])
     # Breadth first, so that the shortest path comes first.
