@@ -147,8 +147,8 @@ def _likely_candidate(call: LoweredCall) -> TemplateCandidate | None:
 
 
 def _default_candidates(valid: list[TemplateCandidate], first: str) -> list[TemplateCandidate]:
-    """Return the candidates that may be used without a measurement. They are those of templates that are marked as
-    default, and the one labelled ``first``. The latter leads the list.
+    """Return the candidates that may be used without a measurement. The one labelled ``first``, if there is any, leads
+    the list. It is followed by those of templates that are marked as default.
     """
     taken = [c for c in valid if c.template.default or c.label == first]
     return sorted(taken, key=lambda c: c.label != first) if any(c.label == first for c in taken) else taken
@@ -229,8 +229,8 @@ def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwarg
 
 
 def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the node that calls the op itself as a whole. Raise ``SL307`` in a package (AOTInductor), where that call
-    would need Python.
+    """Return the node that calls the op as an opaque function, with which Inductor fuses nothing. Raise ``SL307`` in a
+    package (AOTInductor), where that call would need Python.
     """
     if dynamo.is_packaging():
         kinds = {a.name: a.tensor for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}

@@ -153,7 +153,7 @@ def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Candidat
 
 
 class _Cases:
-    """The samples of a proof. A sample that runs in memory of its own comes with the values of its size symbols.
+    """The samples of a proof, each with the sizes at which it runs in memory of its own, or None.
 
     ``others`` counts the samples of other sizes than those of the call, after they were drawn.
     """

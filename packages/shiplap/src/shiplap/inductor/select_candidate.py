@@ -112,8 +112,8 @@ class FallbackCandidate(Candidate):
 
 @dataclass(frozen=True)
 class CandidateSelection:
-    """The store key of one call, and the objects that are needed to measure it. ``alone`` is the key of the call
-    without neighbouring operations.
+    """The keys of one call in the store of choices, and the objects that are needed to measure the call. ``alone`` is
+    the key of the call without neighbouring operations.
     """
 
     call: LoweredCall
@@ -149,10 +149,11 @@ def choice_for_selection(selection: CandidateSelection, key: Key | None = None) 
 
 
 def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> str:
-    """Return the label of the candidate to try first if nothing was measured with these neighbouring operations.
+    """Return the label of the candidate to try first for a call that was never measured with these neighbouring
+    operations.
 
-    It is the one chosen for the call without neighbouring operations, or else the one chosen for eager calls. The
-    latter must be among ``names``, the labels that are possible here. Return an empty text if there is none.
+    It is the candidate chosen for the call without neighbouring operations. If there is none, it is the one chosen for
+    eager calls, provided that it is in ``names``, the labels that are possible here. Otherwise return an empty text.
     """
     alone = choice_for_selection(selection, selection.alone)
     if alone is not None:

@@ -35,8 +35,8 @@ from shiplap.tuning.worker_process import WorkerProcess
 
 @dataclass
 class TemplateTuningRequest:
-    """The request of :func:`tune_templates` to the lowering of the call that it compiles, with fields for the
-    result.
+    """The request of :func:`tune_templates` to the code that lowers the call which it compiles. The code stores the
+    result in the request.
     """
 
     op: Op

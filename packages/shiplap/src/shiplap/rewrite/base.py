@@ -25,8 +25,8 @@ def short_digest(*parts: object) -> str:
 
 
 class Rewrite(ABC):
-    """A change of graphs with a proof that it keeps their results. A rewrite is immutable once built. Two rewrites are
-    equal only if they are one object.
+    """A change of graphs with a proof that the graphs still compute the same results. A rewrite is immutable once
+    built. Two rewrites are equal only if they are one object.
 
     Attributes:
         name: an identifier, as it appears in findings and counters.
@@ -76,8 +76,9 @@ class Rewrite(ABC):
 
     @abstractmethod
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Change ``graph`` in place where the rewrite matches and is faster. Yield a ``Match`` for each changed place.
-        Yield a ``NearMiss`` for each place where only one condition is not met.
+        """Change ``graph`` in place where the rewrite matches and the result is faster. Yield a ``Match`` for each
+        replacement. Yield a ``NearMiss`` for each part of the graph to which the rewrite would apply but for one
+        condition.
 
         The caller checks and recompiles the graph. ``shiplap.rewrite.graph.place_replacement`` sets the meta of new
         nodes.

@@ -59,17 +59,17 @@ def place_replacement(
     bound: Sequence[tuple[str, str]] = (),
 ) -> Match | NearMiss:
     """Replace the computation of ``outputs`` by ``fn(*args)`` in the graph, and remove the nodes that become unused.
-    Return a ``Match``, or a ``NearMiss`` with the place and the reason if nothing was changed.
+    Return a ``Match``, or a ``NearMiss`` with the node and the reason if nothing was changed.
 
     ``fn`` is plain PyTorch. It returns as many tensors as there are ``outputs``, in that order. ``args`` may hold nodes
     of tensors or sizes, constants, and lists of these. ``nodes`` are further nodes that the rewrite means to replace.
-    ``bound`` is text for the ``Match``, pairs of a name and what it is bound to.
+    ``bound`` holds pairs of a name and what it is bound to, as texts for the ``Match``.
 
     If a result has other strides than its output, it is copied to the dim order of the output, unless no reader sees
     the difference. The graph stays unchanged if ``fn`` raises, or if a result has another shape, dtype or device than
     its output. It also stays unchanged if the strides of an output fit no dim order, or if a result is computed from
-    its own output. The last cause is a write or the edge of a ``no_grad`` or autocast block between the nodes that
-    would be merged.
+    its own output. Last, it stays unchanged if a write, or the start or end of a ``no_grad`` or autocast block, lies
+    between the nodes that would be merged.
     """
     # In graph order: the first and the last of them bound what lies in between.
     replaced = sorted({*nodes, *outputs}, key=_node_positions(graph))

@@ -43,8 +43,8 @@ class Guard:
     @classmethod
     def parse(cls, source: str, names: frozenset[str], where: str) -> Guard:
         """Return the guard that ``source`` states. Raise ``SL803`` if its syntax is outside the language of guards, or
-        if a name in it is not in ``names``. ``names`` are the arguments and dims of the pattern. ``where`` is the place
-        that the error reports.
+        if a name in it is not in ``names``. ``names`` are the arguments and dims of the pattern. ``where`` is the
+        location that the error reports.
         """
         try:
             tree = ast.parse(source.strip(), mode="eval")
@@ -148,7 +148,7 @@ class Guard:
 
 
 class _DeviceType(str):
-    """The type of a device as text that can be compared. Its attribute ``type`` is the same text."""
+    """A str that holds the type of a device, so that guards can compare it. Its attribute ``type`` is the same str."""
 
     __slots__ = ()
 

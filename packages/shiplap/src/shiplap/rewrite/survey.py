@@ -139,12 +139,14 @@ class RewriteSurvey:
 
     @property
     def matches(self) -> list[Match]:
-        """The records of the places where a rewrite was applied, over all graphs."""
+        """The records of the replacements that the rewrites have made, over all graphs."""
         return [o for o in self.outcomes if isinstance(o, Match)]
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The records of the places where a rewrite fits except for one obstacle, over all graphs."""
+        """The records of the parts of the graphs that a rewrite would have replaced if there were not one obstacle,
+        over all graphs.
+        """
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def step(self, rewrite: str) -> SurveyStep | None:

@@ -79,7 +79,7 @@ class AttentionRewrite(Rewrite):
 
     @property
     def digest(self) -> str:
-        """A digest of the code that finds and replaces attention, and of the two options."""
+        """A digest of the code that finds and replaces attention, and of the options of this rewrite."""
         of = code_digest(
             AttentionRewrite.apply,
             AttentionRewrite._replace_attention,
@@ -203,7 +203,7 @@ def _raise_if_attention(softmax: Node) -> NearMiss | None:
 
 def _passes_weights_on(node: Node) -> bool:
     """Return whether ``node`` is a call that an attention may apply to its weights before the product with the values.
-    Such calls are casts, views of leading dims, and slices that drop columns.
+    Such calls are casts, views that change only leading dims, and slices that drop columns.
     """
     return keeps_values(node) or keeps_last_two_dims(node) or bool(sinks.count_dropped_columns(node))
 
@@ -272,9 +272,9 @@ def _asks_for_gradients(held: Sequence[Tensor]) -> bool:
 
 
 def _require_no_gradients(out: Node, held: Sequence[Tensor], hiding: Sequence[ScoreStep]) -> None:
-    """Raise ``RewriteObstacle`` if a mask of ``hiding`` may hide all columns of a row and gradients are computed. The
-    gradients of the fused call differ in such rows. ``held`` are the fake queries, keys and values, and ``out`` is the
-    place.
+    """Raise ``RewriteObstacle``, with ``out`` as the node, if a mask of ``hiding`` may hide all columns of a row and
+    gradients are computed. The gradients of the fused call differ in such rows. ``held`` are the fake queries, keys and
+    values.
     """
     if _asks_for_gradients(held):
         name = next((s.given.name for s in hiding if isinstance(s.given, Node)), "the mask")

@@ -233,9 +233,7 @@ class FoldedNorm(Rewrite):
         return self.conv(**{**named, "weight": weight, "bias": bias})
 
     def _miss(self, node: Node, obstacle: Obstacle, reason: str) -> NearMiss:
-        """Return a record which says that a norm stays unfolded, with the place ``node``, the kind of obstacle and the
-        reason.
-        """
+        """Return the ``NearMiss`` of a norm that is not folded, with the node, the kind of obstacle and the reason."""
         return self.near_miss(RewriteObstacle(node, obstacle, reason), of=2)
 
 

@@ -223,9 +223,11 @@ def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
 
 
 def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
-    """Return the tensor that ``at``, a call between layer and loss, reads. Store its effect on rows of the logits in
-    ``found``. If it multiplies, append the factor to ``numbers``. For ``tanh``, append NaN. Raise ``RewriteObstacle``
-    for any other call.
+    """Return the tensor that ``at``, a call between the layer and the loss, reads. Store in ``found`` what the call
+    does to rows of the logits.
+
+    If the call multiplies by a constant, append the constant to ``numbers``. If it is ``tanh``, append NaN. Raise
+    ``RewriteObstacle`` for a call that the rewrite does not support.
     """
     name = torch_call_name(at)
     above = at.args[0] if at.args else None

@@ -74,11 +74,11 @@ def is_unnormalized_softmax(node: Node) -> bool:
 
 
 def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> RewriteObstacle:
-    """Return one obstacle that names all differences between ``region``, the calls around a softmax, and an attention.
-    The differences are in the order of the calls. ``above`` and ``below`` return whether an attention may have a call
-    before or after the softmax.
+    """Return one obstacle that names all differences between an attention and ``region``, the calls around a softmax.
+    The differences are in the order of the calls.
 
-    The obstacle's node is that of the first difference.
+    ``above`` and ``below`` return whether an attention may have a given call before or after the softmax. The node of
+    the obstacle is that of the first difference.
     """
     first, *others = list(_obstacles_of_region(region, above, below)) or [_obstacle_of_product(region)]
     # Where nothing helps, further obstacles would only distract.

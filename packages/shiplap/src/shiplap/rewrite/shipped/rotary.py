@@ -248,8 +248,8 @@ def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | No
 
 
 def _mixes_pairs(piece: GraphPart) -> bool:
-    """Return whether each element of the part's result depends on both elements of one pair of its input ``x`` and on
-    no other elements. This is found by running the part on random numbers.
+    """Return whether each element of the result of ``piece``, a part of the graph, depends on the two elements of one
+    pair of its input ``x`` and on no other elements. This is found by running the part on random numbers.
     """
     width = fake_value(piece.x).shape[-1]
     if width < 4 or not piece.sides:
@@ -284,8 +284,8 @@ def _changed_elements(
 
 
 def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
-    """Return the rotation that ``piece`` computes, or None if it computes none. It is found by comparing results on
-    random numbers.
+    """Return the rotation that ``piece``, a part of the graph, computes, or None if it computes none. It is found by
+    comparing results on random numbers.
     """
     width, held = fake_value(piece.x).shape[-1], [_of_pairs(fake_value(s)) for s in piece.sides]
     turns: list[PairRotation] = []
@@ -369,7 +369,7 @@ def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
 
 class _RotaryReplacement:
     """The function that is traced in place of the calls that rotate. It computes in the dim order in which ``x`` lies
-    in memory, so that the strides stay the same.
+    in memory. The strides of the result are therefore those of ``x``.
     """
 
     def __init__(self, turn: PairRotation, inside: torch.dtype, out: torch.dtype) -> None:

@@ -21,7 +21,9 @@ def _rotate_as_llama(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _of_a_part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``x`` with the first 8 elements of each row rotated by halves, joined with the rest."""
+    """Return ``x`` with the first 8 elements of each row rotated by halves, joined with the other elements of the row,
+    which are unchanged.
+    """
     turned, rest = x[..., :8], x[..., 8:]
     return torch.cat(((turned * cos) + (_rotate_half(turned) * sin), rest), dim=-1)
 

@@ -230,8 +230,8 @@ def _may_give_scores(node: Node, _: set[Node]) -> bool:
 
 
 def _weighs_activation(node: Node, weights: set[Node]) -> bool:
-    """Return whether ``node`` is a product of ``weights`` and an activation. ``weights`` are the nodes computed from
-    the softmax so far, from which the activation must not be computed.
+    """Return whether ``node`` is a product of attention weights and an activation. ``weights`` are the nodes computed
+    from the softmax so far. The activation must not be computed from one of them.
     """
     if torch_call_name(node) not in CONTRACTIONS and _product_under_sum(node) is None:
         return False
