@@ -10,8 +10,8 @@ from shiplap.errors import error
 
 @dataclass(frozen=True)
 class Batching:
-    """A rule by which calls that are equal in all arguments but ``joined`` can be merged into one call of concatenated
-    arguments.
+    """A rule by which calls that differ only in the arguments ``joined`` can be merged into one call. In the merged
+    call, these arguments are concatenated along ``dim``.
 
     Attributes:
         dim: the name of the dim along which they are concatenated.

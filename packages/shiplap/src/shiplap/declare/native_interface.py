@@ -56,7 +56,8 @@ class NativeBinding(ABC):
 
 @dataclass(eq=False)  # one kernel's state is no other's, whatever the values
 class NativeForm:
-    """The C function behind a kernel, and the state of its native binding. All configs share it.
+    """The C function behind a kernel, and the state of its native binding. It is one object for all configs of the
+    kernel.
 
     Attributes:
         library: the path of its library, which may be found elsewhere.
@@ -110,7 +111,7 @@ class NativeForm:
         return True
 
     def connect(self, binding: ctypes.CDLL) -> None:
-        """Take the pointers that this kernel needs from ``binding``, an opened library that contains the function. The
+        """Take from ``binding``, an opened library that contains the function, the pointers that this kernel needs. The
         default does nothing.
         """
 

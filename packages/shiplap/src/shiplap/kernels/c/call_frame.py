@@ -31,7 +31,9 @@ _EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backe
 
 @dataclass(frozen=True)
 class _FrameLayout:
-    """The offsets in the buffer for tensors of given ranks. Rank -1 stands for an absent tensor."""
+    """The layout of a :class:`CallFrame` for tensors of given ranks. ``tensors`` holds the offset of each tensor's
+    descriptor, and ``size`` is the number of bytes of the frame.
+    """
 
     pack: Struct
     tensors: tuple[int, ...]

@@ -46,7 +46,7 @@ class CompileRequest:
 
 
 class SourceImplementation(Implementation):
-    """A kernel in source form that is not yet bound to a declaration."""
+    """A kernel given as source code, which is not yet bound to a declaration."""
 
     native_configs = True
 

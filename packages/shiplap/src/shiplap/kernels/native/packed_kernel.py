@@ -31,8 +31,8 @@ Extents: TypeAlias = dict[str, ctypes.c_int64]  # data-dependent dims, as the ke
 
 
 class PackedKernel(Kernel):
-    """The Python binding of a function that native code can call. It computes everything that does not depend on the
-    call once for all configs.
+    """The Python binding of a function that native code can call. What does not depend on the call is computed once and
+    used for all configs.
     """
 
     by_python = False  # native code can take over, and goes along in a package

@@ -176,7 +176,9 @@ class TritonLaunches(Implementation, ProgramSource):
 
 
 class LateLaunches(Implementation, ProgramSource):
-    """A program in a module that is imported only when a call needs it. :func:`late_launches` returns it."""
+    """A series of launches that is defined in a module which is imported only when a call needs it.
+    :func:`late_launches` returns it.
+    """
 
     late = True
 

@@ -344,15 +344,13 @@ def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: It
 
 @cache
 def _make_launcher(kernel: Any) -> Any:
-    """Return the launcher of a Triton kernel, the same for each request. An interpreted function is its own
-    launcher.
-    """
+    """Return the launcher of a Triton kernel, one object for each kernel. An interpreted function is its own launcher."""
     return kernel if type(kernel).__name__ == "InterpretedFunction" else triton_launcher(kernel)
 
 
 def _sort_workspace(step: WorkspaceSort, numbers: LaunchNumbers, scratch: Tensor) -> None:
-    """Sort integers in the workspace ``scratch``, and write the sorted integers and their earlier positions into it.
-    ``sort_in_workspace`` of the generated C++ does the same.
+    """Sort integers in the workspace ``scratch``, and write the sorted integers and their earlier positions into it. In
+    generated C++, ``sort_in_workspace`` does this.
     """
     bits, count, keys, values, rows = [int(expr(numbers)) for expr in step.exprs]
     dtype = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]

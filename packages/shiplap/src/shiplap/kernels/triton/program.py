@@ -185,7 +185,9 @@ def strided_launch_tensors(spec: OpSpec, launches: Iterable[KernelLaunch]) -> fr
 
 
 class _LaunchReader:
-    """A reader that turns one declared launch into a launch with sources of all values."""
+    """A converter of one launch as its author declared it. It parses the expressions, and finds the source of the value
+    of each kernel parameter.
+    """
 
     def __init__(
         self,
@@ -319,7 +321,8 @@ class _LaunchReader:
 
     def _namesake(self, name: str) -> str | float | None:
         """Return the value that a parameter gets by its name alone, or None if there is none. It is the tensor ``x``
-        for ``x`` or ``x_ptr``, a scalar, a size or fact of that name, or the parameter's default.
+        for ``x`` or ``x_ptr``, the scalar or the size of that name, a property of a tensor such as ``stride_x_0``, or
+        the parameter's default.
         """
         short = name.removesuffix("_ptr")
         for tensor in (name, short):

@@ -73,6 +73,8 @@ extern "C" SL_EXPORT void shiplap_forget(void* recording) { delete static_cast<R
 
 
 class _ReplaySource(Protocol):
+    """The source of a compiled Triton kernel, as far as it is read here."""
+
     @property
     def signature(self) -> dict[str, str]:
         """The Triton types of the kernel's parameters by name, ``constexpr`` for constants."""
@@ -250,6 +252,10 @@ def _binding_message(binding: ctypes.CDLL) -> str:
 
 @dataclass
 class _ReplayState:
+    """The state of the replay library in this process. It holds the loaded library, the reason why there is none, the
+    running builder, and a counter of calls.
+    """
+
     binding: ctypes.CDLL | None = None
     why: str = ""
     builder: subprocess.Popen[bytes] | None = None

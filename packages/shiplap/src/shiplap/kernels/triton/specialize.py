@@ -44,8 +44,8 @@ _TRITON = {
 
 
 class LaunchNumbers(dict[str, Any]):
-    """The values of the names in a launch's expressions. They are sizes and scalars of a call, facts of its tensors,
-    and compile-time values.
+    """The values of the names in a launch's expressions. They are the sizes and scalars of a call, properties of its
+    tensors such as strides, and compile-time values.
     """
 
     def __init__(self, env: Mapping[str, EnvValue], tensors: Mapping[str, Tensor | None]) -> None:
@@ -273,8 +273,8 @@ def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, arch
 
 
 def compile_options(kernel: Any, form: SpecializedForm) -> dict[str, object]:
-    """Return the options for Triton's compiler. They are those in ``form``, such as ``num_warps``, and whether
-    assertions on the device are compiled.
+    """Return the options for Triton's compiler. They are those in ``form``, the types, constants and options of a
+    launch's arguments. An option for assertions on the device is added.
     """
     import triton
 

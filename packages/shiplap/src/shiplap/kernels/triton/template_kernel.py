@@ -468,7 +468,7 @@ def _size_alignment(size: int) -> int:
 
 
 def _env_for_template(env: Env) -> dict[str, EnvValue]:
-    """Return the sizes and scalars of a call for a template. Lists become tuples."""
+    """Return the sizes and scalars of a call by name, as a template receives them. Lists become tuples."""
     return {k: tuple(v) if type(v) is list else v for k, v in env.items()}
 
 
