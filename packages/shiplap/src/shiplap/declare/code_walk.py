@@ -271,7 +271,7 @@ class _CodeWalk:
     # --- what cannot be followed --------------------------------------------------------------------------------------
 
     def _unfollowed(self, why: str) -> None:
-        """Add the reason ``why`` code cannot be read, such as ``eval``, and the files of the module that contains it."""
+        """Add the reason ``why`` code cannot be read, such as ``eval``, and the files of the module that it is in."""
         self.add("unfollowed", why, why)
         self._files_of(self._home)
 
@@ -428,7 +428,7 @@ class _CodeWalk:
                 self.add("file", f"{file} {digest}")
 
     def _operator(self, name: str) -> None:
-        """Add the declared op of a ``torch.ops`` name, or a note that its code is unknown. For torch's own, add none."""
+        """Add the declared op of a ``torch.ops`` name, or a note that its code is unknown. For torch's own add none."""
         if top_package(name.replace("::", ".")) in TORCHS_OWN:
             return
         op = find_op(name)

@@ -208,8 +208,8 @@ def _no_gradient_error(spec: OpSpec, got: str) -> ShiplapError:
 def _make_recorders(
     spec: OpSpec, backward: Backward | None, formula: Formula, changes: Sequence[int]
 ) -> tuple[dispatcher_transforms.AutogradFunction, dispatcher_transforms.AutogradFunction]:
-    """Return the two autograd functions that record a call of the op. The first is for calls outside of the transforms
-    of torch.func, the second for calls inside.
+    """Return two autograd functions that record a call of the op. The first is for calls outside of the transforms of
+    torch.func, and the second is for calls inside.
 
     ``changes`` holds the positions of the arguments that are written to. These are returned behind the outputs, and
     their gradient raises the error of a missing backward.
@@ -397,8 +397,8 @@ def _flatten_traced_results(spec: OpSpec, output: Result) -> tuple[Result, ListL
 
 
 def _nest_results(result: Result, made: Sequence[ListLengths]) -> Result:
-    """Return the flat results of a recorded call in their declared form, with lists. ``made`` holds one item with the
-    length of each result's list. If no result was flattened, it is empty.
+    """Return the flat results of a recorded call with their lists restored, as they are declared. ``made`` holds one
+    item with the length of each result's list. If no result was flattened, ``made`` is empty.
     """
     if not made:
         return result
@@ -484,8 +484,8 @@ def _store_tensors(flat: list[Tensor], value: Value) -> SavedSlot:
 
 
 def _load_tensors(flat: tuple[Tensor, ...], slot: SavedSlot) -> Value:
-    """Return the saved tensor at the position ``slot`` of ``flat``, or a list of the tensors at several positions.
-    Return None if ``slot`` is None.
+    """Return the saved tensor at the position ``slot`` of ``flat``. If ``slot`` is a list of positions, return a list
+    of tensors. Return None if ``slot`` is None.
     """
     if slot is None:
         return None

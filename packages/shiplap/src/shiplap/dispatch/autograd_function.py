@@ -255,8 +255,8 @@ def _saved_tensor_names(spec: OpSpec, backward: Backward) -> list[str]:
 
 
 def _tensor_shape_source(arg: Arg) -> str:
-    """Return the Python source of the shape of a tensor argument. It is None for an optional argument that is
-    absent.
+    """Return the Python source of the shape of a tensor argument. In generated code, its value is None if the argument
+    is optional and absent.
     """
     name = argument_variable(arg)
     return f"None if {name} is None else {name}.shape" if arg.optional else f"{name}.shape"

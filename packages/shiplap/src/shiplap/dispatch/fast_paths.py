@@ -73,15 +73,15 @@ def make_fast_path(op: Executor) -> FastPath:
 
 
 def stays_in_python(op: Executor, device: str) -> bool:
-    """Return whether ``op`` has no native (C++) binding and a kernel on ``device`` that stays in Python and can repeat
-    a call without checks of its arguments.
+    """Return whether Python will run the calls of ``op`` on ``device`` and can repeat them without checks of the
+    arguments. This needs a kernel on ``device`` that native code will not take over, and no attached native code.
     """
     return op.native is None and any(k.stays_in_python and k.can_repeat for k in op.kernels.get(device, ()))
 
 
 def make_fast_execute(op: Executor) -> FastPath | None:
-    """Return a generated function for ``op.execute`` without gradients, which stores how to repeat each kind of call
-    and repeats it. Return None if no kernel on the CPU stays in Python.
+    """Return a generated function that replaces ``op.execute`` for calls without gradients. It stores how to repeat
+    each kind of call and repeats it. Return None unless :func:`stays_in_python` is true for ``op`` on the CPU.
     """
     return compile_fast_path(op, "cpu", op.execute_anew) if stays_in_python(op, "cpu") else None
 

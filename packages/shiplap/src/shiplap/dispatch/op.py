@@ -333,7 +333,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """Declare that calls can be merged into one call if they differ only in the arguments that have one of
         ``dims``. The merged call gets these arguments concatenated along that dim.
 
-        For example, ``mm.batches("n")`` declares that products with the same left matrix are columns of one product.
+        For example, ``mm.batches("n")`` declares that products with an equal left matrix are columns of one product.
         ``sl.rewrites`` merges such calls if that is faster (:class:`shiplap.rewrite.group.JoinedCalls`).
         """
         self.batching = tuple(read_batching(self.spec, dim) for dim in dims)

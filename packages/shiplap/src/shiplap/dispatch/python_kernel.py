@@ -210,7 +210,9 @@ class PythonKernel(Kernel):
         known = self._arguments_fit_as_they_are(call)
 
         def rerun(args: Args) -> Result:
-            """Return the result of the kernel on ``args``. Compare its form with that of the first call's outputs."""
+            """Return the result of the kernel on ``args``, after comparing its dtypes, sizes and device with those of
+            the first call's outputs.
+            """
             given = allocate_bytes(room, device) if self.wants_workspace else None
             return fit(args, self._call(args, device, given, {}, known))
 
@@ -313,8 +315,8 @@ class PythonKernel(Kernel):
             raise error("SL301", where=f"{self.spec.name}, kernel {self.name}", got=got, expected=expected, fix=fix)
 
     def _pack_arguments(self, args: Args) -> tuple[Args, Copies]:
-        """Return ``args`` with strided tensors replaced by contiguous copies, and ``(original, copy)`` for each
-        argument that is written to. Arguments that are declared strided stay.
+        """Return ``args`` with strided tensors replaced by contiguous copies. Return also a pair ``(original, copy)``
+        for each of them that is written to. Arguments that are declared to take any strides are not replaced.
         """
         copies: Copies = []
 
@@ -367,12 +369,11 @@ def compile_launch(
     free: Collection[str],
     scope: dict[str, object],
 ) -> tuple[Launch, Launch]:
-    """Return two generated functions ``(pass_on, launch)`` of ``(args, keywords)``. Both call the kernel ``function``
-    with each argument at the parameter of its name. ``launch`` first tests that the tensors not named in ``free`` are
-    contiguous.
+    """Return two generated functions ``(pass_on, launch)`` of ``(args, keywords)``. Each calls the kernel ``function``
+    with each argument at the parameter of its name.
 
-    If the test fails, or while ``unchanged`` still checks calls, ``launch`` calls ``otherwise``. Both names are in
-    ``scope``.
+    ``launch`` first tests that the tensors not named in ``free`` are contiguous. If the test fails, or while
+    ``scope["unchanged"]`` still checks calls, ``launch`` calls ``scope["otherwise"]``.
     """
     positional, named = takes.split(a.name for a in spec.args)
     values = [argument_variable(spec.arg(n)) for n in positional] + [

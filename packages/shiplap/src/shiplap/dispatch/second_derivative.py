@@ -29,7 +29,9 @@ Formula = Callable[[Args], Returned]  # of all arguments in declared order: the 
 
 
 class SecondDerivative:
-    """The call of an op's backward if autograd records the backward itself."""
+    """A function that calls an op's backward while autograd records the backward itself, for a gradient of the
+    gradient.
+    """
 
     def __init__(self, spec: OpSpec, backward: Backward, formula: Formula) -> None:
         """Prepare second derivatives for the op with the declared gradient ``backward``. They can be computed from the
@@ -290,7 +292,8 @@ ops_without_backward: set[str] = set()  # what torch calls the declared ops with
 
 
 class AutogradGapTracker(torch.overrides.TorchFunctionMode):
-    """A mode that follows values which autograd does not follow, from a lost tensor to results.
+    """A mode for torch functions which finds results that depend on a tensor with a gradient although autograd has not
+    recorded the dependence.
 
     A tensor is *lost* if it depends on the values of a tensor with a gradient, but has no gradient itself.
     """
@@ -313,8 +316,8 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
         return result
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record the tensors that one torch call makes, and those through which no gradient flows although an argument
-        has one.
+        """Record which tensors the call of the torch function ``name`` makes. Record also those results through which
+        no gradient flows although an argument has one.
         """
         outs = list(_tensors_in_nested(result))
         given = [t for t in _tensors_in_nested([*args, *kwargs.values()]) if _is_floating_point_tensor(t)]

@@ -257,8 +257,8 @@ def _requires_gradient(value: Any) -> bool:
 
 
 def _in_form_of(value: Any, found: Any) -> Any:
-    """Return the next gradients of the iterator ``found`` in the form of ``value``, which is a list or a single value.
-    Return None for a value that requires no gradient.
+    """Return the next gradient of the iterator ``found`` for ``value``. For a list, return a list with one gradient for
+    each member. Return None for a value that requires no gradient.
     """
     if isinstance(value, (list, tuple)):
         return [_in_form_of(v, found) for v in value]

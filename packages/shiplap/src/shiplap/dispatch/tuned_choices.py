@@ -50,7 +50,7 @@ class ChoiceEntry:
 
 
 class MissingChoice:
-    """The result of a lookup that finds no choice. The declared default config runs."""
+    """The result of a lookup that finds no choice. The call then runs with the declared default config."""
 
 
 MISSING_CHOICE = MissingChoice()
@@ -123,8 +123,8 @@ _asked = False  # whether the packages of all declared ops have been looked into
 
 
 def note_declared_op() -> None:
-    """Note that an op was declared, whose package may ship tuned choices. They are read at the next call, since an
-    import must read no files.
+    """Schedule the reading of tuned choices after an op was declared, since its package may ship some. They are read at
+    the next call, because an import must read no files.
     """
     global _asked
     _asked = False
@@ -132,8 +132,8 @@ def note_declared_op() -> None:
 
 
 def ready_calls(op: str) -> ReadyCalls:
-    """Return the dict of functions that repeat earlier calls of ``op`` without checks, the same object for each
-    request. It is cleared when choices or ops change.
+    """Return the dict of functions that repeat earlier calls of ``op`` without checks. Each request for an op returns
+    one and the same object. It is cleared when choices or ops change.
     """
     return _ready.setdefault(op, {})
 
@@ -201,8 +201,8 @@ def resolved_choices(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
 
 
 def forget_derived_choices() -> None:
-    """Clear everything that was derived from tuned choices, after choices or ops have changed. That is the choices
-    resolved to kernels, the looked-up calls, and the stored functions that repeat calls.
+    """Clear everything that was derived from tuned choices, after choices or ops have changed. It consists of the
+    choices resolved to kernels, the looked-up calls, and the stored functions that repeat calls.
     """
     _resolved.clear()
     _memo.clear()

@@ -198,7 +198,7 @@ class _PlanBuilder:
         """Append the steps that check the dtype of the tensor at ``at``.
 
         They set the variable of its dtype and check it against the declared dtypes of ``kind``. They also compare it
-        with the other tensors that are declared to have the same dtype.
+        with the dtypes of the other tensors of its dtype class, which must be equal.
         """
         self.steps.append(dtype_step(at))
         if kind.dtypes:

@@ -344,7 +344,9 @@ def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: It
 
 @cache
 def _make_launcher(kernel: Any) -> Any:
-    """Return the launcher of a Triton kernel, one object for each kernel. An interpreted function is its own launcher."""
+    """Return the launcher of a Triton kernel, one object for each kernel. For an interpreted function, return the
+    function.
+    """
     return kernel if type(kernel).__name__ == "InterpretedFunction" else triton_launcher(kernel)
 
 
