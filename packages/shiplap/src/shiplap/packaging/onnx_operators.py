@@ -65,8 +65,8 @@ NAME (value, holds) => (result)
 
 @torch.library.custom_op("shiplap_onnx::checked", mutates_args=())
 def checked(value: Tensor, holds: Tensor, message: str) -> Tensor:
-    """Return a copy of ``value``. In ONNX, a run fails with ``message`` where it reads the result and ``holds`` is
-    false.
+    """Return a copy of ``value``. In an exported ONNX model, the operator makes a run fail with ``message`` if
+    ``holds`` is false.
     """
     # torch demands that a custom op returns no alias of its argument.
     return value.clone()
@@ -79,8 +79,8 @@ def _(value: Tensor, holds: Tensor, message: str) -> Tensor:
 
 
 class OperatorTable:
-    """The translations of operators for one model. It also holds the helper functions that the model needs, as texts by
-    name.
+    """The functions by which torch's exporter translates PyTorch operators to ONNX for one model. ``functions`` maps
+    the name of each ONNX helper function that the model needs to its source text.
     """
 
     def __init__(self) -> None:
@@ -256,7 +256,9 @@ def _check(functions: dict[str, str]) -> Callable[..., Any]:
     """
 
     def check(value: Any, holds: Any, message: str) -> Any:
-        """Return the ONNX value of ``value`` behind a check that ``holds`` is true."""
+        """Return the ONNX value of ``value`` after a check that ``holds`` is true. If it is not, the run of the model
+        fails with ``message``.
+        """
         name = f"check_{hashlib.sha256(message.encode()).hexdigest()[:8]}"
         functions[name] = _CHECK.replace("NAME", name).replace("MESSAGE", json.dumps(message, ensure_ascii=False))
         return call_node(DOMAIN, name, 2, 1)(value, holds)
@@ -292,8 +294,8 @@ def function_of_graph(domain: str, name: str, graph: Any) -> Any:
 
 
 def branch_function(domain: str, name: str, inputs: int, outputs: int, opset: int) -> Any:
-    """Return an ``onnx_ir`` function ``name`` that chooses between two functions. It calls ``<name>_if`` on its inputs,
-    then ``<name>_1`` if that returned true, and otherwise ``<name>_0``.
+    """Return an ``onnx_ir`` function ``name`` that calls ``<name>_if`` on its inputs. It then calls ``<name>_1`` if
+    that returned true, and otherwise ``<name>_0``.
 
     ``inputs`` and ``outputs`` are numbers of values, and ``opset`` is the version of ONNX's operators.
     """

@@ -40,7 +40,7 @@ _MANYLINUX = re.compile(r"manylinux_2_(\d+)_")
 
 @dataclass(frozen=True)
 class WheelRequest:
-    """A wheel to add native bindings to, and the options for it.
+    """The path of a wheel to which native bindings are to be added, and the options for this.
 
     Attributes:
         wheel: the path of the wheel.

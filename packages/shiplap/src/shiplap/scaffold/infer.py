@@ -54,8 +54,8 @@ def infer_declaration(
     probed: ProbeResult,
     following: Callable[[], bool] | None = None,
 ) -> InferredDeclaration:
-    """Return the declaration that calls suggest for ``form``. It has dims, dtypes, bounds, requirements and a builder
-    of samples. The calls were recorded, or are calls that the meta kernel accepts.
+    """Return the declaration that calls suggest for the schema ``form``. The calls were recorded, or the meta kernel
+    accepts them. The declaration has dims, dtypes, bounds, requirements and a builder of samples.
 
     ``following`` is called if nothing was recorded. It returns whether the dtype of the results follows that of the
     arguments.
@@ -196,8 +196,8 @@ def _takes_shape_of_argument(index: int, spread: Mapping[str, str], calls: Seque
 def _dtype_class_of_result(
     index: int, known: InferredDeclaration, recorded: Sequence[DispatchedCall], following: Callable[[], bool] | None
 ) -> tuple[str, bool]:
-    """Return the jaxtyping dtype class of the result at ``index``, and whether the class determines the dtype. That is
-    so for one dtype, and if an argument has the same class.
+    """Return the jaxtyping dtype class of the result at ``index``, and whether the class determines the dtype. A class
+    determines it if it has one dtype, or if an argument has this class.
 
     ``following`` is called if nothing was recorded. It returns whether results have the dtype of the arguments.
     """
@@ -214,8 +214,9 @@ def _dtype_class_of_result(
 
 
 def common_dtype_class(dtypes: set[str]) -> str:
-    """Return the jaxtyping class of these dtype names. It is such as ``Float32`` for one dtype, ``Float`` for several
-    floats and ``Integer`` for several integers. Otherwise it is ``Shaped``.
+    """Return the name of the jaxtyping class for the dtypes with these names. For one dtype, it is a class such as
+    ``Float32``. It is ``Float`` for several floating-point dtypes, ``Integer`` for several integer dtypes, and
+    otherwise ``Shaped``.
     """
     if len(dtypes) == 1:
         return _classes_by_dtype().get(next(iter(dtypes)), "Shaped")

@@ -101,8 +101,8 @@ def make_drafted_function(form: SchemaForm, known: InferredDeclaration) -> Calla
 
 
 def write_op_source(entry: DraftedOp) -> str:
-    """Return the Python source of the drafted declaration of one op. Comments state what was inferred, and ``FILL``
-    marks what the author has to decide.
+    """Return the Python source of the drafted declaration of one op. Comments state what was inferred. The mark
+    ``FILL`` stands where the author has to complete the declaration.
     """
     form, known = entry.form, entry.known
     given = [f"{k}={_source_of_value(v)}" for k, v in adopt_keywords(form, known).items()]

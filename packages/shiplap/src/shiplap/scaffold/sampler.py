@@ -126,11 +126,12 @@ def _highest_in_column(column: int, seen: SeenTensor) -> float | None:
 def _limit_of_index(
     name: str, dims: NamedDims, recorded: Sequence[DispatchedCall], highest: Callable[[SeenTensor], float | None]
 ) -> str | None:
-    """Return the source of an upper limit for the values of an index argument. It is the dim of which the argument's
-    maximum was at least a quarter in all calls. Return None if no dim was larger.
+    """Return the source of an upper limit for the values of the index argument ``name``, or None if no dim was larger
+    than its values in all calls.
 
-    If no maximum was that close to a larger dim, the limit is one above the highest recorded value. It is then no
-    larger than any dim that was larger in each call, since the value may be an index into any of them.
+    The limit is the smallest dim that was larger than the argument's maximum in all calls, and at most about four times
+    as large. If there is none, the limit is one above the highest recorded value, but at most each of the larger dims.
+    The value may be an index into any of them.
     """
     tops: list[tuple[float, dict[str, Any]]] = []
     for call, env in calls_with_dims(dims, recorded):

@@ -280,8 +280,8 @@ def _is_dtype_class(name: str) -> bool:
 
 
 def _form_of_optional(parts: list[ast.expr]) -> str | None:
-    """Return ``form | None`` for a union of one type and None. ``form`` is the type's annotation in a declaration.
-    Return None for any other union.
+    """Return the text ``<type> | None`` for a union of one type and None. ``<type>`` is the type's annotation in a
+    declaration. Return None for any other union.
     """
     rest = [p for p in parts if not (isinstance(p, ast.Constant) and p.value is None)]
     if len(rest) != 1 or len(parts) != 2:

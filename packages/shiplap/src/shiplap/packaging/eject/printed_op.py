@@ -245,7 +245,9 @@ class PrintedOp:
             ]
 
     def _condition(self, kernel: Kernel) -> str:
-        """Return the Python condition under which ``kernel`` accepts a call, or an empty text if it accepts all."""
+        """Return the Python condition under which ``kernel`` accepts a call. Return an empty text if the kernel accepts
+        all calls.
+        """
         parts = []
         if kernel.dtypes:
             names = ", ".join(f"torch.{n}" for n in kernel.dtypes)
@@ -305,8 +307,8 @@ class PrintedOp:
     # --- Triton ---------------------------------------------------------------------------------------------------
 
     def _launch_triton(self, kernel: LaunchedKernel) -> list[str]:
-        """Return the lines that allocate outputs and launch a Triton kernel. Raise ``CannotCopy`` if they have no
-        form.
+        """Return the lines that allocate outputs and launch a Triton kernel. Raise ``CannotCopy`` if plain Python
+        cannot do what the kernel's launch needs, such as report errors late.
         """
         form, lines = kernel.native, list[str]()
         program, declared = form.program, list(form.given.steps)
