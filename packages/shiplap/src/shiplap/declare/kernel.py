@@ -184,8 +184,8 @@ class Kernel(HasCode):
         return self if self.space is None else self.with_config(self.space.default(call.env))
 
     def with_config(self, config: Config) -> Self:
-        """Return a copy of this kernel with the compile-time values of ``config``. For equal configs, it is the same
-        object.
+        """Return a copy of this kernel with the compile-time values of ``config``. Each config has one copy, which is
+        made at the first request.
         """
         variant = self._variants.get(config)
         if variant is None:

@@ -64,8 +64,8 @@ class NativeForm:
         symbol: the name of the function in the library.
         strided: the arguments that it takes with any strides.
         align: the alignment in bytes that it needs of tensor addresses.
-        signature: the stamp of the prototype with which the library must have been built.
-        without_signature: whether the author has declared that the library has no stamp.
+        signature: the digest of the C prototype for which the library must have been built.
+        without_signature: whether the author has declared that the library contains no such digest.
         calls: the number of calls that Python has run. It is negative if calls are no longer counted.
         why: the reason why there is no native binding, or an empty text.
         place: the folder of the library that is built.

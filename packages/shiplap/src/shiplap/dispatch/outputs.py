@@ -273,8 +273,8 @@ def with_own_memory(result: Any) -> Any:
 
 
 def _measure_dynamic_dims(spec: OpSpec, where: str, env: dict[str, EnvValue], kind: TensorType, value: Tensor) -> None:
-    """Add to ``env``, the sizes known by dim name, each data-dependent size that ``value`` is the first output to have.
-    Raise ``SL302`` if a size exceeds its bound.
+    """Add to ``env``, the sizes known by dim name, those data-dependent sizes of the output ``value`` that no earlier
+    output had. Raise ``SL302`` if a size exceeds its bound.
     """
     if not spec.dynamic or value.dim() < len(kind.dims) - 1:
         return

@@ -341,7 +341,9 @@ class PythonKernel(Kernel):
 
 
 class WritingPythonKernel(PythonKernel):
-    """A Python function of an op that writes to arguments. It must not move them to other memory."""
+    """A kernel that is a Python function of an op which writes to arguments. The function must not move these arguments
+    to other memory.
+    """
 
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False

@@ -259,8 +259,8 @@ def find_choice(op: OpState, call: Binding) -> Kernel | MissingChoice | None:
 
 
 def has_tunable_kernels(op: OpState, device: str) -> bool:
-    """Return whether there is something to tune for the op on the device type, which is several kernels, or one with
-    configs.
+    """Return whether tuning can choose something for the op on the device type. It can if there are several kernels, or
+    one with configs.
     """
     kernels = op.kernels.get(device, [])
     return len(kernels) > 1 or any(k.space is not None for k in kernels)

@@ -55,14 +55,14 @@ class BoundOp:
 
 @dataclass(frozen=True)
 class PackageContents:
-    """The things that were put into one package.
+    """What was put into one package.
 
     Attributes:
         package: the name under which the package is imported.
         bound: the ops that are native from the first call on.
         left_out: ``(op, reason)`` of the ops that stay with Python, such as those whose kernels are Python functions.
         libraries: the kernel libraries of the package, relative to it.
-        cubins: ``(kernel, architecture)`` of the compiled Triton kernels, one for each form.
+        cubins: ``(kernel, architecture)`` of each compiled Triton kernel.
         choices: the number of tuned choices.
     """
 

@@ -67,8 +67,8 @@ def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageCon
 
 
 def _worker_error(content: dict[str, Any]) -> ShiplapError:
-    """Return the catalogue error that the worker wrote as plain data. Raise ``ValueError`` or ``LookupError`` if the
-    content is not an error.
+    """Return the catalogue error that ``content``, plain data from the worker process, describes. Raise ``ValueError``
+    or ``LookupError`` if the content is not an error.
     """
     parts = msgspec.convert({part: content.get(part) for part in ERROR_PARTS}, dict[str, str])
     return error(parts.pop("id"), **parts)

@@ -316,8 +316,8 @@ class _PlanBuilder:
     def relations(self) -> None:
         """Append the checks that concern several arguments together.
 
-        These are the checks that lists which give a size have members, the dims computed by ``dims=``, the postponed
-        checks, and the preconditions in ``requires=``.
+        They check that a list has members if no other argument gives a size, and that sizes equal the expressions in
+        ``dims=``. The postponed checks and the preconditions in ``requires=`` follow.
         """
         op = self.spec.name
         # A traced op may have no tensor argument that gives the device.

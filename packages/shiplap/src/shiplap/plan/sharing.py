@@ -33,7 +33,7 @@ def shares_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def any_shares_memory(tensors: Iterable[Tensor | None]) -> bool:
-    """Return whether any two of ``tensors`` share a byte of memory. Entries that are None are ignored."""
+    """Return whether any two of ``tensors`` share a byte of memory. Members that are None are ignored."""
     there = [t for t in tensors if t is not None]
     return any(shares_memory(a, b) for i, a in enumerate(there) for b in there[:i])
 

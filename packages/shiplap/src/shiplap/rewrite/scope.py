@@ -164,8 +164,8 @@ def _prove_and_apply(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
 
 
 class _ProofOnFirstCall:
-    """A function that proves a rewrite at its first call and does nothing at later calls. The proof applies the
-    rewrite, too, which calls this function again.
+    """A function that proves a rewrite at its first call and does nothing at later calls. The proof itself applies the
+    rewrite and thereby calls this function again, which then does nothing.
     """
 
     def __init__(self, rewrite: Rewrite) -> None:

@@ -96,8 +96,8 @@ class LateErrors:
         return torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def poll(self, device: torch.device) -> None:
-        """Raise ``SL211`` if a kernel on ``device`` that has ended wrote an error, a code and a row, into the device's
-        error word. Each error is raised once.
+        """Raise ``SL211`` if a kernel that has ended wrote an error into the error word of ``device``. Each error is
+        raised once. The error word is an integer in host memory that holds the code of a message and a row.
         """
         _, value = self._words.get(device) or self._allocate_word(device)
         told = value.value

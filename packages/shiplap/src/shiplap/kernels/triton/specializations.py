@@ -161,8 +161,8 @@ class LaunchedForm(NativeForm):
         return [(self.declared[n].kernel, self.read(n, key), cubin) for (n, _, key), cubin in self.cubins.items()]
 
     def connect(self, binding: ctypes.CDLL) -> None:
-        """Connect the C++ library ``binding`` with this process. For kernels that it lacks, it then calls Triton's
-        compiler here. Errors that its kernels report on the device are raised here.
+        """Connect the C++ library ``binding`` with this process. For kernels that it lacks, the library then calls
+        Triton's compiler in this process. Errors that its kernels report on the device are raised in this process, too.
         """
         if any(each is binding for each in self.bindings):
             return

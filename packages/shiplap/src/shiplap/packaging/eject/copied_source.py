@@ -289,8 +289,8 @@ class SourceCopy:
         self.blocks.append(plain)
 
     def _import_from(self, statement: ast.ImportFrom, name: str, value: Any, source: _ModuleSource) -> None:
-        """Copy ``name`` from the module that ``statement`` imports it from, if that module lies beside the op's.
-        Otherwise import it from its package.
+        """Copy ``name`` from the module that ``statement`` imports it from, if that module is of one package or folder
+        with ``source``. Otherwise import it from its package.
         """
         asked = next(a.name for a in statement.names if (a.asname or a.name) == name)
         home = "." * statement.level + (statement.module or "")

@@ -84,8 +84,9 @@ class GroupRewrite(Rewrite):
 
     @abstractmethod
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the times that merging the calls ``members`` saves and adds on ``machine``. If merging them is never
-        faster, return the reason as text. ``machine`` holds the measured costs of a type of device.
+        """Return the ``MergePrice`` of merging the calls ``members`` on ``machine``, that is the times that the merge
+        saves and adds. If merging them is never faster, return the reason as text. ``machine`` holds the measured costs
+        of a type of device.
         """
 
     def nodes(self, member: Node) -> list[Node]:
@@ -113,8 +114,8 @@ class GroupRewrite(Rewrite):
         return ""
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Merge calls of the graph that have the same ``key`` and do not depend on each other. Yield a ``Match`` for
-        each merged group, and a ``NearMiss`` with the reason where calls of one key stay separate.
+        """Merge calls of the graph that have equal values of ``key`` and do not depend on each other. Yield a ``Match``
+        for each merged group. Yield a ``NearMiss`` with the reason for calls of one key that are not merged.
         """
         families: dict[Hashable, list[Node]] = {}
         for node in graph.nodes:
@@ -143,7 +144,7 @@ class GroupRewrite(Rewrite):
 
     def _merge_members(self, graph: Graph, members: list[Node]) -> Outcome:
         """Merge the calls ``members`` into one if that is faster by the estimated times. Return the ``Match``, or a
-        ``NearMiss`` with the reason if the calls stay separate.
+        ``NearMiss`` with the reason if they are not merged.
         """
         # All members are on one device, which is a part of their key.
         machine = machine_of_node(members[0])

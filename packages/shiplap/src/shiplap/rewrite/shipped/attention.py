@@ -105,7 +105,7 @@ class AttentionRewrite(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         """Replace the attention around each softmax of ``graph`` by torch's fused call. Yield a ``Match`` for each
-        replaced attention, and a ``NearMiss`` with the reason for each that stays.
+        replaced attention, and a ``NearMiss`` with the reason for each that is not replaced.
         """
         remove_dead_calls(graph)
         # A list, since replacements add nodes to the graph and remove others.
@@ -119,9 +119,9 @@ class AttentionRewrite(Rewrite):
                     yield outcome
 
     def _replace_attention(self, graph: Graph, softmax: Node) -> Outcome | None:
-        """Replace the attention around one softmax. Return the ``Match``, or a ``NearMiss`` with the reason if it
-        stays. Return None if the softmax belongs to no attention. Raise ``RewriteObstacle`` if the fused call cannot
-        compute the attention.
+        """Replace the attention around one softmax. Return the ``Match``, or a ``NearMiss`` with the reason if it is
+        not replaced. Return None if the softmax belongs to no attention. Raise ``RewriteObstacle`` if the fused call
+        cannot compute the attention.
         """
         if not _is_softmax(softmax) or not is_over_last_dim(softmax):
             return _raise_if_attention(softmax)
@@ -366,8 +366,8 @@ def _describe_product(turned: bool) -> str:
 
 
 def _obstacle_of_readers(node: Node) -> RewriteObstacle | None:
-    """Return the obstacle if several nodes read the attention weights ``node``, as in attention that returns its
-    weights. Return None if no product reads them.
+    """Return the obstacle if a matrix product and another node read the attention weights ``node``, as in attention
+    that returns its weights. Otherwise return None.
     """
     product = next((u for u in node.users if torch_call_name(u) in BATCHED_PRODUCTS), None)
     other = next((u for u in node.users if u is not product), None)

@@ -139,7 +139,7 @@ class FoldedNorm(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         """Fold each batch norm behind a convolution of ``graph`` into the convolution's weights. Yield a ``Match`` for
-        each folded norm, and a ``NearMiss`` with the reason for each that stays.
+        each folded norm, and a ``NearMiss`` with the reason for each that is not folded.
         """
         # Checked first: tracing the norms that are written out costs more than this walk.
         if not any(map(self._is_conv, graph.nodes)):
@@ -186,7 +186,7 @@ class FoldedNorm(Rewrite):
 
     def _fold_norm(self, graph: Graph, norm: _NormAfterConv) -> Outcome:
         """Fold one norm into the convolution before it. Return the ``Match``, or a ``NearMiss`` with the reason if the
-        norm stays.
+        norm is not folded.
         """
         conv: Node = norm.x
         named = canonical_arguments(conv)

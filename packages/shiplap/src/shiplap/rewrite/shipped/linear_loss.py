@@ -107,7 +107,7 @@ class LinearLoss(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         """Replace cross entropies of linear layers in ``graph`` by the loss function of this rewrite. Yield a ``Match``
-        for each replaced loss, and a ``NearMiss`` with the reason for each that stays.
+        for each replaced loss, and a ``NearMiss`` with the reason for each that is not replaced.
         """
         remove_dead_calls(graph)
         # A list, since replacements add nodes to the graph and remove others.

@@ -79,7 +79,7 @@ class RmsNorm(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         """Replace RMS norms that ``graph`` computes by several calls by torch's function. Yield a ``Match`` for each
-        replaced norm, and a ``NearMiss`` with the reason for each that stays.
+        replaced norm, and a ``NearMiss`` with the reason for each that is not replaced.
         """
         known: set[Node] = set()
         remove_dead_calls(graph)

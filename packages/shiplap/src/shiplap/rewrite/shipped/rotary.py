@@ -134,7 +134,8 @@ class Rotary(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         """Replace calls in ``graph`` that rotate pairs of elements by cosines and sines, the largest group first. Yield
-        a ``Match`` for each replaced group, then a ``NearMiss`` with the reason for each group that stays.
+        a ``Match`` for each replaced group. Then yield a ``NearMiss`` with the reason for each group that is not
+        replaced.
         """
         gone: set[Node] = set()
         strange: list[GraphPart] = []
@@ -160,7 +161,7 @@ class Rotary(Rewrite):
 
     def _replace_rotation(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
         """Replace ``piece``, a part of the graph that rotates pairs of elements as ``turn`` describes, by one function.
-        Return the ``Match``, or a ``NearMiss`` with the reason if it stays.
+        Return the ``Match``, or a ``NearMiss`` with the reason if it is not replaced.
         """
         why = "" if self.always or proving.get() else _why_not_faster(piece, turn)
         if why:
