@@ -116,7 +116,7 @@ def braced_text(text: Text) -> str:
 
 
 def _constant_text(text: Text) -> str:
-    """Return ``text``, a text of an error, as one str. Raise ``NoCppForm`` if a part of it is known only at run time."""
+    """Return ``text``, a text of an error, as one str. Raise ``NoCppForm`` if a part is known only at run time."""
     if not all(isinstance(p, str) for p in text):
         raise NoCppForm("a label that is only known at run time")
     return "".join(p for p in text if isinstance(p, str))

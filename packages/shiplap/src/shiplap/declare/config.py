@@ -165,8 +165,8 @@ def read_space(
 
 
 def _require_c_configs(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[Env], Values] | None) -> None:
-    """Raise ``SL116`` unless all configs of a C kernel are integers with the same names. The C code reads them by
-    position.
+    """Raise ``SL116`` unless ``fixed``, all configs of a C kernel, and its default ``chosen``, if there is one, are
+    integers with equal names. The C code reads them by position.
     """
     if not fixed:
         raise error("SL116", where=where, got="a function", expected="a list: a C kernel's header names its parameters")

@@ -81,7 +81,7 @@ def bind_names(
 
     def refuse(got: str, fix: str = "") -> ShiplapError:
         """Return the error with the catalogue number ``id`` for a function whose parameters do not have the expected
-        names. ``got`` describes them.
+        names. ``got`` describes them, and ``fix`` is the remedy, if there is one.
         """
         return error(id, where=where, got=got, expected=f"parameters among {', '.join(names)}", fix=fix)
 

@@ -451,7 +451,8 @@ def _flatten_lists(values: Iterable[T | Sequence[T]]) -> tuple[T, ...]:
 def _nest_lists(values: tuple[T, ...], nest: ListLengths) -> tuple[T | list[T], ...]:
     """Return the flat ``values`` with their lists restored. This is the inverse of :func:`_flatten_lists`.
 
-    ``nest`` holds the length of each list, and None for other values.
+    ``nest`` holds the length of each list, and None for a value that is no list. If ``nest`` itself is None, return
+    ``values`` unchanged.
     """
     if nest is None:
         return values

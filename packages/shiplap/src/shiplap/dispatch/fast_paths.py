@@ -370,7 +370,8 @@ def type_test(arg: Arg) -> str:
 
 def cache_key_part(arg: Arg, address: str = "") -> str:
     """Return the Python source of an argument's part of a call's key. It is the layout and alignment of a tensor, or
-    the value of a scalar. A float is represented as text, since -0.0 equals 0.0.
+    the value of a scalar. A float is represented as text, since -0.0 equals 0.0. ``address`` is the source of the
+    tensor's address, if another expression than the usual one is to be used.
     """
     v = argument_variable(arg)
     if arg.tensor is not None:

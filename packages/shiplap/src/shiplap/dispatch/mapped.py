@@ -91,7 +91,7 @@ def _stack_sample_results(spec: OpSpec, results: Sequence[Any]) -> Any:
 
 def _vmap_error(spec: OpSpec, got: str, fix: str = "") -> ShiplapError:
     """Return the error ``SL138`` for a call of the op under ``torch.vmap`` that has no single result. ``got`` names the
-    obstacle.
+    obstacle, and ``fix`` is the remedy, if there is one.
     """
     where, expected = f"torch.vmap of {spec.name}", "one result for all samples"
     return error("SL138", where=where, got=got, expected=expected, fix=fix)

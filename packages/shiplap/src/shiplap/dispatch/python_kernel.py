@@ -79,7 +79,7 @@ class PythonFunction(Implementation):
 
 def _parameter_error(spec: OpSpec, kernel: str, got: str, fix: str = "") -> ShiplapError:
     """Return the error ``SL122`` for a kernel function with wrong parameters. It lists the parameters that the kernel
-    may have.
+    may have. ``got`` describes those that it has, and ``fix`` is the remedy, if there is one.
     """
     named = [a.name for a in spec.args if a.keyword_only]
     named += [] if spec.dynamic or spec.traced else [o.name for o in spec.outputs]
@@ -255,9 +255,10 @@ class PythonKernel(Kernel):
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
         """Return the result of the function for ``args``, each passed to the parameter of its name. Outputs, config
-        values and workspace are passed by keyword. ``device`` is the current CUDA device meanwhile.
+        values and the workspace ``scratch`` are passed by keyword. ``device`` is the current CUDA device during the
+        call.
 
-        If ``known`` is true, an earlier call with the same layout needed no copies, and the check is skipped.
+        If ``known`` is true, an earlier call with an equal layout needed no copies, and the check is skipped.
         """
         if self.values:
             keywords.update(self.values)
@@ -348,8 +349,8 @@ class WritingPythonKernel(PythonKernel):
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
-        """Call the function and return its result. Raise ``SL316`` if an argument that it writes to has other memory or
-        another shape afterwards.
+        """Call the function as :meth:`PythonKernel._call` does, and return its result. Raise ``SL316`` if an argument
+        that it writes to has other memory or another shape afterwards.
         """
         places = places_of(self.spec, args)
         result = super()._call(args, device, scratch, keywords, known)

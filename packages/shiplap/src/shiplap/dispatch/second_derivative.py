@@ -339,8 +339,9 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
                     self._lost.pop(id(out), None)
 
     def is_lost(self, tensor: Tensor) -> bool:
-        """Return whether the tensor depends on values that autograd did not record. Return True also if any value of a
-        tensor with a gradient was converted to a number of Python, since the tensor may then depend on it.
+        """Return whether the tensor depends on values that autograd did not record. Return True also if values of a
+        tensor with a gradient were passed out of torch, for example as Python numbers, since the tensor may then depend
+        on them.
         """
         return id(tensor) in self._lost or bool(self._exported)
 

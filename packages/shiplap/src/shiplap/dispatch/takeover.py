@@ -181,7 +181,9 @@ def _check_count(spec: OpSpec, name: str, function: Callable[..., Any], context:
 
 
 def _unfit_source_error(spec: OpSpec, got: str, expected: str, fix: str = "") -> ShiplapError:
-    """Return the error ``SL142`` for a source that does not fit the declaration."""
+    """Return the error ``SL142`` for a source that does not fit the declaration. ``got`` and ``expected`` describe the
+    difference, and ``fix`` is the remedy, if there is one.
+    """
     return error("SL142", where=spec.name, got=got, expected=expected, fix=fix)
 
 

@@ -238,8 +238,10 @@ atexit.register(_isolation.stop)
 
 
 def _make_bench(task: SelectionTask, call: LoweredCall, isolation: WorkerProcess | None) -> Bench:
-    """Return the bench that verifies and times the candidates of ``task``. It is in the worker process if the worker
-    can draw the same call, which needs static sizes and layouts that have a name. Otherwise it is in this process.
+    """Return the bench that verifies and times the candidates of ``task``.
+
+    It is in the worker process ``isolation`` if the worker can draw an equal call, which needs static sizes and layouts
+    that have a name. Otherwise, and if ``isolation`` is None, it is in this process.
     """
     # A recipe names layouts, so the worker can draw only those that have a name.
     named = dict(task.inputs.recipe.layouts)

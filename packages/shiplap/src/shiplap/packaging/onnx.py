@@ -185,7 +185,7 @@ class _Converter:
 
     def convert(self, program: torch.export.ExportedProgram, where: str, *, optimize: bool = True) -> Any:
         """Return torch's ONNX program of ``program``, in which each call of a declared op is a separate node. The
-        functions of the nodes are added to ``functions``.
+        functions of the nodes are added to ``functions``. If ``optimize`` is true, torch optimizes the program.
 
         Raise ``SL321`` if ONNX cannot express an operator.
         """

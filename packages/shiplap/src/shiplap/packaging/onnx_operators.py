@@ -129,7 +129,8 @@ def _search(functions: dict[str, str]) -> Callable[..., Any]:
         sorter: Any = None,
     ) -> Any:
         """Return the ONNX value of ``searchsorted``, which is for each of ``wanted`` the position in the sorted
-        ``keys``. Raise ``NotImplementedError`` unless ``keys`` have one axis.
+        ``keys``. All other parameters are those of ``torch.searchsorted``. Raise ``NotImplementedError`` unless
+        ``keys`` have one axis.
         """
         op = _operators()
 
@@ -179,7 +180,9 @@ def _operators() -> Any:
 
 
 def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Translate torch's stable sort to ``TopK``, which takes equal values in the order of their indices."""
+    """Translate torch's stable sort along ``dim`` to ``TopK``, which takes equal values in the order of their indices.
+    If ``descending`` is true, the largest values come first.
+    """
     op = _operators()
 
     # Of equal values TopK takes the one with the lower index first.
@@ -190,13 +193,15 @@ def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: b
 def _unique_rows(
     self: Any, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
-    """Translate ``torch.unique`` along an axis to the unique rows, the inverse indices and the counts."""
+    """Translate ``torch.unique`` along the axis ``dim`` to the sorted unique rows, the inverse indices and the counts.
+    They are computed in any case, so the flags are not read.
+    """
     return _unique(self, axis=dim)
 
 
 def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    """Translate ``torch.unique`` without an axis to the unique values, the inverse indices in the shape of ``self``,
-    and the counts.
+    """Translate ``torch.unique`` without an axis to the sorted unique values, the inverse indices in the shape of
+    ``self``, and the counts. They are computed in any case, so the flags are not read.
     """
     op = _operators()
 
@@ -217,8 +222,8 @@ def _unique(self: Any, **axis: int) -> Any:
 
 
 def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Translate ``torch.any`` over all dims, one or several, to a sum that is compared with 0. The result for no
-    elements is therefore false.
+    """Translate ``torch.any`` over ``dim``, a dim, several dims or None for all, to a sum that is compared with 0. The
+    result for no elements is therefore false. If ``keepdim`` is true, the dims are kept with size 1.
     """
     op = _operators()
 

@@ -240,7 +240,7 @@ def _drawing(calls: Sequence[GraphCall], names: Sequence[str], most: int = 40) -
 
 
 class _RecordingRewrites(Rewrites):
-    """A set of rewrites that stores each graph before and after them."""
+    """A set of rewrites that stores each graph as it is before and after the rewrites have run."""
 
     def __init__(self, *rewrites: Rewrite) -> None:
         """Collect and prove the rewrites, and start without graphs."""

@@ -149,7 +149,8 @@ def draft_op(
     form: SchemaForm, overload: Overload, recorded: Sequence[DispatchedCall], doc: tuple[str, str] = ("", "")
 ) -> DraftedOp:
     """Return the draft of one op. If the inferred dims and dtypes would refuse a recorded call, the draft has only the
-    types of the schema and states the reason.
+    types of the schema and states the reason. ``doc`` is a sentence about the op and the name of the function that it
+    was taken from.
 
     Raises:
         ShiplapError: SL1xx for a schema that no declaration has.

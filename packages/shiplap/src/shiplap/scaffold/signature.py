@@ -198,7 +198,9 @@ def _as_python_syntax(text: str) -> str:
 
 
 def _make_parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool) -> DraftParameter:
-    """Return the draft parameter of one parsed argument with its default."""
+    """Return the draft parameter of one parsed argument with its default, or with no default if ``default`` is None.
+    ``keyword_only`` states whether it can only be passed by keyword.
+    """
     form = _form_of_annotation(argument.annotation)
     original = ast.unparse(argument.annotation) if argument.annotation else ""
     value = ast.unparse(default) if default else None

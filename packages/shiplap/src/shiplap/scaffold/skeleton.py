@@ -144,8 +144,8 @@ def _argument_line(p: DraftParameter) -> str:
 
 
 def _result_line(returns: tuple[str, ...] | None) -> str:
-    """Return the source line of the return annotation of a draft. A comment ``FILL:`` marks types of results that the
-    author has to fill in.
+    """Return the source line of the return annotation ``returns`` of a draft. A comment ``FILL:`` marks types of
+    results that the author has to fill in. If ``returns`` is None, nothing is known of the results.
     """
     if returns == ():
         return ") -> None:"

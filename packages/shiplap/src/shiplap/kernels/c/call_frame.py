@@ -125,8 +125,9 @@ class CallFrame:
         )
 
     def point_to(self, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
-        """Replace the addresses of tensors and workspace in the frame by those of another call on the CPU. The tensors
-        of that call must have the same sizes, strides and dtypes.
+        """Replace the addresses of tensors and of the workspace ``scratch`` in the frame by those of another call on
+        the CPU. The tensors of that call must have equal sizes, strides and dtypes. ``scratch`` is None for a kernel
+        without workspace.
         """
         wide, narrow = self._numbers
         # The number of threads may have changed since the frame was made.

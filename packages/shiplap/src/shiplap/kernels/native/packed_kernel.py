@@ -110,8 +110,9 @@ class PackedKernel(Kernel):
         return ""
 
     def _run(self, call: Binding, outs: Sequence[Tensor], extents: Extents, scratch: Tensor | None) -> None:
-        """Run the kernel into ``outs`` on the inputs of ``call``. An input is copied first if the kernel does not
-        accept its layout or alignment. If the op changes such an input, the copy is written back.
+        """Run the kernel into ``outs`` on the inputs of ``call``, with the workspace ``scratch`` if it is given. An
+        input is copied first if the kernel does not accept its layout or alignment. If the op changes such an input,
+        the copy is written back.
         """
         inputs, copies = self._pack(call.args)
         if scratch is None and self.workspace is not None:

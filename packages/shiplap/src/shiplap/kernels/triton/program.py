@@ -103,7 +103,8 @@ def read_program(
     errors: LateErrors | None = None,
 ) -> LaunchProgram:
     """Return the declared steps of an op as a program that can be run. Its expressions are parsed, and every kernel
-    parameter has a source of its value. The program includes named integers and error messages.
+    parameter has a source of its value. ``values`` are integers by name that expressions may use. If ``errors`` is
+    given, the program includes the messages of late errors.
 
     Raises:
         ShiplapError: ``SL105`` for an invalid expression. ``SL618`` for a parameter without a value, or an unknown
@@ -127,7 +128,8 @@ def _read_step(
     spec: OpSpec, declared: DeclaredStep, configs: tuple[str, ...], known: frozenset[str], errors: LateErrors | None
 ) -> Step:
     """Return one declared step, a fill, a sort or a launch, with its expressions parsed. They may use the names
-    ``known`` and, in a launch, ``configs``. Raise ``SL618`` for any other name.
+    ``known`` and, in a launch, ``configs``. ``errors`` gives the codes of late errors, if a launch reports any. Raise
+    ``SL618`` for any other name.
     """
     if isinstance(declared, DeclaredLaunch):
         return _LaunchReader(spec, declared, configs, known, errors).launch()
@@ -287,8 +289,8 @@ class _LaunchReader:
 
     def _report(self, name: str, type: str, specialises: bool, aligns: bool) -> KernelParameter:
         """Return the kernel's parameter ``name`` for late errors. It takes the address of the error word, to which
-        kernels report errors, or the code of an error message. The other arguments are its type and how Triton
-        specialises on it.
+        kernels report errors, or the code of an error message. ``type`` is its type. ``specialises`` and ``aligns``
+        state how Triton specialises on it.
         """
         if name == self.declared.word:
             if type != "i64":

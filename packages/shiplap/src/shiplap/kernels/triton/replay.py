@@ -96,7 +96,8 @@ class CompiledTritonKernel(Protocol):
 
 @dataclass(frozen=True)
 class BroughtTensor:
-    """A placeholder for the tensor number ``number`` that each call passes, among the arguments of a launch.
+    """A placeholder among the arguments of a recorded launch. It stands for tensor number ``number`` of the tensors
+    that each call passes.
 
     A recording never compares tensors, since one call may pass a tensor twice and the next call may pass two tensors.
     """

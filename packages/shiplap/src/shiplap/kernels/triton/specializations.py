@@ -171,9 +171,11 @@ class LaunchedForm(NativeForm):
         add.restype = ctypes.c_char_p
 
         def missing(number: int, target: int, key: Any, keys: int, message: Any, size: int) -> int:
-            """Compile launch ``number`` for the ``keys`` integers at ``key``, with which C++ describes its arguments,
-            and add the kernel to the library. Return 0, or 1 after writing the problem as text to ``message``, which
-            has ``size`` bytes.
+            """Compile launch ``number`` for the GPU architecture ``target`` and add the kernel to the library. Return 0
+            on success.
+
+            The ``keys`` integers at the address ``key`` describe the arguments of the launch. If the kernel cannot be
+            compiled, write the problem as text to ``message``, which has ``size`` bytes, and return 1.
             """
             try:
                 values = tuple(key[:keys])

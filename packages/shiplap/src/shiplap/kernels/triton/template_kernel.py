@@ -195,7 +195,9 @@ class TemplateKernel(Kernel):
         )
 
     def _launch(self, run: RunTemplate, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
-        """Run the template into ``out``. With split-K, run it into partial sums and add these into ``out``."""
+        """Run the template into ``out``. With split-K, run it into partial sums and add these into ``out``. If ``kept``
+        is given, it records the launches.
+        """
         if (split_k := self._split_k(call, self.values)) == 1:
             run(call, out, 1, kept)
             return

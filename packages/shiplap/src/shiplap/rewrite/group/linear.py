@@ -163,7 +163,9 @@ def _batched_linears(
 
 
 def _layers_of_entries(x: Tensor, weights: Tensor, biases: Tensor | None = None) -> Tensor:
-    """Return the concatenated results of one linear layer for each slice of ``x`` along the first dim."""
+    """Return the concatenated results of one linear layer for each slice of ``x`` along the first dim. If ``biases`` is
+    None, the layers have no bias.
+    """
     return _run_layers(x.unbind(0), weights, biases)
 
 
@@ -175,8 +177,8 @@ def _layers_of_reversed_entries(x: Tensor, weights: Tensor, biases: Tensor) -> T
 
 
 def _run_layers(xs: Sequence[Tensor], weights: Tensor, biases: Tensor | None) -> Tensor:
-    """Return the results of one linear layer for each input, each followed by a ReLU, concatenated along the
-    last dim.
+    """Return the results of one linear layer for each input, each followed by a ReLU, concatenated along the last dim.
+    If ``biases`` is None, the layers have no bias.
     """
     parts = biases.unbind(0) if biases is not None else [None] * len(xs)
     layers = zip(xs, weights.unbind(0), parts, strict=True)

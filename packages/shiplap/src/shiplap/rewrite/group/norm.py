@@ -106,7 +106,7 @@ def _norm_stacked_rows(
 
 def _run_norms(x: Tensor, scales: Tensor | None = None, shifts: Tensor | None = None) -> Tensor:
     """Return the concatenated results of one layer norm for each slice of ``x`` along the first dim, each followed by a
-    ReLU.
+    ReLU. The norms have a scale and a shift only if ``scales`` and ``shifts`` are given.
     """
     absent = [None] * len(x)
     parts = zip(

@@ -507,6 +507,9 @@ def _call_fused_attention(
 ) -> Tensor:
     """Return the result of torch's ``scaled_dot_product_attention``. The leading dims of q, k and v are broadcast, and
     may be of any number.
+
+    ``bias`` is added to the scores unless it is None. If ``causal`` is true, the columns after the diagonal are hidden
+    in each row of scores.
     """
     lead, rank = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]), max(q.dim(), k.dim(), v.dim())
     q, k, v = (t if t.shape[:-2] == lead else t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))

@@ -247,7 +247,8 @@ def _fold_parameters(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the weight and the bias of a convolution into which a batch norm is folded. They are computed in the dtype
-    of the statistics and cast to the dtype of ``weight``.
+    of the statistics and cast to the dtype of ``weight``. ``bias``, ``scale`` and ``shift`` are None if the convolution
+    or the norm has none.
     """
     factor = torch.rsqrt(var + eps) if scale is None else torch.rsqrt(var + eps) * scale
     moved = (-mean if bias is None else bias - mean) * factor
@@ -280,7 +281,7 @@ def _conv_norm_programs() -> Iterator[Program]:
             groups: int = groups,
         ) -> Tensor:
             """Return the evaluated batch norm of ``conv2d`` of ``x``. The convolution has the bias ``b`` if it is
-            given.
+            given. ``stride``, ``padding`` and ``groups`` are its options.
             """
             out = F.conv2d(x, weight, b, stride, padding, 1, groups)
             # Running statistics of a module are buffers without gradients.

@@ -149,7 +149,8 @@ class LinearLoss(Rewrite):
 
         def loss_of_layer(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
             """Return the loss of the linear layer, computed by the rewrite's loss function. The calls that the graph
-            applies to rows of the logits are applied to ``hidden``, the layer's input, first.
+            applies to rows of the logits are first applied to ``hidden``, the layer's input. ``bias`` is None for a
+            layer without one.
             """
             # They were found from the loss upwards.
             for move in reversed(found.moves):
