@@ -72,5 +72,7 @@ def _require_single_size(spec: OpSpec, dim: str, arg: Arg) -> bool:
 
 
 def _batching_error(spec: OpSpec, dim: str, got: str, expected: str) -> Exception:
-    """Return the error ``SL117`` for a dim along which calls of the op cannot be merged."""
+    """Return the error ``SL117`` for a dim along which calls of the op cannot be merged. ``got`` is what was found, and
+    ``expected`` is what such a dim requires.
+    """
     return error("SL117", where=f"{spec.name}, batches({dim!r})", got=got, expected=expected)

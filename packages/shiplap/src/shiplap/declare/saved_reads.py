@@ -435,8 +435,8 @@ class _CodeBodyWalk:
 
 
 def _merged_stack(first: _Stack, second: _Stack) -> _Stack:
-    """Return the symbolic stack where two paths of the code meet. A value that may be the followed parameter on one of
-    them counts as the parameter.
+    """Return the symbolic stack where two paths of the code, with the stacks ``first`` and ``second``, meet. A value
+    that may be the followed parameter on one of them counts as the parameter.
     """
     pairs = zip(first, second, strict=False)  # of two depths, one way was never taken
     return [a if a is b or a == b else _PARAMETER if _PARAMETER in (a, b) else _OTHER for a, b in pairs]

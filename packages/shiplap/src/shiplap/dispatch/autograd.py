@@ -99,7 +99,9 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
     second = SecondDerivative(spec, backward, formula)
 
     def set_up(ctx: BackwardContext, inputs: Args, output: Result) -> None:
-        """Save the tensors, scalars and tensor shapes of a call that the declared backward reads in ``ctx``."""
+        """Save in ``ctx`` the tensors, scalars and tensor shapes that the declared backward reads. They are found among
+        ``inputs`` and ``output``, the arguments and results of the call.
+        """
         outs = output if isinstance(output, tuple) else (output,)
         flat: list[Tensor] = []
         layout = [(n, _store_tensors(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]

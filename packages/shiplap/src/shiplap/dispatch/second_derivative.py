@@ -192,8 +192,9 @@ class SecondDerivative:
         """Return the names of results declared without a gradient that still depend smoothly on an argument. The mask
         of a dropout, for example, does not.
 
-        The formula, the op's differentiable function, is run on fake tensors to find them, once for each set of present
-        arguments. If that run fails, return all of them.
+        The formula, the op's differentiable function, is run on fake tensors of the arguments' ``shapes`` to find them,
+        once for each set of present arguments. ``saved`` holds the saved values of the call. If that run fails, return
+        all of them.
         """
         key = tuple(shapes.get(a.name) is not None for a in self.spec.tensors)
         if key not in self._varying:

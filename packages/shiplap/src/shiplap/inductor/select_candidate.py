@@ -351,8 +351,8 @@ def _inductor_tunes(candidate: Candidate) -> bool:
 def _selection_choice(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
 ) -> Choice:
-    """Return the choice record of the first candidate in ``times``. ``times`` holds seconds by index in ``listed``, the
-    best candidate first. ``how`` describes the surroundings in which they were measured. ``tried`` is the number of
+    """Return the record of the choice of the first candidate in ``times``, which holds seconds by index in ``listed``,
+    the best candidate first. ``how`` describes the surroundings in which they were measured. ``tried`` is the number of
     candidates tried.
     """
     ranked = list(times) or [0]

@@ -209,8 +209,8 @@ class _PlanBuilder:
             self.meet(variable, VariableType.DTYPE, at.dtype, quoted_text(at.label), same)
 
     def shape(self, arg: Arg, at: TensorPlace, kind: TensorType) -> None:
-        """Append the steps that set the variables of a tensor's shape, check its rank, and check or set each dim in
-        order.
+        """Append the steps that set the variables of the shape of the tensor at ``at``, check its rank, and check or
+        set each dim in order. ``kind`` is the declared type of the tensor.
         """
         self.look(at)
         count = len(kind.dims)

@@ -115,7 +115,9 @@ def _shrink_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tupl
 
 
 def _random_tensor(shape: Sequence[int], imaginary: bool, rng: torch.Generator) -> Tensor:
-    """Return a tensor of normally distributed numbers in float64, or complex128 if ``imaginary``."""
+    """Return a tensor of the given shape with normally distributed numbers from ``rng``. They are float64, or
+    complex128 if ``imaginary`` is true.
+    """
     return torch.randn(tuple(shape), dtype=torch.complex128 if imaginary else torch.float64, generator=rng)
 
 
@@ -245,5 +247,7 @@ def is_understood(node: Node) -> bool:
 
 
 def agree_but_for_rounding(got: Tensor, wanted: Tensor) -> bool:
-    """Return whether two results in float64 have one shape and differ by at most 1e-9, absolute or relative."""
+    """Return whether ``got`` and ``wanted``, two results in float64, have one shape and differ by at most 1e-9,
+    absolute or relative.
+    """
     return got.shape == wanted.shape and torch.allclose(got, wanted, rtol=1e-9, atol=1e-9)

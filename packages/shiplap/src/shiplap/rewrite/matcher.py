@@ -288,8 +288,8 @@ class _PatternWalker:
 
 
 def _bases_of_equal_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
-    """Return the bases of two powers with one exponent that are written in different ways, such as ``x.pow(2)`` and ``x
-    * x``. Return None for other calls.
+    """Return the bases of the powers that ``want`` and ``actual`` compute if their exponents are equal. The powers are
+    written differently, such as ``x.pow(2)`` and ``x * x``. Return None for other calls.
     """
     if not actual.op.startswith("call") or canonical_name(want) == canonical_name(actual):
         return None

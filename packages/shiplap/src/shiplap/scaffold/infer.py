@@ -89,7 +89,7 @@ def _has_fresh_results(form: SchemaForm) -> bool:
 
 
 def _count_phrase(number: int, what: str) -> str:
-    """Return a count with its noun, such as ``3 recorded calls``."""
+    """Return the count ``number`` with the noun ``what``, such as ``3 recorded calls``."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
@@ -154,10 +154,12 @@ def _annotate_results(
     source: str,
     following: Callable[[], bool] | None,
 ) -> None:
-    """Add an annotation of each result, such as ``Float[Tensor, "n m"]``, to the declaration ``known``.
+    """Add an annotation of each result of the schema ``form``, such as ``Float[Tensor, "n m"]``, to the declaration
+    ``known``.
 
-    If the sizes or the dtype of one result are unknown, all new results are left open. The reference of the op then
-    computes them. ``following`` returns whether results have the dtype of the arguments.
+    ``sizes`` holds the inferred sizes of the results. If the sizes or the dtype of one result are unknown, all new
+    results are left open, and the op's reference computes them. ``following`` returns whether results have the dtype of
+    the arguments. ``source`` names the calls from which the annotations are inferred.
     """
     notes = [n for n in sizes.where if n]
     # A result that is an argument has the annotation of that argument.

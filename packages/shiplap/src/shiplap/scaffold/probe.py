@@ -63,8 +63,8 @@ class ProbeResult:
 
 
 def probe_meta_kernel(form: SchemaForm, overload: Overload, start: DispatchedCall | None = None) -> ProbeResult:
-    """Call the op's meta kernel with tensors that have no data. Return the calls that it accepts, the sizes that have
-    to be equal, and the sizes that it accepts at one value only.
+    """Call the meta kernel of ``overload``, an op with the schema ``form``, with tensors that have no data. Return the
+    calls that it accepts, the sizes that have to be equal, and the sizes that it accepts at one value only.
 
     The first call is ``start`` or, if that is None, one that is found by trial.
     """
@@ -83,8 +83,8 @@ def probe_meta_kernel(form: SchemaForm, overload: Overload, start: DispatchedCal
 
 
 def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeResult) -> bool:
-    """Return whether each result has the dtype of the tensor arguments. One call of the meta kernel with all tensors in
-    float64 tests it.
+    """Return whether each result of ``overload`` has the dtype of the tensor arguments. This is tested by one call of
+    the meta kernel, the first in ``probed`` with all tensors in float64. Return False if ``probed`` has no call.
     """
     base = probed.calls[0] if probed.calls else None
     if base is None:

@@ -33,8 +33,9 @@ class ResultSizes:
 def find_result_sizes(
     form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall], probed: Sequence[DispatchedCall]
 ) -> ResultSizes:
-    """Return, for each result, expressions for its sizes that hold in all calls. They are expressions of the named
-    dims. Sizes that depend on data get bounds.
+    """Return, for each result of the schema ``form``, expressions for its sizes that hold in all calls, both
+    ``recorded`` ones and those of the meta kernel in ``probed``. They are expressions of the named dims. Sizes that
+    depend on data get bounds.
     """
     rows = calls_with_dims(dims, [*recorded, *probed])
     sizes_found = ResultSizes()

@@ -12,8 +12,9 @@ from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 
 def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> list[str]:
-    """Return the source lines of the body of a builder ``fn(rng, sizes, dtype, device)``. It draws arguments in the
-    ranges of the recorded calls. Return an empty list if an argument cannot be built.
+    """Return the source lines of the body of a builder ``fn(rng, sizes, dtype, device)`` of samples for the schema
+    ``form``. It draws arguments of the named dims ``dims`` in the ranges of the recorded calls. Return an empty list if
+    an argument cannot be built.
     """
     lines, made = [], []
     for a in form.arguments:
@@ -30,7 +31,9 @@ def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[Dispatch
 
 
 def _expression_of_argument(a: SchemaField, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> str | None:
-    """Return the source of an expression that draws one tensor argument, or None if it cannot be built."""
+    """Return the source of an expression that draws the tensor argument ``a`` with its named dims in ``dims``, in the
+    range of its values in ``recorded``. Return None if it cannot be built.
+    """
     seen = [s for c in recorded for s in seen_tensors(c.arguments.get(a.name))]
     shape = dims.shapes.get(a.name)
     if a.optional and not seen:
@@ -51,8 +54,11 @@ def _source_of_shape(shape: Sequence[str]) -> str:
 
 
 def _expression_of_columns(name: str, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> str:
-    """Return the source of an expression that draws a matrix column by column. It is used if a column has only whole
-    numbers, such as the image of a box. Otherwise return an empty text.
+    """Return the source of an expression that draws the matrix argument ``name`` column by column, in the ranges of the
+    recorded calls.
+
+    It is used if a column has only whole numbers, such as the column that holds the number of a box's image. Otherwise
+    return an empty text.
     """
     shape, calls = (
         dims.shapes[name] or (),

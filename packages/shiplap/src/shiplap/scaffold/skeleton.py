@@ -161,8 +161,8 @@ def _result_line(returns: tuple[str, ...] | None) -> str:
 
 
 def _kernel_lines(draft: Draft, name: str, parameters: Sequence[DraftParameter]) -> list[str]:
-    """Return the source lines of a kernel that calls the original function with the op's arguments and returns its
-    results.
+    """Return the source lines of a kernel ``name`` that calls the original function of the draft with the op's
+    arguments, ``parameters``, and returns its results.
     """
     arguments = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in parameters)
     signature = ", ".join("*" if p is None else p.name for p in with_star(parameters))

@@ -352,8 +352,9 @@ def _make_launcher(kernel: Any) -> Any:
 
 
 def _sort_workspace(step: WorkspaceSort, numbers: LaunchNumbers, scratch: Tensor) -> None:
-    """Sort integers in the workspace ``scratch``, and write the sorted integers and their earlier positions into it. In
-    generated C++, ``sort_in_workspace`` does this.
+    """Sort integers in the workspace ``scratch`` as ``step`` describes, and write the sorted integers and their earlier
+    positions into it. ``numbers`` has the values of the names in the step. In generated C++, ``sort_in_workspace`` does
+    this.
     """
     bits, count, keys, values, rows = [int(expr(numbers)) for expr in step.exprs]
     dtype = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]

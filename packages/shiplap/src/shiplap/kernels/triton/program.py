@@ -356,8 +356,8 @@ class _LaunchReader:
         raise error("SL618", where=self.where, got=got, expected=expected)
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:
-        """Return the error ``SL619`` for a kernel that no generated launcher can launch, with an alternative as the
-        fix.
+        """Return the error ``SL619`` for a kernel that no generated launcher can launch, since it has ``got`` in place
+        of ``expected``. Its fix is an alternative to such a launcher.
         """
         fix = "write a Python function that launches it as kernel[grid](...), and bind that function"
         return error("SL619", where=self.where, got=got, expected=expected, fix=fix)

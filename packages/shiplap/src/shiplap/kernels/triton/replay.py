@@ -154,8 +154,8 @@ class LaunchRecording:
             self.unfit = str(e)
 
     def _launch(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> list[int]:
-        """Return a launch as integers for C++, namely function, grid, threads, shared memory and parameters. Raise
-        ``ValueError`` if C++ cannot make it.
+        """Return the launch of ``compiled`` with the arguments ``given`` as integers for C++. They are function, grid,
+        threads, shared memory and parameters. Raise ``ValueError`` if C++ cannot make the launch.
         """
         facts = compiled.metadata
         memory = int(facts.global_scratch_size or 0)
@@ -304,10 +304,11 @@ def _is_known_triton() -> bool:
 
 
 def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Sequence[int], out: Tensor) -> Rerun:
-    """Return a function of a call's arguments that repeats the launches in ``recording``.
+    """Return a function of a call's arguments that repeats the launches in ``recording`` and returns a new output like
+    ``out``. ``places`` are the positions of the tensors among the arguments.
 
-    If the replay library is built, C++ repeats them. If C++ cannot repeat them, the function is ``plain``, which
-    launches from Python. Otherwise, it calls ``plain`` until the library is built.
+    If the replay library is built, C++ repeats the launches. If C++ cannot repeat them, the function is ``plain``,
+    which launches from Python. Otherwise, it calls ``plain`` until the library is built.
     """
     if not out.is_cuda or recording.unfit or _replay_state.why or len(places) >= REPLAY_TENSOR_COUNTS[-1]:
         return plain

@@ -245,7 +245,8 @@ def _packed_element(packed: int, p: KernelParameter) -> str:
 
 def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int) -> Cubin:
     """Return the compiled GPU kernel (cubin) of ``form`` for this architecture, from Triton's compiler or its cache. A
-    form holds the types, constants and options of a launch's arguments. No GPU is needed.
+    form holds the types, constants and options of a launch's arguments. The cubin is labelled with ``number``, that of
+    the launch, and ``key``, the form as integers. No GPU is needed.
 
     Raise ``SL619`` if the kernel needs something that a launcher does not provide. Errors of Triton's compiler are
     passed on.

@@ -177,8 +177,8 @@ def _layers_of_reversed_entries(x: Tensor, weights: Tensor, biases: Tensor) -> T
 
 
 def _run_layers(xs: Sequence[Tensor], weights: Tensor, biases: Tensor | None) -> Tensor:
-    """Return the results of one linear layer for each input, each followed by a ReLU, concatenated along the last dim.
-    If ``biases`` is None, the layers have no bias.
+    """Return the results of one linear layer for each of the inputs ``xs``, each followed by a ReLU, concatenated along
+    the last dim. Layer ``i`` has ``weights[i]`` and ``biases[i]``. If ``biases`` is None, the layers have no bias.
     """
     parts = biases.unbind(0) if biases is not None else [None] * len(xs)
     layers = zip(xs, weights.unbind(0), parts, strict=True)

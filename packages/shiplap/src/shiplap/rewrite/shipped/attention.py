@@ -254,8 +254,9 @@ def _fake_qkv(above: ScoresOfAttention, below: _WeightedValues) -> list[Tensor]:
 
 
 def _require_same_sink(above: ScoresOfAttention, below: _WeightedValues) -> None:
-    """Raise ``RewriteObstacle`` unless the columns dropped from the weights are the columns of the attention sink. A
-    sink joins extra logits to the scores, after all other calls. Raise it also if there are two sinks.
+    """Raise ``RewriteObstacle`` unless the columns that ``below`` drops from the weights are the columns that an
+    attention sink in ``above`` adds to the scores. A sink joins extra logits to the scores, after all other calls.
+    Raise it also if there are two sinks.
     """
     last = [step.kind for step in above.steps]
     one = last.count("sink") + last.count("rest") < 2 and not (above.sinks and "view" in last)

@@ -333,7 +333,7 @@ def _summed_with_bias(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tens
 
 
 def _classes_second(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean of the squared cross entropies of all rows. The classes are the second dim."""
+    """Return the mean of the squared cross entropies of all rows, for logits whose second dim is the classes."""
     return F.cross_entropy(F.linear(hidden, weight).transpose(1, 2), labels, reduction="none").square().mean()
 
 

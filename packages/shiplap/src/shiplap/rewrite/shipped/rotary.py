@@ -332,8 +332,8 @@ def _dtype_of_products(piece: GraphPart) -> torch.dtype:
 # Microseconds before and after the rewrite. torch 2.13, one CPU thread, 8 heads of 64, 256 tokens, 2026-11-23:
 #
 def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
-    """Return the reason why the rewrite is not faster than Inductor's code for the model's own calls, or an empty text
-    if it is faster.
+    """Return the reason why replacing ``piece``, a part of the graph that rotates as ``turn`` describes, is not faster
+    than Inductor's code for the model's own calls. Return an empty text if it is faster.
     """
     x = fake_value(piece.x)
     if x.device.type == "cuda":
@@ -359,7 +359,9 @@ def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
 # 1.05 times as fast, Llama and Gemma 2 0.98 times, and ModernBERT 0.95 times. Only Qwen3 norms its queries and keys
 # first.
 def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
-    """Return the reason why the rewrite is not faster on CUDA, or an empty text if it is faster."""
+    """Return the reason why replacing ``piece``, a part of the graph that rotates as ``turn`` describes, is not faster
+    on CUDA. Return an empty text if it is faster.
+    """
     if turn.cosines is None or turn.pairs != "halves":
         return "not measured on cuda for complex numbers or neighbours"
     x = piece.x
