@@ -261,8 +261,8 @@ def read_terms(
     prior: Prior | None = None,
     strided: bool | Iterable[str] = (),
 ) -> KernelTerms:
-    """Return the keywords of ``Op.kernel``, which documents them, as checked data. Raise ``SL105``, ``SL116`` or
-    ``SL122`` for invalid keywords.
+    """Return the keywords of ``Op.kernel`` as checked data. :class:`KernelTerms` describes them. Raise ``SL105``,
+    ``SL116`` or ``SL122`` for invalid keywords.
     """
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)

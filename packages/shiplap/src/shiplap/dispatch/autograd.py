@@ -390,8 +390,9 @@ def detach_results(spec: OpSpec, result: Result) -> Result:
 
 
 def _flatten_traced_results(spec: OpSpec, output: Result) -> tuple[Result, ListLengths]:
-    """Return the results of an op as one tuple in which all lists are flattened, and for each result the length of its
-    list or None. The op's results are determined only by a run of the reference.
+    """Return the results of an op as one tuple in which all lists are flattened. Return with it the length of each
+    result's list, or None for a result that is no list. The op is one whose results are determined only by a run of the
+    reference.
     """
     values = (output,) if len(spec.made) == 1 else cast("tuple[Value, ...]", output)
     nest: ListLengths = [len(v) if isinstance(v, (list, tuple)) else None for v in values]

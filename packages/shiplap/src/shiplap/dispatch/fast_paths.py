@@ -186,8 +186,10 @@ def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
 
     def start(call: Binding, key: Hashable | None = None) -> Result:
         """Run ``call``, whose arguments are checked, and return its result. Store a function that repeats it under
-        ``key``. Store none if the key is None, if the kernel has no such function, or if calls are recorded for tuning
-        or lack a tuned choice.
+        ``key``.
+
+        Store none if the key is None or if the kernel has no such function. Store none either while calls are recorded
+        for tuning, or if the call lacks a tuned choice.
         """
         kernel = op.pick_kernel(call)
         if kernel is None or key is None:
@@ -326,9 +328,10 @@ def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list
 
 
 def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: Sequence[str], leave: str) -> list[str]:
-    """Return the Python source lines that execute the statement ``leave`` for calls that need the dispatcher. These are
-    calls in which a tensor is not plain, a scalar has another type than declared or exceeds 64 bits, or one of the
-    source ``conditions`` holds.
+    """Return the Python source lines that execute the statement ``leave`` for calls that need the dispatcher.
+
+    These are calls with a tensor that is not plain, or with a scalar that has another type than declared or exceeds 64
+    bits. They are also calls for which one of the source ``conditions`` holds.
     """
     strange = [not_plain_tensor(a, device) for a in tensors]
     kinds = [type_test(a) for a in spec.scalars if a.scalar != "int"]

@@ -340,9 +340,8 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
                     self._lost.pop(id(out), None)
 
     def is_lost(self, tensor: Tensor) -> bool:
-        """Return whether the tensor depends on values that autograd did not record. Return True also if values of a
-        tensor with a gradient were passed out of torch, for example as Python numbers, since the tensor may then depend
-        on them.
+        """Return whether the tensor may depend on values that autograd did not record. After values of a tensor with a
+        gradient were passed out of torch, for example as Python numbers, the result is True for every tensor.
         """
         return id(tensor) in self._lost or bool(self._exported)
 

@@ -43,8 +43,8 @@ class ChoiceEntry:
 
     @property
     def call(self) -> tuple[str, str, Key, tuple[tuple[str, str], ...]]:
-        """The key of the calls to which the choice applies. It consists of the op, the digest of the op's code, the
-        rounded sizes and dtypes, and the code around the call in a compiled graph.
+        """The key of the calls to which the choice applies. It has the op, the digest of the op's code, and the rounded
+        sizes and dtypes. It also has the code around the call in a compiled graph.
         """
         return self.op, self.source, self.key, self.place
 

@@ -55,7 +55,7 @@ class BoundOp:
 
 @dataclass(frozen=True)
 class PackageContents:
-    """What was put into one package.
+    """The list of what was put into one package.
 
     Attributes:
         package: the name under which the package is imported.

@@ -226,8 +226,8 @@ def _join(number: int, answers: tuple[bool, ...], if_false: Path, if_true: Path)
 
 
 def _add_check(path: Path, check: tuple[int, bool, str]) -> Path:
-    """Return a copy of ``path``, a tree of paths of a reference, with ``check`` as the first check of each leaf at
-    which the reference returns.
+    """Return a copy of ``path``, a tree of paths of a reference, with one more check. At each leaf where the reference
+    returns, ``check`` is the first check.
 
     ``check`` holds the number of a condition, the answer that it must have, and the message if it has another one.
     """

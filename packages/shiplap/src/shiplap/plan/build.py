@@ -35,8 +35,8 @@ _Late = Callable[[], None]
 
 
 def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
-    """Return the steps that check the arguments of a call and set its variables, such as dims and dtypes, in the order
-    in which they run.
+    """Return the steps that check the arguments of a call and set its variables, in the order in which they run. The
+    variables hold, for example, dims and dtypes.
 
     The steps check the class, choices, device, dtype and shape of the arguments, and the preconditions in
     ``requires=``.
@@ -209,8 +209,8 @@ class _PlanBuilder:
             self.meet(variable, VariableType.DTYPE, at.dtype, quoted_text(at.label), same)
 
     def shape(self, arg: Arg, at: TensorPlace, kind: TensorType) -> None:
-        """Append the steps that set the variables of the shape of the tensor at ``at``, check its rank, and check or
-        set each dim in order. ``kind`` is the declared type of the tensor.
+        """Append the steps that set the variables of the shape of the tensor at ``at`` and check its rank. The steps
+        that check or set each dim follow in order. ``kind`` is the declared type of the tensor.
         """
         self.look(at)
         count = len(kind.dims)

@@ -118,11 +118,10 @@ def place_replacement(
 def _trace_replacement(
     fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
 ) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
-    """Return ``fn`` traced as a graph, the readers of ``outputs`` that get another layout in memory, and the outputs
-    whose layout may change. Each reader is paired with its new fake value.
+    """Return a tuple of three things. They are ``fn`` traced as a graph, the readers of ``outputs`` that get another
+    layout in memory, and the outputs whose layout may change. Each reader is paired with its new fake value.
 
-    If the layout of a result differs from that of its output and a reader would see the difference, the graph copies
-    the result to the layout of the output.
+    The graph copies a result to the layout of its output if the layouts differ and a reader would see the difference.
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:

@@ -212,15 +212,15 @@ def candidate_starts(out: Node) -> list[Node]:
 
 
 def operator_names_above(out: Node) -> set[str]:
-    """Return the names of the calls from which ``out`` is computed. At most 24 calls above ``out`` are followed, and
-    only arithmetic, casts, and calls that move values, such as views.
+    """Return the names of the calls from which ``out`` is computed. At most 24 calls above ``out`` are followed. They
+    must be arithmetic, casts, or calls that move values, such as views.
     """
     return {torch_call_name(n) for n in _nodes_above(out) if is_understood(n)}
 
 
 def _nodes_above(out: Node) -> set[Node]:
-    """Return ``out`` and the nodes from which it is computed. At most 24 calls above ``out`` are followed, and only
-    arithmetic, casts, and calls that move values, such as views. The values that the first of these calls read are
+    """Return ``out`` and the nodes from which it is computed. At most 24 calls above ``out`` are followed. They must be
+    arithmetic, casts, or calls that move values, such as views. The values that the first of these calls read are
     included.
     """
     reached, layer = {out}, [out]

@@ -224,8 +224,8 @@ class PatternSamples:
         return recipe.but(dtypes=changed) if changed else None
 
     def _admitted(self, recipe: SampleRecipe | None) -> SampleCase | None:
-        """Return the sample that ``recipe`` describes. Return None if it cannot be made, if its arguments do not fit
-        the annotations, or if a guard of the rewrite does not hold for them.
+        """Return the sample that ``recipe`` describes, or None if it cannot be used. It can be used if it can be made,
+        its arguments fit the annotations, and each guard of the rewrite holds for them.
         """
         case = self.samples.make(recipe) if recipe is not None else None
         if case is None:

@@ -50,8 +50,8 @@ class Program:
     constants: tuple[int, ...] = ()
 
     def of_tensors(self) -> tuple[Callable[..., Any], list[Tensor]]:
-        """Return a pair of ``fn``, as a function of its tensor arguments alone, and the list of these tensors. All
-        other arguments are filled in.
+        """Return a pair of a function and the list of the tensors in ``args``. The function is ``fn`` as a function of
+        these tensors alone, with all other arguments filled in.
         """
         at = [i for i, a in enumerate(self.args) if isinstance(a, Tensor)]
 

@@ -413,8 +413,8 @@ def _compare_strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
 
 
 def _compare_aliasing(got: _RunEffect, own: _RunEffect, *, functional: bool) -> str:
-    """Return, as text, the first difference in shared memory between ``own``, the run before the rewrite, and ``got``,
-    the run after it. Return an empty text if there is none. Results may share memory with arguments or with each other.
+    """Return the first difference in shared memory before and after the rewrite as text, or an empty text. ``own`` is
+    the run before it, and ``got`` the run after it. Results may share memory with arguments or with each other.
 
     If ``functional`` is true, a result may be a new tensor where it was a view before. In a graph without writes, torch
     itself makes views of arguments that it returns.
@@ -430,8 +430,8 @@ def _compare_aliasing(got: _RunEffect, own: _RunEffect, *, functional: bool) -> 
 
 
 def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor]) -> str:
-    """Return, as text, the first difference in writes to arguments between ``own``, the run before the rewrite, and
-    ``got``, the run after it. Return an empty text if there is none. ``tensors`` are the arguments before the run.
+    """Return the first difference in writes to arguments before and after the rewrite as text, or an empty text.
+    ``own`` is the run before it, and ``got`` the run after it. ``tensors`` are the arguments before these runs.
     """
     for i, (g, o, t) in enumerate(zip(got.leaves, own.leaves, tensors, strict=True)):
         if bool(bitwise_difference([g], [t])) != bool(bitwise_difference([o], [t])):
@@ -443,9 +443,9 @@ def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor
 
 
 def _compare_gradients(run: _GraphRun, own: _RunEffect, got: _RunEffect, wide: _RunEffect) -> str:
-    """Return, as text, the first difference in gradients between ``own``, the run before the rewrite, and ``got``, the
-    run after it. Return an empty text if there is none. ``wide`` holds the gradients in float64, which bound the error
-    of rounding.
+    """Return the first difference in gradients before and after the rewrite as text, or an empty text. ``own`` is the
+    run before it, and ``got`` the run after it. ``wide`` holds the gradients in float64, which bound the error of
+    rounding.
     """
     for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
         if g.requires_grad != o.requires_grad:

@@ -31,8 +31,8 @@ def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[Dispatch
 
 
 def _expression_of_argument(a: SchemaField, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> str | None:
-    """Return the source of an expression that draws the tensor argument ``a`` with its named dims in ``dims``, in the
-    range of its values in ``recorded``. Return None if it cannot be built.
+    """Return the source of an expression that draws the tensor argument ``a``. Its shape is made of the named dims in
+    ``dims``, and its values lie in the range of those in ``recorded``. Return None if it cannot be built.
     """
     seen = [s for c in recorded for s in seen_tensors(c.arguments.get(a.name))]
     shape = dims.shapes.get(a.name)
@@ -132,12 +132,12 @@ def _highest_in_column(column: int, seen: SeenTensor) -> float | None:
 def _limit_of_index(
     name: str, dims: NamedDims, recorded: Sequence[DispatchedCall], highest: Callable[[SeenTensor], float | None]
 ) -> str | None:
-    """Return the source of an upper limit for the values of the index argument ``name``, or None if no dim was larger
-    than its values in all calls.
+    """Return the source of an upper limit for the values of the index argument ``name``. Return None if no dim was
+    larger than its values in all calls.
 
-    The limit is the smallest dim that was larger than the argument's maximum in all calls, and at most about four times
-    as large. If there is none, the limit is one above the highest recorded value, but at most each of the larger dims.
-    The value may be an index into any of them.
+    The limit is the smallest dim that was larger than the argument's maximum in all calls, but at most about four times
+    as large. If there is none, the limit is one above the highest recorded value. It is then at most each of the larger
+    dims, since the value may be an index into any of them.
     """
     tops: list[tuple[float, dict[str, Any]]] = []
     for call, env in calls_with_dims(dims, recorded):

@@ -48,7 +48,7 @@ class OpEntrance(NativeEntrance):
         self._define(op)
 
     def _define(self, op: Op) -> None:
-        """Define the torch op ``<op>__python``, which runs the op in Python, and a similar one for the variant with
+        """Define the torch op ``<op>__python``, which runs the op in Python, and an op like it for the variant with
         given outputs. Native code calls them for arguments that it does not support.
         """
         python = Registrations(op.spec.namespace, op.edition)

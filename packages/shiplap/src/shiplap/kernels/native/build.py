@@ -175,8 +175,8 @@ def build_once(
 
 
 def build_detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
-    """Start ``build_once`` with these arguments in a separate process, which may outlive this one, and return the
-    process. If there is a problem, the process prints it to its standard output.
+    """Start ``build_once`` with these arguments in a separate process, and return the process. It may outlive this one.
+    If there is a problem, it prints the problem to its standard output.
     """
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps([str(root), digest, source, command, user_key()[0].hex()]).encode())

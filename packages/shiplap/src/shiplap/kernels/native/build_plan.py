@@ -268,17 +268,18 @@ def bindable_entries(op: Op) -> list[NativeKernelEntry]:
 def _form_library_file(form: NativeForm) -> Path:
     """Return the library file that contains ``form``, the C function of a kernel.
 
-    A generated function has no library of its own, since it is compiled into the binding. In that case return its
-    symbol, which no other op has, as a path.
+    A generated function is compiled into the binding and has no library of its own. For such a function, return its
+    symbol as a path. No other op has this symbol.
     """
     return Path(form.symbol) if form.generated else locate_library(form.library)
 
 
 def _related_entries(op: Op, entries: list[NativeKernelEntry]) -> list[NativeKernelEntry]:
-    """Return those of ``entries``, the kernels of all ops by device, that must be compiled together with ``op``.
+    """Return those of ``entries`` that must be compiled together with ``op``. ``entries`` are the kernels of all ops by
+    device.
 
-    They are the kernels of ``op``, of the ops that share a kernel library with it, of the ops that share one with these
-    ops, and so on.
+    The result has the kernels of ``op`` and of all ops that share a kernel library with it. It also has those of the
+    ops that share one with these ops, and so on.
     """
     ops, files = {op.spec.name}, set[Path]()
     while True:

@@ -323,8 +323,8 @@ class _LaunchReader:
 
     def _namesake(self, name: str) -> str | float | None:
         """Return the value that a parameter gets by its name alone, or None if there is none. It is the tensor ``x``
-        for ``x`` or ``x_ptr``, the scalar or the size of that name, a property of a tensor such as ``stride_x_0``, or
-        the parameter's default.
+        for ``x`` or ``x_ptr``, or a scalar, a size or a property such as ``stride_x_0``. Otherwise it is the
+        parameter's default.
         """
         short = name.removesuffix("_ptr")
         for tensor in (name, short):

@@ -434,7 +434,7 @@ class PrintedOp:
         )
 
     def _print_returning(self) -> None:
-        """Append the outer op. It calls the inner op, which writes to its arguments, and returns these arguments
+        """Append the outer op. It calls the inner op, which writes to its arguments. It returns these arguments
         together with the results.
         """
         made = iter(range(len(self.spec.results)))

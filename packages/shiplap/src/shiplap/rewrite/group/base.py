@@ -161,9 +161,11 @@ class GroupRewrite(Rewrite):
         )
 
     def _near_miss(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
-        """Return a record which says that the call ``node`` was not merged with the calls ``members`` because of the
-        node ``because``. That node is a member from which ``node`` is computed, a write to a tensor, or the start or
-        end of a ``no_grad`` or autocast block.
+        """Return a record which says that the call ``node`` was not merged with ``members`` because of the node
+        ``because``.
+
+        ``because`` is a member from which ``node`` is computed, a write to a tensor, or the start or end of a
+        ``no_grad`` or autocast block.
         """
         if because in members:
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"

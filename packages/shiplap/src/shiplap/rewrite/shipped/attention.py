@@ -379,8 +379,8 @@ def _obstacle_of_readers(node: Node) -> RewriteObstacle | None:
 
 
 def _why_qkv_unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
-    """Return the kind of obstacle, the reason, the fix and the number of matched nodes if the fused call cannot take
-    the fake q, k and v in ``held``. Return None if it can.
+    """Return a tuple if the fused call cannot take the fake q, k and v in ``held``, or None if it can. The tuple is
+    (kind of obstacle, reason, fix, number of matched nodes).
     """
     q, k, v = held
     if not q.is_floating_point():

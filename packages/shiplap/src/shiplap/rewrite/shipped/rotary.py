@@ -174,7 +174,7 @@ class Rotary(Rewrite):
         )
 
     def _unknown(self, piece: GraphPart) -> NearMiss:
-        """Return the near miss of ``piece``, a part of the graph that combines the elements of each pair, but not by
+        """Return the near miss of ``piece``, a part of the graph. It combines the elements of each pair, but not by
         cosines and sines as a rotation does.
         """
         sides = len(piece.sides)
@@ -249,8 +249,9 @@ def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | No
 
 
 def _mixes_pairs(piece: GraphPart) -> bool:
-    """Return whether each element of the result of ``piece``, a part of the graph, depends on the two elements of one
-    pair of its input ``x`` and on no other elements. This is found by running the part on random numbers.
+    """Return whether ``piece``, a part of the graph, combines the two elements of each pair of its input ``x``. Each
+    element of its result must depend on the two elements of one pair and on no others. This is found by running the
+    part on random numbers.
     """
     width = fake_value(piece.x).shape[-1]
     if width < 4 or not piece.sides:
@@ -275,9 +276,8 @@ def _mixes_pairs(piece: GraphPart) -> bool:
 def _changed_elements(
     piece: GraphPart, x: Tensor, sides: Sequence[Tensor], before: Tensor, at: tuple[int, ...]
 ) -> set[tuple[int, ...]]:
-    """Return the positions at which the result of ``piece``, a part of a graph, differs from ``before`` if the element
-    ``at`` of its input ``x`` is changed. ``before`` is the result without the change, and ``sides`` are the other
-    inputs.
+    """Return the positions at which the result of ``piece``, a part of a graph, changes with the element ``at`` of its
+    input ``x``. ``before`` is the result for the unchanged ``x``, and ``sides`` are the other inputs.
     """
     other = x.clone()
     other[at] += 1.0
@@ -332,8 +332,8 @@ def _dtype_of_products(piece: GraphPart) -> torch.dtype:
 # Microseconds before and after the rewrite. torch 2.13, one CPU thread, 8 heads of 64, 256 tokens, 2026-11-23:
 #
 def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
-    """Return the reason why replacing ``piece``, a part of the graph that rotates as ``turn`` describes, is not faster
-    than Inductor's code for the model's own calls. Return an empty text if it is faster.
+    """Return the reason why replacing ``piece`` is not faster than Inductor's code for the model's own calls. Return an
+    empty text if it is faster. ``piece`` is a part of the graph that rotates as ``turn`` describes.
     """
     x = fake_value(piece.x)
     if x.device.type == "cuda":

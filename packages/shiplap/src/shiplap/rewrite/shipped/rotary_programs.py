@@ -16,7 +16,7 @@ def _rotate_half(x: Tensor) -> Tensor:
 
 
 def _rotate_as_llama(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return the sigmoid of ``x`` rotated by halves, as Llama writes it. ``cos`` and ``sin`` are those of the angles."""
+    """Return the sigmoid of ``x`` rotated by halves, as Llama writes it. ``cos`` and ``sin`` are those of the angle."""
     return ((x * cos.unsqueeze(1)) + (_rotate_half(x) * sin.unsqueeze(1))).sigmoid()
 
 

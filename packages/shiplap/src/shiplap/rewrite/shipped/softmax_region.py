@@ -80,7 +80,8 @@ class SoftmaxRegion:
     @property
     def attends(self) -> bool:
         """Whether the calls around this softmax are an attention. In an attention, the scores come from a product of
-        two activations, queries and keys, and not from an activation and a weight of the model.
+        two activations, queries and keys. In other computations, they come from a product of an activation and a weight
+        of the model.
         """
         return self.scores is not None and not self.learned
 
