@@ -94,7 +94,7 @@ def _tensor_ctype(spec: OpSpec, arg: Arg) -> str:
 
 def _scalar_parameters(spec: OpSpec, arg: Arg) -> list[CParameter]:
     """Return the C parameters of a scalar argument. A list has two, a pointer and a length, and any other scalar has
-    one. Raise ``SL404`` for an optional scalar or a type without a C form.
+    one. Raise ``SL404`` for an optional scalar or a type that C does not have.
     """
     kind = str(arg.scalar)
     # A C scalar has no value for None, other than a number that a caller might also pass.

@@ -138,7 +138,7 @@ class LaunchProgram:
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled form of the kernel of one launch, with its architecture (such as 90) and its key, and the facts that a
+    """The compiled code of one launch's kernel for one GPU architecture (such as 90) and one key, with the data that a
     launch needs.
     """
 
@@ -209,8 +209,8 @@ def _print_cubin(cubin: Cubin) -> dict[str, Any]:
 
 
 class _Facts:
-    """The variables of a call that generated C++ declares. ``lines`` has their declarations in the order in which they
-    can be computed.
+    """The C++ variables that generated code declares for a call. ``lines`` has their declarations in the order in which
+    they can be computed.
     """
 
     def __init__(self, spec: OpSpec, parameters: Sequence[CParameter], values: Mapping[str, Expr]) -> None:
@@ -234,7 +234,9 @@ class _Facts:
         return f"n_{name}"
 
     def _value(self, name: str) -> tuple[str, str]:
-        """Return the C++ type and the C++ expression of the value of ``name``.
+        """Return the C++ type and the C++ expression of the value of ``name``. The name may be a dim, a scalar, a list,
+        a property of a tensor such as a stride, or a computed dim. It may also be an integer of the launch program, or
+        stand for the address of the workspace.
 
         The name may stand for a property of a tensor such as a stride, an integer of the launch program, the address of
         the workspace, a computed dim, a list, a scalar or a dim.

@@ -383,6 +383,10 @@ def _itemsize_dtypes(spec: OpSpec) -> str:
 
 @dataclass(frozen=True)
 class _Out:
+    """The values that the C++ template prints for one output. They are its name, its shape after the kernel has run,
+    and whether a size of it depends on data.
+    """
+
     name: str
     final_shape: str
     dynamic: bool

@@ -22,7 +22,7 @@ from shiplap.plan.steps import (
 
 
 class NoCppForm(ValueError):
-    """The error for a step that has no C++ form. Its text names the step."""
+    """The error which says that a step of a call plan cannot be written in C++. Its text names the step."""
 
 
 def step_statements(steps: Iterable[Step]) -> list[str]:
@@ -33,8 +33,8 @@ def step_statements(steps: Iterable[Step]) -> list[str]:
 
 
 def _statements_of_step(step: Step) -> list[str]:
-    """Return the C++ statements of one step of a call plan, such as a check. Raise ``NoCppForm`` if the step has no C++
-    form, as a step for each member of a list has none.
+    """Return the C++ statements of one step of a call plan, such as a check. Raise ``NoCppForm`` if the step cannot be
+    written in C++, as for a step that runs for each member of a list.
     """
     match step:
         case UnsetStep(variable, type):
@@ -116,9 +116,7 @@ def braced_text(text: Text) -> str:
 
 
 def _constant_text(text: Text) -> str:
-    """Return the joined parts of an error's text that has only constant parts. Raise ``NoCppForm`` if a part is known
-    only at run time.
-    """
+    """Return ``text``, a text of an error, as one str. Raise ``NoCppForm`` if a part is known only at run time."""
     if not all(isinstance(p, str) for p in text):
         raise NoCppForm("a label that is only known at run time")
     return "".join(p for p in text if isinstance(p, str))

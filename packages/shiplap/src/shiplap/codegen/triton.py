@@ -165,8 +165,11 @@ class _Writer:
         indent_width: int = 4,
         index_shape: Sequence[str] | None = None,
     ) -> str:
-        """Return the Triton statement that loads elements of ``input_name`` at ``indices`` into ``output_name``. The
-        signature is that of Inductor's helper for templates.
+        """Return the Triton statement that loads elements of ``input_name`` at ``indices`` into ``output_name``.
+        Elements where ``mask`` is false get the value ``other``. Without ``mask``, all elements are loaded.
+
+        The parameters are those of ``load_input`` in Inductor's templates. ``indent_width`` is not read, since the
+        statement is one line.
         """
         masked = f", mask={mask}, other={other}" if mask else ""
         return f"{output_name} = tl.load({input_name} + {self._offset(input_name, indices, index_shape)}{masked})"
@@ -179,8 +182,11 @@ class _Writer:
         indent_width: int = 4,
         val_shape: Sequence[str] | None = None,
     ) -> str:
-        """Return the Triton statement that stores ``val`` at ``indices`` of the output. The signature is that of
-        Inductor's helper for templates.
+        """Return the Triton statement that stores ``val`` at ``indices`` of the output where ``mask`` is true. ``val``
+        is broadcast to ``val_shape`` if that is given.
+
+        The parameters are those of ``store_output`` in Inductor's templates. ``indent_width`` is not read, since the
+        statement is one line.
         """
         value = _broadcast_value(val, val_shape)
         return f"tl.store(out_ptr + {self._offset(None, indices, val_shape)}, {value}, mask={mask})"

@@ -10,8 +10,8 @@ from shiplap.errors import error
 
 @dataclass(frozen=True)
 class Batching:
-    """A rule by which calls that are equal in all arguments but ``joined`` can be merged into one call of concatenated
-    arguments.
+    """A rule by which calls that differ only in the arguments ``joined`` can be merged into one call. In the merged
+    call, these arguments are concatenated along ``dim``.
 
     Attributes:
         dim: the name of the dim along which they are concatenated.
@@ -72,5 +72,7 @@ def _require_single_size(spec: OpSpec, dim: str, arg: Arg) -> bool:
 
 
 def _batching_error(spec: OpSpec, dim: str, got: str, expected: str) -> Exception:
-    """Return the error ``SL117`` for a dim along which calls of the op cannot be merged."""
+    """Return the error ``SL117`` for a dim along which calls of the op cannot be merged. ``got`` is what was found, and
+    ``expected`` is what such a dim requires.
+    """
     return error("SL117", where=f"{spec.name}, batches({dim!r})", got=got, expected=expected)

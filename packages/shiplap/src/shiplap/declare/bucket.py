@@ -27,8 +27,8 @@ Key: TypeAlias = tuple[Hashable, ...]  # values of a bucket, then dtypes and lay
 
 @dataclass(frozen=True)
 class Bucket:
-    """A class of calls that share one choice, as names with their upper bounds (``n<=4096``) or values (``k==27``). The
-    printed text can be parsed again.
+    """A class of calls that share one tuned choice. It lists the names of sizes and scalars, each with an upper bound
+    (``n<=4096``) or a value (``k==27``). The printed text can be parsed again.
     """
 
     limits: tuple[tuple[str, str, Hashable], ...] = ()
@@ -130,8 +130,8 @@ class BucketRule:
 
     @cached_property
     def _get(self) -> list[tuple[str, bool]]:
-        """Return the names of the sizes and scalars by which calls get different tuned choices. Each comes with whether
-        its value is rounded up to a power of two.
+        """Return pairs of the name of a size or scalar and a bool. Calls that differ in one of these values get
+        different tuned choices. The bool states whether the value is rounded up to a power of two first.
         """
         return [(name, kind == "pow2") for name, kind in self.kinds if kind != "none"]
 

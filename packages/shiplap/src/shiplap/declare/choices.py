@@ -66,7 +66,7 @@ def _literals(annotation: object) -> list[Any]:
 
 def to_value(arg: Arg, given: Any) -> Any:
     """Return the value that the torch schema carries for ``given``. If the argument is declared with an ``Enum`` and
-    ``given`` is a member of it, that is the member's value. Any other value is returned unchanged.
+    ``given`` is a member of it, return the member's value. Otherwise return ``given`` unchanged.
     """
     return given.value if arg.members is not None and isinstance(given, arg.members) else given
 

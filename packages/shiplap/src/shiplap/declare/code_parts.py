@@ -12,8 +12,8 @@ AnyValue: TypeAlias = Any  # an author's code may hold a value of any type
 
 
 class _ListsPublicNames(ABCMeta):
-    """A metaclass of classes whose ``dir()`` shows ``_public_names`` and no internal name. Completion in a shell
-    therefore does the same.
+    """A metaclass for classes that have internal names. ``dir()`` of such a class lists only names with an underscore
+    and those in ``_public_names``. Completion in a shell therefore shows no internal name.
 
     Python's shell looks at the bases of a class one by one, so each of them needs this metaclass.
     """

@@ -164,7 +164,7 @@ def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
 
 
 class _HomeModule(NamedTuple):
-    """The module of the code that is being described, as its name and its globals."""
+    """The name and the globals of the module that contains the code which the walk describes."""
 
     module: str
     names: dict[str, AnyValue]
@@ -212,7 +212,7 @@ class _CodeWalk:
         return frozenset(state)
 
     def add(self, kind: Kind, text: str, value: AnyValue = None) -> None:
-        """Append a part to the found code, with its kind, such as ``"file"``, its text for digests and its value."""
+        """Append a part to the found code, with its kind such as ``"file"``, its text for digests, and its value."""
         self.parts.append(CodePart(kind, text, value))
 
     # --- a value where it is used -------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class _CodeWalk:
         return f"#{number}"
 
     def _set(self, members: set[AnyValue] | frozenset[AnyValue]) -> str:
-        """Return a set as text, sorted by digests of its members, so that the hash seed does not matter."""
+        """Return a set as text that does not depend on the order of its members, and so not on the hash seed."""
         if all(type(m) in PLAIN for m in members):
             return f"{{{', '.join(sorted(map(self.text, members)))}}}"
         digests = []
@@ -258,20 +258,20 @@ class _CodeWalk:
         return f"{{{', '.join(sorted(d for d, _ in digests))}}}"
 
     def _path(self, path: str) -> str:
-        """Return a path as text by its last part, since folders differ. Add the content of an existing file."""
+        """Return a path as text by its last part, since folders differ between machines. Add the file there, if any."""
         if os.path.isfile(path):
             self._file(path)
             return f"path {os.path.basename(path)}"
         return f"path {os.path.basename(path)}" if os.path.isdir(path) else plain_text(path)
 
     def _file(self, path: str) -> None:
-        """Add a file with its name and the digest of its content. Without digests, the text of the part is empty."""
+        """Add a file, with its name and a digest of its content. If the walk reads no data, its text is empty."""
         self.add("file", f"{os.path.basename(path)} {file_digest(path)}" if self.reads_data else "")
 
     # --- what cannot be followed --------------------------------------------------------------------------------------
 
     def _unfollowed(self, why: str) -> None:
-        """Add ``why``, the reason why code cannot be read, such as ``eval``, and add the files of its module."""
+        """Add the reason ``why`` code cannot be read, such as ``eval``, and the files of the module that it is in."""
         self.add("unfollowed", why, why)
         self._files_of(self._home)
 
@@ -292,14 +292,14 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(value)}")
 
     def _state(self, name: str) -> None:
-        """Add a part which states that calls change ``name``, in place of its value, and the files of its module."""
+        """Add the text that calls change ``name``, in place of its value, and the files of the module."""
         self.add("data", f"{name} changes")
         self._files_of(self._home)
 
     # --- descriptions -------------------------------------------------------------------------------------------------
 
     def _describe(self, value: AnyValue) -> None:
-        """Add the parts of a value from the queue, which depend on its type, such as function, class or object."""
+        """Add the parts that describe a value from the queue. They depend on its type, such as function or class."""
         if isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, MethodType):
@@ -331,7 +331,7 @@ class _CodeWalk:
             self._object(value)
 
     def _container(self, value: AnyValue) -> None:
-        """Add the members of a list, dict or deque. At most ``MOST_CONSTANTS`` of its constants stay parts."""
+        """Add a list, dict or deque as one part. At most ``MOST_CONSTANTS`` of its constants are added as parts."""
         pairs = isinstance(value, Mapping)
         before = len(self.parts)
         texts = [f"{self.text(k)}: {self.text(v)}" for k, v in value.items()] if pairs else list(map(self.text, value))
@@ -377,7 +377,7 @@ class _CodeWalk:
             self.add("data", f"{name}={self.text(value)}")
 
     def _global(self, name: str, value: AnyValue, use: CodeUse) -> None:
-        """Add a global of a function. Of a module, add the attributes with names that the code (``use``) mentions."""
+        """Add a global of a function. For a module, add its attributes whose names are in ``use``, the code's names."""
         if name in MODULE_NAMES:
             return
         if not isinstance(value, ModuleType):
@@ -394,7 +394,7 @@ class _CodeWalk:
             self._attribute(f"{name}.{other}", held[other], use)
 
     def _attribute(self, name: str, value: AnyValue, use: CodeUse) -> None:
-        """Add an attribute of a module, with the names of ``use`` in it. A module being visited is not entered."""
+        """Add an attribute of a module. An attribute that is a module and is being visited is not added again."""
         if not isinstance(value, ModuleType):
             self._named(name, value)
         elif id(value) not in self._numbers:
@@ -416,7 +416,7 @@ class _CodeWalk:
                 self.add("data", f"${name}={os.environ.get(name)!r}")
 
     def _import(self, fn: FunctionType, level: int, name: str, names: tuple[str, ...]) -> None:
-        """Add the module ``name``, which ``fn`` imports when it runs, by digests of its files, without loading it."""
+        """Add the files of the module ``name``, which ``fn`` imports when it runs, by digests, without importing it."""
         package = str(fn.__globals__.get("__package__") or "")
         full = resolve_name("." * level + name, package) if level and package else name
         top = top_package(full)
@@ -428,7 +428,7 @@ class _CodeWalk:
                 self.add("file", f"{file} {digest}")
 
     def _operator(self, name: str) -> None:
-        """Add an operator of ``torch.ops``, as Shiplap's op or as unknown code. torch's own add nothing."""
+        """Add the declared op of a ``torch.ops`` name, or a note that its code is unknown. For torch's own add none."""
         if top_package(name.replace("::", ".")) in TORCHS_OWN:
             return
         op = find_op(name)
@@ -440,7 +440,7 @@ class _CodeWalk:
         self._unfollowed(f"torch.ops.{name}")
 
     def _foreign_function(self, fn: FunctionType) -> None:
-        """Add a function of Python, torch or a library by version and name, and the functions that it wraps."""
+        """Add the version and name of a function of a well-known library, and the functions that it wraps."""
         top = top_package(defining_module(fn))
         self.add("library", f"{version_text(top)} {defining_module(fn)}.{fn.__code__.co_qualname}", top)
         inner = [closure_cell_value(cell) for cell in fn.__closure__ or ()]
@@ -450,7 +450,7 @@ class _CodeWalk:
                 self.add("data", self.text(value))
 
     def _class(self, cls: type) -> None:
-        """Add a class by its bases and members. Of a well-known library, add its version and the class's name."""
+        """Add the bases and members of a class, or for a class of a well-known library its version and name."""
         module = defining_module(cls)
         if version_covers_code(top_package(module)):
             self.add("library", f"{version_text(top_package(module))} {module}.{cls.__qualname__}", top_package(module))
@@ -466,7 +466,7 @@ class _CodeWalk:
             self._named(name, member)
 
     def _object(self, value: AnyValue) -> None:
-        """Add an instance of an author's class by its class and attributes, and by its value if it has one."""
+        """Add the class and attributes of an instance of an author's class, and its value if it is a number or such."""
         cls = type(value)
         self.add("data", f"object of {self.text(cls)}")
         self._home = _HomeModule(
@@ -500,7 +500,7 @@ class _CodeWalk:
                 self._named(name, held[name])
 
     def _native(self, value: AnyValue) -> None:
-        """Add a compiled function by its name and library version, or by the file of an author's extension."""
+        """Add the name and library version of a compiled function, or the file of an author's compiled extension."""
         owner = getattr(value, "__self__", None)
         module = defining_module(owner) if isinstance(owner, type) else defining_module(value)
         name = f"{module}.{getattr(value, '__qualname__', '')}"
@@ -515,14 +515,14 @@ class _CodeWalk:
             self._unfollowed(f"{name}, which is not written in Python")
 
     def _tensor(self, value: Tensor) -> None:
-        """Add a tensor by its form and values. If its values cannot be read, add that."""
+        """Add the dtype, shape and values of a tensor. If the values cannot be read, add a note of that."""
         text, read = tensor_text(value) if self.reads_data else ("", True)
         self.add("data", text)
         if not read:
             self._unfollowed("values of a tensor that cannot be read")
 
     def _foreign_object(self, value: AnyValue) -> None:
-        """Add an object of a well-known library by class and version, and by the function it wraps or its data."""
+        """Add the class and version of a well-known library's object, and the function that it wraps or its data."""
         cls = type(value)
         module, top = defining_module(cls), top_package(defining_module(cls))
         self.add("library", f"{version_text(top)} {module}.{cls.__qualname__}", top)
@@ -540,7 +540,7 @@ class _CodeWalk:
             self._reduced(value)
 
     def _library(self, path: AnyValue) -> None:
-        """Add a library that ``ctypes`` has opened by its file. If there is no file, add that."""
+        """Add the file of a library that ``ctypes`` has opened. If there is no such file, add a note of that."""
         if isinstance(path, str) and os.path.isfile(path):
             self._file(path)
         else:
@@ -555,7 +555,7 @@ class _CodeWalk:
         return bool(functions)
 
     def _of_torch(self, value: AnyValue) -> None:
-        """Add an object of torch, which is a module, a dtype or the like, an operator, or a wrapped function."""
+        """Add an object of torch, such as a module (by its attributes), a dtype (by its name) or an operator."""
         if isinstance(value, torch.nn.Module):
             self._attributes(value)
         elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
@@ -568,7 +568,7 @@ class _CodeWalk:
             self._wrapped(value)
 
     def _triton(self, value: AnyValue) -> None:
-        """Add a Triton function by its settings and the syntax that Triton reads, or another object of Triton."""
+        """Add the settings of a Triton function and the syntax that Triton reads, or another object's attributes."""
         held = vars(value) if has_instance_dict(value) else {}
         function = held.get("fn")
         if function is None:
@@ -583,7 +583,7 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(held[name])}")
 
     def _reduced(self, value: AnyValue) -> None:
-        """Add an object by the data that ``copy`` and ``pickle`` read, or the reason why it cannot be copied."""
+        """Add the data by which ``copy`` and ``pickle`` rebuild an object, or a note of why it cannot be copied."""
         try:
             reduced = value.__reduce_ex__(4)
         except Exception as e:  # any code may run here

@@ -165,8 +165,8 @@ def read_space(
 
 
 def _require_c_configs(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[Env], Values] | None) -> None:
-    """Raise ``SL116`` unless all configs of a C kernel are integers with the same names. The C code reads them by
-    position.
+    """Raise ``SL116`` unless ``fixed``, all configs of a C kernel, and its default ``chosen``, if there is one, are
+    integers with equal names. The C code reads them by position.
     """
     if not fixed:
         raise error("SL116", where=where, got="a function", expected="a list: a C kernel's header names its parameters")
@@ -177,8 +177,8 @@ def _require_c_configs(where: str, fixed: tuple[Config, ...], chosen: Config | C
 
 
 def _read_config(where: str, values: Values, keywords: frozenset[str] | None) -> Config:
-    """Return a config from a dict of names and values. Raise ``SL116`` for other types, and for a name that is not in
-    ``keywords``.
+    """Return a config from a dict of names and values. Raise ``SL116`` if a name is not in ``keywords``, or if a name
+    or value has a type that a config cannot have.
     """
     if not isinstance(values, Mapping) or not values or not all(isinstance(k, str) for k in values):
         raise error("SL116", where=where, got=repr(values), expected="a dict of names and values")

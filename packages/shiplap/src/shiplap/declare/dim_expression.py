@@ -191,7 +191,9 @@ class Expr:
 
 
 class _FromEnv(ast.NodeTransformer):
-    """The replacement of names by lookups in ``env``, so that an argument called ``min`` hides no function."""
+    """A transformer that replaces the names in an expression by lookups in ``env``. An argument called ``min``
+    therefore hides no function.
+    """
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         """Return the call with its arguments converted to lookups in ``env``. The name of the function stays."""

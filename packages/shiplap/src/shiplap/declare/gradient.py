@@ -149,7 +149,8 @@ class Backward(HasCode):
         """Return the gradient of ``spec`` that is computed by other declared ops. Each is called only if one of its
         results is needed.
 
-        Raise ``SL110`` if an op does not fit ``spec``, or if two ops compute the same gradient.
+        ``surrogate`` and ``once_differentiable`` are stored as the attributes of these names. Raise ``SL110`` if an op
+        does not fit ``spec``, or if two ops compute one gradient.
         """
         parts = tuple(GradientOp.read(spec, op) for op in ops)
         given = [name for part in parts for name in part.gives]
@@ -175,9 +176,10 @@ class Backward(HasCode):
         """Return the gradient of ``spec`` that the function ``fn`` computes. Check its parameters and the names that it
         saves.
 
-        ``saves`` names arguments and results. By default they are those that ``fn`` reads. ``strided`` states whether
-        ``fn`` takes tensors with any strides. Raise ``SL110`` for an unknown name, and for a surrogate that takes other
-        arguments than the op. Raise ``SL134`` if the reads of ``fn`` cannot be found.
+        ``saves`` names arguments and results. If it is None, they are those that ``fn`` reads. ``strided`` states
+        whether ``fn`` takes tensors with any strides. ``surrogate`` and ``once_differentiable`` are stored as the
+        attributes of these names. Raise ``SL110`` for an unknown name, and for a surrogate that takes other arguments
+        than the op. Raise ``SL134`` if the reads of ``fn`` cannot be found.
         """
         if spec.mutated:
             raise error(

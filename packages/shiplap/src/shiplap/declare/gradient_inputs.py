@@ -31,7 +31,7 @@ def read_gradient_function(spec: OpSpec, fn: Callable[..., Gradients]) -> Callab
 
     def refuse(got: str, fix: str = "") -> ShiplapError:
         """Return the error ``SL110`` for a gradient function with other parameters than ``grad``, ``saved`` and
-        ``needs``. ``got`` describes them.
+        ``needs``. ``got`` describes them, and ``fix`` is the remedy, if there is one.
         """
         return error("SL110", where=spec.name, got=got, expected=expected, fix=fix or three)
 

@@ -184,8 +184,8 @@ class Kernel(HasCode):
         return self if self.space is None else self.with_config(self.space.default(call.env))
 
     def with_config(self, config: Config) -> Self:
-        """Return a copy of this kernel with the compile-time values of ``config``. For equal configs, it is the same
-        object.
+        """Return a copy of this kernel with the compile-time values of ``config``. Each config has one copy, which is
+        made at the first request.
         """
         variant = self._variants.get(config)
         if variant is None:
@@ -261,8 +261,8 @@ def read_terms(
     prior: Prior | None = None,
     strided: bool | Iterable[str] = (),
 ) -> KernelTerms:
-    """Return the keywords of ``Op.kernel`` as checked data. Raise ``SL105``, ``SL116`` or ``SL122`` for invalid
-    keywords.
+    """Return the keywords of ``Op.kernel`` as checked data. :class:`KernelTerms` describes them. Raise ``SL105``,
+    ``SL116`` or ``SL122`` for invalid keywords.
     """
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)

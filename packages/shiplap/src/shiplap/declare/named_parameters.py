@@ -37,8 +37,8 @@ class NamedParameters:
         return frozenset(name for name, p in self.named.items() if p.default is not p.empty)
 
     def split(self, names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return ``(by position, by keyword)``. The first are the ``names`` that a call passes by position, in the
-        order of the function. The second are the others.
+        """Return ``names`` as a pair (by position, by keyword). The first part has those that a call passes by
+        position, in the order of the function. The second part has all other names.
         """
         wanted = dict.fromkeys(names)
         positional: list[str] = []
@@ -81,7 +81,7 @@ def bind_names(
 
     def refuse(got: str, fix: str = "") -> ShiplapError:
         """Return the error with the catalogue number ``id`` for a function whose parameters do not have the expected
-        names. ``got`` describes them.
+        names. ``got`` describes them, and ``fix`` is the remedy, if there is one.
         """
         return error(id, where=where, got=got, expected=f"parameters among {', '.join(names)}", fix=fix)
 

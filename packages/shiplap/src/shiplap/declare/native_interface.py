@@ -56,15 +56,16 @@ class NativeBinding(ABC):
 
 @dataclass(eq=False)  # one kernel's state is no other's, whatever the values
 class NativeForm:
-    """The C function behind a kernel, and the state of its native binding. All configs share it.
+    """The C function behind a kernel, and the state of its native binding. It is one object for all configs of the
+    kernel.
 
     Attributes:
         library: the path of its library, which may be found elsewhere.
         symbol: the name of the function in the library.
         strided: the arguments that it takes with any strides.
         align: the alignment in bytes that it needs of tensor addresses.
-        signature: the stamp of the prototype with which the library must have been built.
-        without_signature: whether the author has declared that the library has no stamp.
+        signature: the digest of the C prototype for which the library must have been built.
+        without_signature: whether the author has declared that the library contains no such digest.
         calls: the number of calls that Python has run. It is negative if calls are no longer counted.
         why: the reason why there is no native binding, or an empty text.
         place: the folder of the library that is built.
@@ -110,7 +111,7 @@ class NativeForm:
         return True
 
     def connect(self, binding: ctypes.CDLL) -> None:
-        """Take the pointers that this kernel needs from ``binding``, an opened library that contains the function. The
+        """Take from ``binding``, an opened library that contains the function, the pointers that this kernel needs. The
         default does nothing.
         """
 

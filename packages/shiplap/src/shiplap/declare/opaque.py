@@ -73,7 +73,9 @@ def traced_arguments(spec: OpSpec, args: Args) -> Args:
 
 
 def guarded_fields(value: Opaque) -> list[Any]:
-    """Return the values of the declared fields of an object. Compiled code is reused only while they are the same."""
+    """Return the values of the declared fields of an object. Compiled code is reused only for an object with equal
+    values.
+    """
     return [graph_objects.read_attribute(value, name) for name in value.fields]
 
 

@@ -134,8 +134,9 @@ _EXPECTED = (
 def _read_returns(
     where: str, parts: Sequence[object], shared: Sequence[str], names: Sequence[str]
 ) -> tuple[Return, ...]:
-    """Return the declared results in order. Raise ``SL109`` for an annotation that cannot be returned, and ``SL130``
-    for an alias that is no tensor.
+    """Return the results declared by the annotations ``parts``, in order. ``shared`` holds for each the argument that
+    it is or views, or an empty text, and ``names`` holds their names. Raise ``SL109`` for an annotation that cannot be
+    returned, and ``SL130`` for an alias that is no tensor.
     """
     returns = []
     for name, part, alias in zip(names, parts, shared, strict=True):

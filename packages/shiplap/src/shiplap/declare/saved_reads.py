@@ -35,15 +35,15 @@ class _KnownValue:
 
     @property
     def parts(self) -> tuple[object, ...]:
-        """The objects whose identity determines whether two values are the same. They are not compared by value, since
-        comparing tensors gives tensors.
+        """The objects that two known values must share to be equal. They are compared by identity, since comparing
+        tensors gives tensors.
         """
         return self.value, *self.owner
 
 
 @dataclass(frozen=True)
 class _AnyOf:
-    """An iterator over a tuple that is written in the code, or one of the tuple's members."""
+    """A value that stands for an iterator over a tuple written in the code, or for one of the tuple's members."""
 
     members: tuple[object, ...]
 
@@ -285,8 +285,10 @@ class _CodeBodyWalk:
 
     def other(self, ins: dis.Instruction, name: str, takes: int | None) -> None:
         """Change the symbolic stack for an instruction that makes an untracked value from ``takes`` operands. If
-        ``takes`` is None, assume as many as possible. Raise ``UnknownReads`` if the followed parameter is among them,
-        unless the instruction is harmless.
+        ``takes`` is None, assume as many as possible.
+
+        Raise ``UnknownReads`` if the followed parameter is among them, unless the instruction is one that reads no
+        attribute (``_HARMLESS``).
         """
         effect = dis.stack_effect(ins.opcode, ins.arg if ins.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
         if takes is None:  # at least what it makes less; any other depth is possible
@@ -433,8 +435,8 @@ class _CodeBodyWalk:
 
 
 def _merged_stack(first: _Stack, second: _Stack) -> _Stack:
-    """Return the symbolic stack where two paths of the code meet. A value that may be the followed parameter on one of
-    them counts as the parameter.
+    """Return the symbolic stack where two paths of the code, with the stacks ``first`` and ``second``, meet. A value
+    that may be the followed parameter on one of them counts as the parameter.
     """
     pairs = zip(first, second, strict=False)  # of two depths, one way was never taken
     return [a if a is b or a == b else _PARAMETER if _PARAMETER in (a, b) else _OTHER for a, b in pairs]

@@ -126,7 +126,7 @@ def _result_schema(result: Return, letters: Mapping[str, str]) -> str:
 
 
 def _schema_type(arg: Arg, tensor: str) -> str:
-    """Return the schema type of an argument or a result, without the mark of an optional one. ``tensor`` is the text
+    """Return the schema type of an argument or a result, without the ``?`` of an optional one. ``tensor`` is the text
     for a tensor.
     """
     size = str(arg.length or "")

@@ -43,7 +43,9 @@ class ShardingRule:
 
 
 def _sharded_part_text(part: ShardedPart) -> str:
-    """Return, as text, how a DTensor argument is distributed, such as ``cut along <axis>``, ``whole`` or ``sum``."""
+    """Return, as text, how the devices hold a DTensor argument. It is ``cut along <axis>``, or the declared word, such
+    as ``whole`` or ``sum``.
+    """
     return f"cut along {part}" if isinstance(part, int) else part
 
 

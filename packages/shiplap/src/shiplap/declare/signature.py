@@ -173,8 +173,8 @@ def _check_unordered(spec: OpSpec) -> None:
 
 
 def _read_tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] | None:
-    """Return the declared tolerance as ``(relative error, reason)``, or None if there is none. Raise ``SL118`` unless
-    it is a number between 0 and 1 with a reason.
+    """Return ``given``, the declared tolerance, as ``(relative error, reason)``. Return None if it is None. Raise
+    ``SL118`` unless it is a number between 0 and 1 with a reason.
     """
     if given is None:
         return None

@@ -122,7 +122,8 @@ def read_template(
     default: bool = True,
 ) -> Template:
     """Return the template in the file ``source`` beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``). If ``source``
-    is a function of PyTorch, return a template of that function. Raise ``SL114`` if it cannot be used.
+    is a function of PyTorch, return a template of that function. The keywords are those of :class:`TemplateKeywords`.
+    Raise ``SL114`` if the template cannot be used.
     """
     # Inductor compiles a function of PyTorch itself, so that it has no source file.
     if callable(source):

@@ -99,7 +99,9 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
     second = SecondDerivative(spec, backward, formula)
 
     def set_up(ctx: BackwardContext, inputs: Args, output: Result) -> None:
-        """Save the tensors, scalars and tensor shapes of a call that the declared backward reads in ``ctx``."""
+        """Save in ``ctx`` the tensors, scalars and tensor shapes that the declared backward reads. They are found among
+        ``inputs`` and ``output``, the arguments and results of the call.
+        """
         outs = output if isinstance(output, tuple) else (output,)
         flat: list[Tensor] = []
         layout = [(n, _store_tensors(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
@@ -208,8 +210,8 @@ def _no_gradient_error(spec: OpSpec, got: str) -> ShiplapError:
 def _make_recorders(
     spec: OpSpec, backward: Backward | None, formula: Formula, changes: Sequence[int]
 ) -> tuple[dispatcher_transforms.AutogradFunction, dispatcher_transforms.AutogradFunction]:
-    """Return the two autograd functions that record a call of the op. The first is for calls outside of the transforms
-    of torch.func, the second for calls inside.
+    """Return two autograd functions that record a call of the op. The first is for calls outside of the transforms of
+    torch.func, and the second is for calls inside.
 
     ``changes`` holds the positions of the arguments that are written to. These are returned behind the outputs, and
     their gradient raises the error of a missing backward.
@@ -388,8 +390,9 @@ def detach_results(spec: OpSpec, result: Result) -> Result:
 
 
 def _flatten_traced_results(spec: OpSpec, output: Result) -> tuple[Result, ListLengths]:
-    """Return the results of an op as one tuple in which all lists are flattened, and for each result the length of its
-    list or None. The op's results are determined only by a run of the reference.
+    """Return the results of an op as one tuple in which all lists are flattened. Return with it the length of each
+    result's list, or None for a result that is no list. The op is one whose results are determined only by a run of the
+    reference.
     """
     values = (output,) if len(spec.made) == 1 else cast("tuple[Value, ...]", output)
     nest: ListLengths = [len(v) if isinstance(v, (list, tuple)) else None for v in values]
@@ -397,8 +400,8 @@ def _flatten_traced_results(spec: OpSpec, output: Result) -> tuple[Result, ListL
 
 
 def _nest_results(result: Result, made: Sequence[ListLengths]) -> Result:
-    """Return the flat results of a recorded call in their declared form, with lists. ``made`` holds one item with the
-    length of each result's list. If no result was flattened, it is empty.
+    """Return the flat results of a recorded call with their lists restored, as they are declared. ``made`` holds one
+    item with the length of each result's list. If no result was flattened, ``made`` is empty.
     """
     if not made:
         return result
@@ -451,7 +454,8 @@ def _flatten_lists(values: Iterable[T | Sequence[T]]) -> tuple[T, ...]:
 def _nest_lists(values: tuple[T, ...], nest: ListLengths) -> tuple[T | list[T], ...]:
     """Return the flat ``values`` with their lists restored. This is the inverse of :func:`_flatten_lists`.
 
-    ``nest`` holds the length of each list, and None for other values.
+    ``nest`` holds the length of each list, and None for a value that is no list. If ``nest`` itself is None, return
+    ``values`` unchanged.
     """
     if nest is None:
         return values
@@ -484,8 +488,8 @@ def _store_tensors(flat: list[Tensor], value: Value) -> SavedSlot:
 
 
 def _load_tensors(flat: tuple[Tensor, ...], slot: SavedSlot) -> Value:
-    """Return the saved tensor at the position ``slot`` of ``flat``, or a list of the tensors at several positions.
-    Return None if ``slot`` is None.
+    """Return the saved tensor at the position ``slot`` of ``flat``. If ``slot`` is a list of positions, return a list
+    of tensors. Return None if ``slot`` is None.
     """
     if slot is None:
         return None

@@ -79,7 +79,9 @@ def compile_recorder(
 
 
 def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a new tensor of zeros. It stands for the gradient of a result that the loss does not depend on."""
+    """Return a new tensor of zeros of this shape and dtype. It stands for the gradient of a result that the loss does
+    not depend on.
+    """
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
@@ -240,7 +242,9 @@ def _gradient_check_source(spec: OpSpec, backward: Backward) -> str:
 
 
 def _gradient_refusal_source(backward: Backward, tensors: list[str], wanted: str) -> str:
-    """Return the Python source of the call that raises the error for wrong gradients of the declared backward."""
+    """Return the Python source of the call that raises the error for wrong gradients of the declared backward.
+    ``tensors`` are the tensor arguments, and ``wanted`` is the source of the flags of those that need a gradient.
+    """
     known = {name for each in backward.ops for name in each.gives}
     result = f"{{{', '.join(f'{n!r}: d_{n}' for n in tensors if n in known)}}}" if backward.ops else "result"
     return f"refuse({result}, {', '.join(f's_{n}' for n in tensors)}, {wanted})"
@@ -255,8 +259,8 @@ def _saved_tensor_names(spec: OpSpec, backward: Backward) -> list[str]:
 
 
 def _tensor_shape_source(arg: Arg) -> str:
-    """Return the Python source of the shape of a tensor argument. It is None for an optional argument that is
-    absent.
+    """Return the Python source of the shape of a tensor argument. In generated code, its value is None if the argument
+    is optional and absent.
     """
     name = argument_variable(arg)
     return f"None if {name} is None else {name}.shape" if arg.optional else f"{name}.shape"

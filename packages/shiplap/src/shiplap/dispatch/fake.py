@@ -70,9 +70,11 @@ def make_fake(op: OpState) -> Callable[..., Result]:
 
 
 def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
-    """Raise ``SL210`` if a tensor that is written to shares memory with another tensor, as for real tensors.
+    """Raise ``SL210`` if a tensor that is written to shares memory with another tensor, as the check of real tensors
+    does.
 
-    A graph may copy the tensors that are written to before each call. The real call would then not find the overlap.
+    A graph may copy the tensors that are written to before each call. The check in the real call would then not find
+    the overlap.
     """
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     members = {a.name: list(tensors_in_arguments((given[a.name],))) for a in spec.tensors}
@@ -87,8 +89,8 @@ def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
 
 
 def _why_not_functionalizable(spec: OpSpec) -> str:
-    """Return the reason why torch cannot functionalize the op, that is replace it in a graph by an op that does not
-    write. Return an empty text if it can.
+    """Return the reason why torch cannot replace the op in a graph by one that writes to no argument (functionalize
+    it). Return an empty text if it can.
     """
     if not spec.mutated or spec.view:
         return ""

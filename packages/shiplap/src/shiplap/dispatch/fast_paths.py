@@ -73,15 +73,15 @@ def make_fast_path(op: Executor) -> FastPath:
 
 
 def stays_in_python(op: Executor, device: str) -> bool:
-    """Return whether ``op`` has no native (C++) binding and a kernel on ``device`` that stays in Python and can repeat
-    a call without checks of its arguments.
+    """Return whether Python will run the calls of ``op`` on ``device`` and can repeat them without checks of the
+    arguments. This needs a kernel on ``device`` that native code will not take over, and no attached native code.
     """
     return op.native is None and any(k.stays_in_python and k.can_repeat for k in op.kernels.get(device, ()))
 
 
 def make_fast_execute(op: Executor) -> FastPath | None:
-    """Return a generated function for ``op.execute`` without gradients, which stores how to repeat each kind of call
-    and repeats it. Return None if no kernel on the CPU stays in Python.
+    """Return a generated function that replaces ``op.execute`` for calls without gradients. It stores how to repeat
+    each kind of call and repeats it. Return None unless :func:`stays_in_python` is true for ``op`` on the CPU.
     """
     return compile_fast_path(op, "cpu", op.execute_anew) if stays_in_python(op, "cpu") else None
 
@@ -186,8 +186,10 @@ def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
 
     def start(call: Binding, key: Hashable | None = None) -> Result:
         """Run ``call``, whose arguments are checked, and return its result. Store a function that repeats it under
-        ``key``. Store none if the key is None, if the kernel has no such function, or if calls are recorded for tuning
-        or lack a tuned choice.
+        ``key``.
+
+        Store none if the key is None or if the kernel has no such function. Store none either while calls are recorded
+        for tuning, or if the call lacks a tuned choice.
         """
         kernel = op.pick_kernel(call)
         if kernel is None or key is None:
@@ -326,9 +328,10 @@ def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list
 
 
 def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: Sequence[str], leave: str) -> list[str]:
-    """Return the Python source lines that execute the statement ``leave`` for calls that need the dispatcher. These are
-    calls in which a tensor is not plain, a scalar has another type than declared or exceeds 64 bits, or one of the
-    source ``conditions`` holds.
+    """Return the Python source lines that execute the statement ``leave`` for calls that need the dispatcher.
+
+    These are calls with a tensor that is not plain, or with a scalar that has another type than declared or exceeds 64
+    bits. They are also calls for which one of the source ``conditions`` holds.
     """
     strange = [not_plain_tensor(a, device) for a in tensors]
     kinds = [type_test(a) for a in spec.scalars if a.scalar != "int"]
@@ -370,7 +373,8 @@ def type_test(arg: Arg) -> str:
 
 def cache_key_part(arg: Arg, address: str = "") -> str:
     """Return the Python source of an argument's part of a call's key. It is the layout and alignment of a tensor, or
-    the value of a scalar. A float is represented as text, since -0.0 equals 0.0.
+    the value of a scalar. A float is represented as text, since -0.0 equals 0.0. ``address`` is the source of the
+    tensor's address, if another expression than the usual one is to be used.
     """
     v = argument_variable(arg)
     if arg.tensor is not None:

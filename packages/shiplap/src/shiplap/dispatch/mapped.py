@@ -22,15 +22,16 @@ def needs_vmap_rule(spec: OpSpec) -> bool:
 
 
 def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[..., Any]:
-    """Return the rule of the op for ``torch.vmap``. It calls ``overload()`` for each sample and stacks the results.
+    """Return the function by which ``torch.vmap`` calls the op. It calls ``overload()`` for each sample and stacks the
+    results.
 
     The rule raises ``SL138`` if the results of different samples cannot be one tensor, or if samples would write to the
     same memory. It raises it also if random numbers must not differ.
     """
 
     def refuse_shared(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Raise ``SL138`` if an argument that the op writes to is not batched under ``torch.vmap``. All samples would
-        write to the same memory.
+        """Raise ``SL138`` if the op writes to an argument that is not batched under ``torch.vmap``, because all samples
+        would write to its memory.
         """
         given = spec.complete(args, kwargs)
         for arg, value in zip(spec.args, given, strict=True):
@@ -71,7 +72,7 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
 
 def _stack_sample_results(spec: OpSpec, results: Sequence[Any]) -> Any:
     """Return the results of all samples as one result, with the samples along a new first dim of each tensor. Raise
-    ``SL138`` if shapes, lengths or numbers differ.
+    ``SL138`` if the samples' results differ in shape, in the length of a list or in a number.
     """
     first = results[0]
     if isinstance(first, Tensor):
@@ -90,7 +91,7 @@ def _stack_sample_results(spec: OpSpec, results: Sequence[Any]) -> Any:
 
 def _vmap_error(spec: OpSpec, got: str, fix: str = "") -> ShiplapError:
     """Return the error ``SL138`` for a call of the op under ``torch.vmap`` that has no single result. ``got`` names the
-    obstacle.
+    obstacle, and ``fix`` is the remedy, if there is one.
     """
     where, expected = f"torch.vmap of {spec.name}", "one result for all samples"
     return error("SL138", where=where, got=got, expected=expected, fix=fix)

@@ -333,7 +333,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """Declare that calls can be merged into one call if they differ only in the arguments that have one of
         ``dims``. The merged call gets these arguments concatenated along that dim.
 
-        For example, ``mm.batches("n")`` declares that products with the same left matrix are columns of one product.
+        For example, ``mm.batches("n")`` declares that products with an equal left matrix are columns of one product.
         ``sl.rewrites`` merges such calls if that is faster (:class:`shiplap.rewrite.group.JoinedCalls`).
         """
         self.batching = tuple(read_batching(self.spec, dim) for dim in dims)
@@ -476,8 +476,8 @@ def _function_home(fn: Callable[..., Returned]) -> str:
 
 
 def _is_same_home(a: Callable[..., Returned], b: Callable[..., Returned]) -> bool:
-    """Return whether ``a`` and ``b`` are the same function of the source. They are if a cell was run twice, or if a
-    file was both imported and run as ``__main__``.
+    """Return whether ``a`` and ``b`` are defined by one function of the source. This is so if a notebook cell was run
+    twice, or if a file was both imported and run as ``__main__``.
     """
     files = [fn.__code__.co_filename if isinstance(fn, FunctionType) else None for fn in map(unwrap, (a, b))]
     return _function_home(a) == _function_home(b) or (
@@ -493,8 +493,8 @@ def _read_backward(
     strided: bool = False,
     once_differentiable: bool | None = None,
 ) -> Backward:
-    """Return the declared gradient of an op, given in ``parts`` as one function or as several ops. Raise ``SL110`` for
-    a mixture, or for ``saves`` with ops.
+    """Return the declared gradient of an op, given in ``parts`` as one function or as several ops. All other arguments
+    are the keywords of ``Op.backward``. Raise ``SL110`` for a mixture, or for ``saves`` with ops.
     """
     ops = [part for part in parts if isinstance(part, Op)]
     if not ops and len(parts) == 1:

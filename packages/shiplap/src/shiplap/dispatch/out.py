@@ -170,7 +170,8 @@ class OutVariant:
         self, args: Args, kwargs: dict[str, Value], given: Args, workspace: Tensor | None, cause: Exception
     ) -> None:
         """Raise the catalogue error that Python's checks find in a call of the out-variant which failed with ``cause``.
-        Return if they find none.
+        ``given`` are the outputs of the call, and ``workspace`` is its workspace or None. Return if the checks find no
+        error.
         """
         # A catalogue error needs no explanation, and the caller raises it again.
         if isinstance(cause, ShiplapError):
@@ -235,8 +236,8 @@ class OutVariant:
             self.plan.check_scratch(call, scratch)
 
     def _check_call(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
-        """Check the caller's outputs and workspace. Return the outputs with the kernel picked for the call, which is
-        None for the reference.
+        """Check ``given``, the caller's outputs, and ``scratch``, the caller's workspace, if there is one. Return the
+        outputs with the kernel picked for the call, which is None for the reference.
         """
         self.plan.check(call, given)
         if scratch is not None:

@@ -203,8 +203,8 @@ def _with_own_memory(value: Value, owned: list[Tensor]) -> Value:
 
 
 def result_of_outputs(outs: Outputs) -> Tensor | Outputs | None:
-    """Return the result of an op in the form that callers get. It is the only output itself, several outputs as a
-    tuple, or None if there are none.
+    """Return the result of an op as callers get it. A single output is returned itself, and several outputs as a tuple.
+    Without outputs, return None.
     """
     return outs[0] if len(outs) == 1 else outs or None
 
@@ -273,8 +273,8 @@ def with_own_memory(result: Any) -> Any:
 
 
 def _measure_dynamic_dims(spec: OpSpec, where: str, env: dict[str, EnvValue], kind: TensorType, value: Tensor) -> None:
-    """Add to ``env``, the sizes known by dim name, each data-dependent size that ``value`` is the first output to have.
-    Raise ``SL302`` if a size exceeds its bound.
+    """Add to ``env``, the sizes known by dim name, those data-dependent sizes of the output ``value`` that no earlier
+    output had. Raise ``SL302`` if a size exceeds its bound.
     """
     if not spec.dynamic or value.dim() < len(kind.dims) - 1:
         return
@@ -313,7 +313,9 @@ FitOutputs: TypeAlias = Callable[[Args, Returned], Result]
 
 @dataclass(frozen=True)
 class _ExpectedAxis:
-    """The size of one axis, which is known, or which depends on data and has a bound."""
+    """The expected size of one axis. If the size depends on data, ``size`` is its upper bound, and ``dim`` is the name
+    of the dim. Otherwise ``dim`` is an empty text.
+    """
 
     size: int
     dim: str = ""
@@ -321,6 +323,8 @@ class _ExpectedAxis:
 
 @dataclass(frozen=True)
 class _ExpectedOutput:
+    """The dtype and the axes that an output of a repeated call is expected to have."""
+
     dtype: torch.dtype
     axes: tuple[_ExpectedAxis, ...]
 
@@ -354,8 +358,9 @@ def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
     alike, device = replace(call, args=()), call.device
 
     def fit(args: Args, result: Returned) -> Result:
-        """Return the result of a repeated call. If its form differs from that of the first result, check it against the
-        declaration. It is then refused, or copied to contiguous memory of its own.
+        """Return the result of a repeated call. If its dtypes, sizes, device or memory are not those expected from the
+        first call, check it against the declaration. A result that the declaration does not admit is refused. Any other
+        is copied to contiguous memory of its own.
         """
         values = (result,) if isinstance(result, Tensor) else tuple(result or ())
         if outputs_as_expected(args, values, expected, device):

@@ -79,7 +79,7 @@ class PythonFunction(Implementation):
 
 def _parameter_error(spec: OpSpec, kernel: str, got: str, fix: str = "") -> ShiplapError:
     """Return the error ``SL122`` for a kernel function with wrong parameters. It lists the parameters that the kernel
-    may have.
+    may have. ``got`` describes those that it has, and ``fix`` is the remedy, if there is one.
     """
     named = [a.name for a in spec.args if a.keyword_only]
     named += [] if spec.dynamic or spec.traced else [o.name for o in spec.outputs]
@@ -210,7 +210,9 @@ class PythonKernel(Kernel):
         known = self._arguments_fit_as_they_are(call)
 
         def rerun(args: Args) -> Result:
-            """Return the result of the kernel on ``args``. Compare its form with that of the first call's outputs."""
+            """Return the result of the kernel on ``args``, after comparing its dtypes, sizes and device with those of
+            the first call's outputs.
+            """
             given = allocate_bytes(room, device) if self.wants_workspace else None
             return fit(args, self._call(args, device, given, {}, known))
 
@@ -253,9 +255,10 @@ class PythonKernel(Kernel):
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
         """Return the result of the function for ``args``, each passed to the parameter of its name. Outputs, config
-        values and workspace are passed by keyword. ``device`` is the current CUDA device meanwhile.
+        values and the workspace ``scratch`` are passed by keyword. ``device`` is the current CUDA device during the
+        call.
 
-        If ``known`` is true, an earlier call with the same layout needed no copies, and the check is skipped.
+        If ``known`` is true, an earlier call with an equal layout needed no copies, and the check is skipped.
         """
         if self.values:
             keywords.update(self.values)
@@ -313,8 +316,8 @@ class PythonKernel(Kernel):
             raise error("SL301", where=f"{self.spec.name}, kernel {self.name}", got=got, expected=expected, fix=fix)
 
     def _pack_arguments(self, args: Args) -> tuple[Args, Copies]:
-        """Return ``args`` with strided tensors replaced by contiguous copies, and ``(original, copy)`` for each
-        argument that is written to. Arguments that are declared strided stay.
+        """Return ``args`` with strided tensors replaced by contiguous copies. Return also a pair ``(original, copy)``
+        for each of them that is written to. Arguments that are declared to take any strides are not replaced.
         """
         copies: Copies = []
 
@@ -339,13 +342,15 @@ class PythonKernel(Kernel):
 
 
 class WritingPythonKernel(PythonKernel):
-    """A Python function of an op that writes to arguments. It must not move them to other memory."""
+    """A kernel that is a Python function of an op which writes to arguments. The function must not move these arguments
+    to other memory.
+    """
 
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
-        """Call the function and return its result. Raise ``SL316`` if an argument that it writes to has other memory or
-        another shape afterwards.
+        """Call the function as :meth:`PythonKernel._call` does, and return its result. Raise ``SL316`` if an argument
+        that it writes to has other memory or another shape afterwards.
         """
         places = places_of(self.spec, args)
         result = super()._call(args, device, scratch, keywords, known)
@@ -367,12 +372,11 @@ def compile_launch(
     free: Collection[str],
     scope: dict[str, object],
 ) -> tuple[Launch, Launch]:
-    """Return two generated functions ``(pass_on, launch)`` of ``(args, keywords)``. Both call the kernel ``function``
-    with each argument at the parameter of its name. ``launch`` first tests that the tensors not named in ``free`` are
-    contiguous.
+    """Return two generated functions ``(pass_on, launch)`` of ``(args, keywords)``. Each calls the kernel ``function``
+    with each argument at the parameter of its name.
 
-    If the test fails, or while ``unchanged`` still checks calls, ``launch`` calls ``otherwise``. Both names are in
-    ``scope``.
+    ``launch`` first tests that the tensors not named in ``free`` are contiguous. If the test fails, or while
+    ``scope["unchanged"]`` still checks calls, ``launch`` calls ``scope["otherwise"]``.
     """
     positional, named = takes.split(a.name for a in spec.args)
     values = [argument_variable(spec.arg(n)) for n in positional] + [

@@ -29,7 +29,9 @@ Formula = Callable[[Args], Returned]  # of all arguments in declared order: the 
 
 
 class SecondDerivative:
-    """The call of an op's backward if autograd records the backward itself."""
+    """A function that calls an op's backward while autograd records the backward itself, for a gradient of the
+    gradient.
+    """
 
     def __init__(self, spec: OpSpec, backward: Backward, formula: Formula) -> None:
         """Prepare second derivatives for the op with the declared gradient ``backward``. They can be computed from the
@@ -190,8 +192,9 @@ class SecondDerivative:
         """Return the names of results declared without a gradient that still depend smoothly on an argument. The mask
         of a dropout, for example, does not.
 
-        The formula, the op's differentiable function, is run on fake tensors to find them, once for each set of present
-        arguments. If that run fails, return all of them.
+        The formula, the op's differentiable function, is run on fake tensors of the arguments' ``shapes`` to find them,
+        once for each set of present arguments. ``saved`` holds the saved values of the call. If that run fails, return
+        all of them.
         """
         key = tuple(shapes.get(a.name) is not None for a in self.spec.tensors)
         if key not in self._varying:
@@ -290,7 +293,8 @@ ops_without_backward: set[str] = set()  # what torch calls the declared ops with
 
 
 class AutogradGapTracker(torch.overrides.TorchFunctionMode):
-    """A mode that follows values which autograd does not follow, from a lost tensor to results.
+    """A mode for torch functions which finds results that depend on a tensor with a gradient although autograd has not
+    recorded the dependence.
 
     A tensor is *lost* if it depends on the values of a tensor with a gradient, but has no gradient itself.
     """
@@ -313,8 +317,8 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
         return result
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record the tensors that one torch call makes, and those through which no gradient flows although an argument
-        has one.
+        """Record which tensors the call of the torch function ``name`` makes. Record also those results through which
+        no gradient flows although an argument has one.
         """
         outs = list(_tensors_in_nested(result))
         given = [t for t in _tensors_in_nested([*args, *kwargs.values()]) if _is_floating_point_tensor(t)]
@@ -336,8 +340,8 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
                     self._lost.pop(id(out), None)
 
     def is_lost(self, tensor: Tensor) -> bool:
-        """Return whether the tensor depends on values that autograd did not record, or whether values were exported to
-        Python at any time.
+        """Return whether the tensor may depend on values that autograd did not record. After values of a tensor with a
+        gradient were passed out of torch, for example as Python numbers, the result is True for every tensor.
         """
         return id(tensor) in self._lost or bool(self._exported)
 

@@ -181,7 +181,9 @@ def _check_count(spec: OpSpec, name: str, function: Callable[..., Any], context:
 
 
 def _unfit_source_error(spec: OpSpec, got: str, expected: str, fix: str = "") -> ShiplapError:
-    """Return the error ``SL142`` for a source that does not fit the declaration."""
+    """Return the error ``SL142`` for a source that does not fit the declaration. ``got`` and ``expected`` describe the
+    difference, and ``fix`` is the remedy, if there is one.
+    """
     return error("SL142", where=spec.name, got=got, expected=expected, fix=fix)
 
 
@@ -257,8 +259,8 @@ def _requires_gradient(value: Any) -> bool:
 
 
 def _in_form_of(value: Any, found: Any) -> Any:
-    """Return the next gradients of the iterator ``found`` in the form of ``value``, which is a list or a single value.
-    Return None for a value that requires no gradient.
+    """Return the next gradient of the iterator ``found`` for ``value``. For a list, return a list with one gradient for
+    each member. Return None for a value that requires no gradient.
     """
     if isinstance(value, (list, tuple)):
         return [_in_form_of(v, found) for v in value]

@@ -43,14 +43,14 @@ class ChoiceEntry:
 
     @property
     def call(self) -> tuple[str, str, Key, tuple[tuple[str, str], ...]]:
-        """The key of the calls to which the choice applies. It consists of the op, the digest of the op's code, the
-        rounded sizes and dtypes, and the code around the call in a compiled graph.
+        """The key of the calls to which the choice applies. It has the op, the digest of the op's code, and the rounded
+        sizes and dtypes. It also has the code around the call in a compiled graph.
         """
         return self.op, self.source, self.key, self.place
 
 
 class MissingChoice:
-    """The result of a lookup that finds no choice. The declared default config runs."""
+    """The result of a lookup that finds no choice. The call then runs with the declared default config."""
 
 
 MISSING_CHOICE = MissingChoice()
@@ -123,8 +123,8 @@ _asked = False  # whether the packages of all declared ops have been looked into
 
 
 def note_declared_op() -> None:
-    """Note that an op was declared, whose package may ship tuned choices. They are read at the next call, since an
-    import must read no files.
+    """Schedule the reading of tuned choices after an op was declared, since its package may ship some. They are read at
+    the next call, because an import must read no files.
     """
     global _asked
     _asked = False
@@ -132,8 +132,8 @@ def note_declared_op() -> None:
 
 
 def ready_calls(op: str) -> ReadyCalls:
-    """Return the dict of functions that repeat earlier calls of ``op`` without checks, the same object for each
-    request. It is cleared when choices or ops change.
+    """Return the dict of functions that repeat earlier calls of ``op`` without checks. Each request for an op returns
+    one and the same object. It is cleared when choices or ops change.
     """
     return _ready.setdefault(op, {})
 
@@ -201,8 +201,8 @@ def resolved_choices(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
 
 
 def forget_derived_choices() -> None:
-    """Clear everything that was derived from tuned choices, after choices or ops have changed. That is the choices
-    resolved to kernels, the looked-up calls, and the stored functions that repeat calls.
+    """Clear everything that was derived from tuned choices, after choices or ops have changed. It consists of the
+    choices resolved to kernels, the looked-up calls, and the stored functions that repeat calls.
     """
     _resolved.clear()
     _memo.clear()
@@ -259,8 +259,8 @@ def find_choice(op: OpState, call: Binding) -> Kernel | MissingChoice | None:
 
 
 def has_tunable_kernels(op: OpState, device: str) -> bool:
-    """Return whether there is something to tune for the op on the device type, which is several kernels, or one with
-    configs.
+    """Return whether tuning can choose something for the op on the device type. It can if there are several kernels, or
+    one with configs.
     """
     kernels = op.kernels.get(device, [])
     return len(kernels) > 1 or any(k.space is not None for k in kernels)

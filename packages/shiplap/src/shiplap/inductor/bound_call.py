@@ -51,8 +51,9 @@ class LoweredCall:
         self.memo.clear()
 
     def scratch(self, name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Return the tensor that this call stores under ``name``. At the first request, ``make(*args)`` makes it. The
-        candidates, that is the possible kernels of this call, run one after another in these shared buffers.
+        """Return the buffer that this call stores under ``name``. At the first request, ``make(*args)`` makes it.
+
+        The possible kernels of the call (candidates) are tested one after another, and all of them use these buffers.
         """
         if name not in self._scratch:
             self._scratch[name] = make(*args)

@@ -18,7 +18,7 @@ _watchers: list[Callable[[FusionChoice], None]] = []
 
 @dataclass(frozen=True)
 class CandidateVerdict:
-    """The result of one candidate.
+    """The result of testing or timing one candidate, a possible kernel for a call.
 
     ``status`` is ``ok``, ``wrong``, ``broken``, ``dropped`` (a measurement rejected the candidate) or ``refused`` (the
     candidate does not support the call). ``time_us`` is the measured time of the candidate alone in microseconds, or

@@ -147,8 +147,8 @@ def _likely_candidate(call: LoweredCall) -> TemplateCandidate | None:
 
 
 def _default_candidates(valid: list[TemplateCandidate], first: str) -> list[TemplateCandidate]:
-    """Return the candidates that may be used without a measurement. They are those of templates that are marked as
-    default, and the one labelled ``first``. The latter leads the list.
+    """Return the candidates that may be used without a measurement. The one labelled ``first``, if there is any, leads
+    the list. It is followed by those of templates that are marked as default.
     """
     taken = [c for c in valid if c.template.default or c.label == first]
     return sorted(taken, key=lambda c: c.label != first) if any(c.label == first for c in taken) else taken
@@ -157,9 +157,10 @@ def _default_candidates(valid: list[TemplateCandidate], first: str) -> list[Temp
 def _apply_known_choice(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], choice: Choice
 ) -> FusionChoice:
-    """Return the choice for a call for which ``choice`` is stored, installed or frozen.
+    """Return the choice for a call for which ``choice`` is stored, installed or frozen. ``valid`` are the candidates
+    that can run the call, and ``verdicts`` gets the verdict on each that is tried.
 
-    A stored choice was verified when it was measured, with the same source on this machine. Any other choice is proven
+    A stored choice was verified when it was measured, with equal source on this machine. Any other choice is proven
     here.
     """
     if choice.origin != "stored":
@@ -172,10 +173,11 @@ def _apply_known_choice(
 def _by_default(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], reason: str, first: str = ""
 ) -> FusionChoice:
-    """Return the choice if nothing is measured. It is the candidate labelled ``first``, which ``sl.tune`` chose, or a
-    default one. If none of them is proven, it is the reference.
+    """Return the choice for a call for which nothing is measured. ``valid`` are the candidates that can run the call,
+    and ``reason`` is the reason for the choice. ``verdicts`` gets the verdict on each candidate that is tried.
 
-    Issue a notice if an unmeasured template is chosen.
+    The choice is the candidate labelled ``first``, which ``sl.tune`` chose, or a default one. If none of them is
+    proven, it is the reference. Issue a notice if an unmeasured template is chosen.
     """
     if first in (REFERENCE, UNTUNED_REFERENCE):
         return _fusion_choice(call, first, f"the choice of sl.tune; {reason}", verdicts)
@@ -229,8 +231,8 @@ def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwarg
 
 
 def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the node that calls the op itself as a whole. Raise ``SL307`` in a package (AOTInductor), where that call
-    would need Python.
+    """Return the node that calls the op as an opaque function, with which Inductor fuses nothing. Raise ``SL307`` in a
+    package (AOTInductor), where that call would need Python.
     """
     if dynamo.is_packaging():
         kinds = {a.name: a.tensor for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}

@@ -23,7 +23,7 @@ EACH = 5.0  # seconds from one line to the next, where lines stay
 
 @dataclass
 class CompileProgress:
-    """The progress of lowering a graph. ``done`` of its ``total`` calls have their kernel."""
+    """The progress of lowering a graph. ``done`` is the number of calls that have their kernel, out of ``total``."""
 
     total: int
     done: int = 0

@@ -111,8 +111,10 @@ def _proof_key(candidate: TemplateCandidate) -> Key | None:
 
 
 def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> CandidateVerdict:
-    """Return the verdict on a candidate after running it on test inputs and comparing its outputs with the reference,
-    until the first failure. ``seeds`` draw the inputs of the call's own sizes.
+    """Return the verdict on a candidate after running it on test inputs and comparing its outputs with the reference.
+    Stop at the first failure.
+
+    ``seeds`` are the seeds of the inputs that have the sizes of the call.
     """
     call = candidate.call
     # Random integers would be invalid indices, and a wrong verdict would follow.
@@ -151,7 +153,7 @@ def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Candidat
 
 
 class _Cases:
-    """The samples of a proof. A sample that runs in memory of its own comes with the values of its size symbols.
+    """The samples of a proof, each with the sizes at which it runs in memory of its own, or None.
 
     ``others`` counts the samples of other sizes than those of the call, after they were drawn.
     """

@@ -112,8 +112,8 @@ class FallbackCandidate(Candidate):
 
 @dataclass(frozen=True)
 class CandidateSelection:
-    """The store key of one call, and the objects that are needed to measure it. ``alone`` is the key of the call
-    without neighbouring operations.
+    """The keys of one call in the store of choices, and the objects that are needed to measure the call. ``alone`` is
+    the key of the call without neighbouring operations.
     """
 
     call: LoweredCall
@@ -149,10 +149,11 @@ def choice_for_selection(selection: CandidateSelection, key: Key | None = None) 
 
 
 def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> str:
-    """Return the label of the candidate to try first if nothing was measured with these neighbouring operations.
+    """Return the label of the candidate to try first for a call that was never measured with these neighbouring
+    operations.
 
-    It is the one chosen for the call without neighbouring operations, or else the one chosen for eager calls. The
-    latter must be among ``names``, the labels that are possible here. Return an empty text if there is none.
+    It is the candidate chosen for the call without neighbouring operations. If there is none, it is the one chosen for
+    eager calls, provided that it is in ``names``, the labels that are possible here. Otherwise return an empty text.
     """
     alone = choice_for_selection(selection, selection.alone)
     if alone is not None:
@@ -237,8 +238,10 @@ atexit.register(_isolation.stop)
 
 
 def _make_bench(task: SelectionTask, call: LoweredCall, isolation: WorkerProcess | None) -> Bench:
-    """Return the bench that verifies and times the candidates of ``task``. It is in the worker process if the worker
-    can draw the same call, which needs static sizes and layouts that have a name. Otherwise it is in this process.
+    """Return the bench that verifies and times the candidates of ``task``.
+
+    It is in the worker process ``isolation`` if the worker can draw an equal call, which needs static sizes and layouts
+    that have a name. Otherwise, and if ``isolation`` is None, it is in this process.
     """
     # A recipe names layouts, so the worker can draw only those that have a name.
     named = dict(task.inputs.recipe.layouts)
@@ -348,8 +351,8 @@ def _inductor_tunes(candidate: Candidate) -> bool:
 def _selection_choice(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
 ) -> Choice:
-    """Return the choice record of the first candidate in ``times``. ``times`` holds seconds by index in ``listed``, the
-    best candidate first. ``how`` describes the surroundings in which they were measured. ``tried`` is the number of
+    """Return the record of the choice of the first candidate in ``times``, which holds seconds by index in ``listed``,
+    the best candidate first. ``how`` describes the surroundings in which they were measured. ``tried`` is the number of
     candidates tried.
     """
     ranked = list(times) or [0]

@@ -153,8 +153,8 @@ class SizeRange:
             yield {o.symbol: sizes[o.symbol] if o is s else o.hint for o in self.symbols}
 
     def _end_sizes(self) -> Iterator[Sizes]:
-        """Yield sizes at the ends of the range. Each symbol is at its upper and at its lower end beside small values of
-        the others. In the last sizes, all symbols are as large as a sample may be.
+        """Yield sizes at the ends of the range. Each symbol takes its upper and its lower end while all other symbols
+        are small. In the last sizes, all symbols are as large as a sample may be.
         """
         if not self.symbols:
             return

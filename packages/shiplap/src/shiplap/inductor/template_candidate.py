@@ -208,8 +208,8 @@ def _is_named(symbol: str, words: set[str]) -> bool:
     """Return whether ``words``, the words of a kernel's source, contain the name of ``symbol`` or of a function around
     it. ``symbol`` is the mangled C++ name of a variable.
 
-    The headers of torch have constants that are variables in unoptimised code. No template names them, so they are not
-    found.
+    The headers of torch have constants that are variables in unoptimised code. No template names them, so the result is
+    False for them.
     """
     names, rest = [symbol.partition(".")[0]], symbol
     # A mangled name has each part behind its length.

@@ -12,7 +12,7 @@ from shiplap.dispatch import Op, compile_cache_key
 
 @dataclass(frozen=True)
 class TemplateSwitches:
-    """The switches of one op.
+    """The options of one op that :func:`switches` sets.
 
     ``templates`` states whether templates are candidates. ``fusion`` states whether neighbouring operations are fused
     into them. If ``only`` is not empty, only candidates whose label contains it are used.

@@ -35,8 +35,8 @@ from shiplap.tuning.worker_process import WorkerProcess
 
 @dataclass
 class TemplateTuningRequest:
-    """The request of :func:`tune_templates` to the lowering of the call that it compiles, with fields for the
-    result.
+    """The request of :func:`tune_templates` to the code that lowers the call which it compiles. The code stores the
+    result in the request.
     """
 
     op: Op
@@ -155,7 +155,9 @@ def _frozen_default(selection: CandidateSelection, valid: list[TemplateCandidate
 
 
 def _reference_choice(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Choice:
-    """Return a record which says that the reference is chosen for calls like ``drawn``, with the reason."""
+    """Return a record which says that the reference is chosen for calls like ``drawn``, with the reason. ``key`` is the
+    key of these calls, or None if it is still to be computed.
+    """
     place: Mapping[str, str] = dict(ALONE)
     blank = key_for(op, drawn, place) if key is None else key
     return Choice(

@@ -55,14 +55,14 @@ class BoundOp:
 
 @dataclass(frozen=True)
 class PackageContents:
-    """The contents that were put into one package.
+    """The list of what was put into one package.
 
     Attributes:
         package: the name under which the package is imported.
         bound: the ops that are native from the first call on.
         left_out: ``(op, reason)`` of the ops that stay with Python, such as those whose kernels are Python functions.
         libraries: the kernel libraries of the package, relative to it.
-        cubins: ``(kernel, architecture)`` of the compiled Triton kernels, one for each form.
+        cubins: ``(kernel, architecture)`` of each compiled Triton kernel.
         choices: the number of tuned choices.
     """
 
@@ -221,12 +221,13 @@ def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> l
 
 
 def _native_forms(op: Op) -> list[NativeForm]:
-    """Return the native forms (library, symbol, layout demands) of all kernels of an op, each once."""
+    """Return the C functions of all kernels of an op, each once, with their libraries and layout demands."""
     return list({id(k.native): k.native for ks in op.kernels.values() for k in ks if k.native is not None}.values())
 
 
 def _path_in_package(op: Op, form: NativeForm, root: Path) -> str:
-    """Return the path of the library of ``form``, a compiled kernel of ``op``, relative to the package folder ``root``.
+    """Return the path of the library of ``form``, the C function of a kernel of ``op``, relative to the package folder
+    ``root``.
 
     Raise ``SL308`` if it lies outside, and ``SL401`` to ``SL403`` if it is missing or does not fit the declaration.
     """

@@ -224,8 +224,8 @@ def _current_architecture() -> tuple[int, ...]:
 
 
 def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[int, ...]) -> None:
-    """Compile the Triton kernels of the ops for the calls in ``program`` on the GPU architectures. Concrete sizes take
-    the place of symbolic ones.
+    """Compile the Triton kernels of the ops for the calls in ``program`` on the GPU architectures. Each symbolic size
+    is replaced by concrete sizes.
     """
     for op, node in _op_calls(program) if architectures else ():
         if not launched_kernels(op):
@@ -308,8 +308,8 @@ def _add_front_libraries(package: Path, ops: DeployedLibrary | None, scratch: Pa
 
 
 def _add_aligned(target: zipfile.ZipFile, name: str, content: bytes) -> None:
-    """Add a file to an archive, uncompressed, at an offset that is a multiple of 64 bytes. Torch's own writer aligns
-    files in this way, because a reader may map them.
+    """Add the file ``name`` with ``content`` to the archive ``target``, uncompressed, at an offset that is a multiple
+    of 64 bytes. Torch's own writer aligns files so, because a reader may map them into memory.
     """
     info = zipfile.ZipInfo(name)
     # A local header has 30 bytes, the name and the extra field, whose own header has 4.

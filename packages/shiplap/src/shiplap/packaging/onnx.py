@@ -64,8 +64,8 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class InputNumber:
-    """The position of an argument among the inputs of a function, and whether the argument is a number that the model
-    computes.
+    """The position of an argument among the inputs of an ONNX function. ``is_number`` states whether the argument is a
+    number that the model computes, not a tensor.
     """
 
     number: int
@@ -74,7 +74,8 @@ class InputNumber:
 
 @dataclass(frozen=True)
 class FunctionForm:
-    """One form in which a program calls an op. Calls of one form have equal scalars, dtypes and fixed sizes.
+    """A kind of call of an op, for which the model gets one ONNX function. Calls of one kind have equal scalars, dtypes
+    and fixed sizes.
 
     Attributes:
         op: the declared op.
@@ -88,7 +89,7 @@ class FunctionForm:
 
     @property
     def name(self) -> str:
-        """The name of the ONNX function for calls of this form. It is the op's name with a digest of everything that
+        """The name of the ONNX function for calls of this kind. It is the op's name with a digest of everything that
         the function's body fixes.
         """
         sizes = [
@@ -100,18 +101,18 @@ class FunctionForm:
 
     @property
     def any_size(self) -> FunctionForm:
-        """A copy of this form in which every size of a tensor may vary. Ranks, dtypes and other values stay."""
+        """A copy of this kind of call in which every size of a tensor may vary. Ranks, dtypes and scalars are equal."""
         return replace(self, inputs=tuple([(tensor, tuple(range(tensor.dim()))) for tensor, _ in self.inputs]))
 
     def call_reference(self, *tensors: Tensor) -> Any:
-        """Return the result of the op's reference for ``tensors`` as the tensor inputs. The other arguments are this
-        form's fixed values.
+        """Return the result of the op's reference for ``tensors`` as the tensor inputs. All other arguments have the
+        values that are fixed for this kind of call.
         """
 
         def filled(value: Any) -> Any:
-            """Return ``value``, an argument of the form, with each ``InputNumber`` (position of an input) replaced by
-            the tensor at that position. If the argument is a number, it is replaced by the number in that tensor. Lists
-            are converted item by item.
+            """Return ``value``, an argument, with each ``InputNumber`` (position of an input) replaced by the tensor at
+            that position. If the argument is a number, it is replaced by the number in that tensor. Lists are converted
+            item by item.
             """
             if isinstance(value, tuple):
                 return [filled(v) for v in value]
@@ -162,7 +163,7 @@ def export_onnx(
 
 
 class _Converter:
-    """The conversion of one model, with the functions that its programs share.
+    """A converter of one model and of the references of its ops to ONNX. All of them share its functions.
 
     Attributes:
         functions: the ONNX functions of the ops, and those that they call.
@@ -184,9 +185,9 @@ class _Converter:
 
     def convert(self, program: torch.export.ExportedProgram, where: str, *, optimize: bool = True) -> Any:
         """Return torch's ONNX program of ``program``, in which each call of a declared op is a separate node. The
-        functions of the nodes are added to ``functions``.
+        functions of the nodes are added to ``functions``. If ``optimize`` is true, torch optimizes the program.
 
-        Raise ``SL321`` if an operator has no form in ONNX.
+        Raise ``SL321`` if ONNX cannot express an operator.
         """
         calls: dict[Any, deque[FunctionForm]] = {}
         forms: list[FunctionForm] = []
@@ -216,8 +217,8 @@ class _Converter:
         return model
 
     def _add_forms(self, forms: Iterable[FunctionForm]) -> None:
-        """Make an ONNX function for each of ``forms`` that has none yet. A form is an op called with certain scalars,
-        dtypes and sizes.
+        """Make an ONNX function for each of ``forms`` that has none yet. Each of them is an op called with certain
+        scalars, dtypes and sizes.
 
         Raise ``SL321``, which names all ops for which none can be made.
         """
@@ -287,10 +288,11 @@ class _Converter:
         self.ops.add(form.op.spec.name)
 
     def _add_path(self, form: FunctionForm, name: str, finder: PathFinder, path: ReferencePath) -> None:
-        """Add the ONNX function ``name`` for ``path``, one way through the branches of the traced reference.
+        """Add the ONNX function ``name`` for ``path``, the part of the traced reference that follows one series of
+        answers to its conditions on data.
 
-        Without branches it has a single body. Where data decides a branch, it calls functions for the condition and for
-        both sides, which are added, too.
+        If no further condition follows, the function has a single body. Otherwise it calls one function for the
+        condition and one for each answer. These are added, too.
         """
         if isinstance(path, Returned):
             self._add_function(form, name, finder.program(path.answers, with_checks(path)))
@@ -326,8 +328,8 @@ def _first_reason(e: BaseException) -> str:
 
 
 def _form_of_call(op: Op, node: Node) -> FunctionForm:
-    """Return the form of the op's call at a node of an exported graph. It holds the scalars, and an example of each
-    tensor with the dims that vary.
+    """Return the kind of call that a node of an exported graph makes of ``op``. It holds the scalars, and an example of
+    each tensor with the dims that vary.
 
     Raise ``SL321`` if no ONNX function can express the call.
     """
@@ -362,8 +364,8 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
 
 
 def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
-    """Yield those of ``values``, the arguments of a call, that are tensors or computed numbers, in order and also from
-    lists. ``form`` has an ``InputNumber`` at their positions.
+    """Yield the tensors and computed numbers among ``values``, the arguments of a call, and in the lists among them.
+    ``form`` is a sequence like ``values`` that has an ``InputNumber`` at their positions.
     """
     for value, place in zip(values, form, strict=True):
         if isinstance(place, InputNumber):
@@ -373,8 +375,8 @@ def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
 
 
 def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callable[..., Any]:
-    """Return the function that torch's exporter calls at each call of one op. ``queue`` holds the forms of these calls
-    in the order of the graph. ``names`` maps the name of each form to that of its ONNX function.
+    """Return the function that torch's exporter calls at each call of one op. ``queue`` holds the kinds of these calls
+    in the order of the graph. ``names`` maps the name of each kind to that of its ONNX function.
     """
 
     def translate(*args: Any, **kwargs: Any) -> Any:
@@ -389,5 +391,5 @@ def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callab
 
 
 def _no_form(op: Op, got: str, expected: str) -> ShiplapError:
-    """Return the error ``SL321`` of an op that has no form in ONNX."""
+    """Return the error ``SL321`` of an op that ONNX cannot express, with what was found and what is expected."""
     return error("SL321", where=op.spec.name, got=got, expected=expected)

@@ -65,8 +65,8 @@ NAME (value, holds) => (result)
 
 @torch.library.custom_op("shiplap_onnx::checked", mutates_args=())
 def checked(value: Tensor, holds: Tensor, message: str) -> Tensor:
-    """Return a copy of ``value``. In ONNX, a run fails with ``message`` where it reads the result and ``holds`` is
-    false.
+    """Return a copy of ``value``. In an exported ONNX model, the operator makes a run fail with ``message`` if
+    ``holds`` is false.
     """
     # torch demands that a custom op returns no alias of its argument.
     return value.clone()
@@ -79,8 +79,8 @@ def _(value: Tensor, holds: Tensor, message: str) -> Tensor:
 
 
 class OperatorTable:
-    """The translations of operators for one model. It also holds the helper functions that the model needs, as texts by
-    name.
+    """The functions by which torch's exporter translates PyTorch operators to ONNX for one model. ``functions`` maps
+    the name of each ONNX helper function that the model needs to its source text.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,8 @@ def _search(functions: dict[str, str]) -> Callable[..., Any]:
         sorter: Any = None,
     ) -> Any:
         """Return the ONNX value of ``searchsorted``, which is for each of ``wanted`` the position in the sorted
-        ``keys``. Raise ``NotImplementedError`` unless ``keys`` have one axis.
+        ``keys``. All other parameters are those of ``torch.searchsorted``. Raise ``NotImplementedError`` unless
+        ``keys`` have one axis.
         """
         op = _operators()
 
@@ -179,7 +180,9 @@ def _operators() -> Any:
 
 
 def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Translate torch's stable sort to ``TopK``, which takes equal values in the order of their indices."""
+    """Translate torch's stable sort along ``dim`` to ``TopK``, which takes equal values in the order of their indices.
+    If ``descending`` is true, the largest values come first.
+    """
     op = _operators()
 
     # Of equal values TopK takes the one with the lower index first.
@@ -190,13 +193,15 @@ def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: b
 def _unique_rows(
     self: Any, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
-    """Translate ``torch.unique`` along an axis to the unique rows, the inverse indices and the counts."""
+    """Translate ``torch.unique`` along the axis ``dim`` to the sorted unique rows, the inverse indices and the counts.
+    They are computed in any case, so the flags are not read.
+    """
     return _unique(self, axis=dim)
 
 
 def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    """Translate ``torch.unique`` without an axis to the unique values, the inverse indices in the shape of ``self``,
-    and the counts.
+    """Translate ``torch.unique`` without an axis to the sorted unique values, the inverse indices in the shape of
+    ``self``, and the counts. They are computed in any case, so the flags are not read.
     """
     op = _operators()
 
@@ -217,8 +222,8 @@ def _unique(self: Any, **axis: int) -> Any:
 
 
 def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Translate ``torch.any`` over all dims, one or several, to a sum that is compared with 0. The result for no
-    elements is therefore false.
+    """Translate ``torch.any`` over ``dim``, a dim, several dims or None for all, to a sum that is compared with 0. The
+    result for no elements is therefore false. If ``keepdim`` is true, the dims are kept with size 1.
     """
     op = _operators()
 
@@ -256,7 +261,9 @@ def _check(functions: dict[str, str]) -> Callable[..., Any]:
     """
 
     def check(value: Any, holds: Any, message: str) -> Any:
-        """Return the ONNX value of ``value`` behind a check that ``holds`` is true."""
+        """Return the ONNX value of ``value`` after a check that ``holds`` is true. If it is not, the run of the model
+        fails with ``message``.
+        """
         name = f"check_{hashlib.sha256(message.encode()).hexdigest()[:8]}"
         functions[name] = _CHECK.replace("NAME", name).replace("MESSAGE", json.dumps(message, ensure_ascii=False))
         return call_node(DOMAIN, name, 2, 1)(value, holds)
@@ -292,8 +299,8 @@ def function_of_graph(domain: str, name: str, graph: Any) -> Any:
 
 
 def branch_function(domain: str, name: str, inputs: int, outputs: int, opset: int) -> Any:
-    """Return an ``onnx_ir`` function ``name`` that chooses between two functions. It calls ``<name>_if`` on its inputs,
-    then ``<name>_1`` if that returned true, and otherwise ``<name>_0``.
+    """Return an ``onnx_ir`` function ``name`` that calls ``<name>_if`` on its inputs. It then calls ``<name>_1`` if
+    that returned true, and otherwise ``<name>_0``.
 
     ``inputs`` and ``outputs`` are numbers of values, and ``opset`` is the version of ONNX's operators.
     """

@@ -26,20 +26,20 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class UntraceableReference(Exception):
-    """Raised with the reason why a reference cannot be traced."""
+    """The error which says that a reference cannot be traced. Its text is the reason."""
 
 
 @dataclass(frozen=True)
 class Raised:
-    """The end of a path on which the reference raises, with the text of the error."""
+    """A leaf in the tree of a reference's paths, at which the reference raises an error with the text ``message``."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Returned:
-    """The end of a path on which the reference returns. It holds the answers to the conditions, and the checks as
-    (number, answer, message).
+    """A leaf in the tree of a reference's paths, at which the reference returns. It holds the answers to the conditions
+    on data that lead there, and the checks as (number of the condition, answer, message).
     """
 
     answers: tuple[bool, ...]
@@ -48,8 +48,8 @@ class Returned:
 
 @dataclass(frozen=True)
 class Branch:
-    """A condition with two continuations. It holds the condition's number, the answers before it, and the continuation
-    for each answer.
+    """A node in the tree of a reference's paths, at which data decide how it continues. It holds the condition's
+    number, the answers to the conditions before it, and the tree for each answer.
     """
 
     number: int
@@ -62,7 +62,7 @@ Path = Raised | Returned | Branch
 
 
 class _Finished(Exception):
-    """Raised to end a trace whose program is not wanted."""
+    """An exception that ends a trace whose exported program is not needed."""
 
 
 class _Module(torch.nn.Module):
@@ -79,8 +79,8 @@ class _Module(torch.nn.Module):
 
 
 class _Trace:
-    """One trace of a reference, in which the conditions on data get ``answers``. The results of the trace are those of
-    ``finish(results, asked)``.
+    """One trace of a reference, in which its conditions on data get ``answers`` in turn. The results of the trace are
+    those of ``finish(results, asked)``.
 
     Attributes:
         asked: the number of conditions.
@@ -113,8 +113,8 @@ class _Trace:
 
 
 def _raised_outside_torch(e: Exception) -> bool:
-    """Return whether an exception was raised by code outside of torch. That means by the reference itself, and not by
-    its trace.
+    """Return whether code outside of torch raised the exception. If so, the reference itself raised it, and not its
+    trace.
     """
     trace = e.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -123,7 +123,8 @@ def _raised_outside_torch(e: Exception) -> bool:
 
 
 class PathFinder:
-    """The search for the paths of a reference, by traces. A path is a way through the branches that data decides.
+    """A search, by traces, for the paths of a reference. A path is a series of answers to the reference's conditions on
+    data, with what the reference then does.
 
     Args:
         call: the reference as a function of tensors.
@@ -136,10 +137,10 @@ class PathFinder:
         self.call, self.examples, self.shapes, self.paths = call, examples, shapes, 0
 
     def find(self, answers: tuple[bool, ...] = ()) -> Path:
-        """Return all paths of the reference as a tree. A path is a way through the branches that data decides, and only
-        those that begin with ``answers`` are searched.
+        """Return the tree of the paths of the reference that begin with ``answers``, the answers to its first
+        conditions on data.
 
-        Raise ``UntraceableReference`` if there are more than 32.
+        Raise ``UntraceableReference`` if there are more than 32 paths.
         """
         self.paths += 1
         if self.paths > MAX_PATHS:
@@ -211,10 +212,11 @@ def _text_of(e: Exception) -> str:
 
 
 def _join(number: int, answers: tuple[bool, ...], if_false: Path, if_true: Path) -> Path:
-    """Return the tree of paths from condition ``number`` on. ``if_false`` and ``if_true`` are the trees for the two
-    answers, and ``answers`` are those to the conditions before.
+    """Return the tree of paths from condition ``number`` on. ``if_false`` and ``if_true`` are the trees for its two
+    answers. ``answers`` are those to the conditions before it.
 
-    If one side only raises, the condition becomes a check. Otherwise it becomes a branch.
+    If the reference always raises an error after one of the answers, the condition becomes a check of the other tree.
+    Otherwise it becomes a ``Branch``.
     """
     if isinstance(if_true, Raised):
         return if_false if isinstance(if_false, Raised) else _add_check(if_false, (number, False, if_true.message))
@@ -224,8 +226,8 @@ def _join(number: int, answers: tuple[bool, ...], if_false: Path, if_true: Path)
 
 
 def _add_check(path: Path, check: tuple[int, bool, str]) -> Path:
-    """Return a copy of ``path``, a tree of ways through the reference, with one more check. Each way that returns
-    begins with it.
+    """Return a copy of ``path``, a tree of paths of a reference, with one more check. At each leaf where the reference
+    returns, ``check`` is the first check.
 
     ``check`` holds the number of a condition, the answer that it must have, and the message if it has another one.
     """
@@ -236,7 +238,7 @@ def _add_check(path: Path, check: tuple[int, bool, str]) -> Path:
 
 
 def with_checks(path: Returned) -> Finish:
-    """Return the function that finishes the trace of ``path``, a way through the reference. It adds an assertion to the
+    """Return the function that finishes the trace of ``path``, one path of a reference. It adds an assertion to the
     graph for each of the path's checks, and returns the reference's results.
     """
 

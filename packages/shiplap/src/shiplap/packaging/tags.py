@@ -64,8 +64,8 @@ def read_requirements(library: IO[bytes]) -> tuple[list[str], list[str]]:
 
 
 def shares_cxx_runtime(library: bytes) -> bool:
-    """Whether the ELF library with this content loads a C++ runtime, instead of containing one. False for a damaged
-    file.
+    """Return whether the ELF library with this content loads a C++ runtime, instead of containing one. Return False for
+    a damaged file.
     """
     try:
         needed, _ = read_requirements(BytesIO(library))
@@ -75,9 +75,7 @@ def shares_cxx_runtime(library: bytes) -> bool:
 
 
 def _printable_name(name: str) -> str:
-    """Return a name from a wheel so that it may be printed. If it contains characters that control the terminal, it is
-    escaped.
-    """
+    """Return a name from a wheel for printing. If it contains characters that control a terminal, they are escaped."""
     return name if name.isprintable() else ascii(name)
 
 

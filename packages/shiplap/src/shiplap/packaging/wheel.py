@@ -40,7 +40,7 @@ _MANYLINUX = re.compile(r"manylinux_2_(\d+)_")
 
 @dataclass(frozen=True)
 class WheelRequest:
-    """A wheel to add native bindings to, and the options for it.
+    """The path of a wheel to which native bindings are to be added, and the options for this.
 
     Attributes:
         wheel: the path of the wheel.
@@ -142,7 +142,10 @@ def _check_extras(request: WheelRequest) -> None:
 
 def _choose_platform(request: WheelRequest, now: str, libraries: Iterable[Path]) -> tuple[str, str]:
     """Return the platform tag of the new wheel, and the reason why package indexes will refuse it. The reason is an
-    empty text if they accept it. ``now`` is the tag of the old wheel.
+    empty text if they accept it.
+
+    ``now`` is the tag of the old wheel. The tag that the request names comes first, and ``libraries`` are the files
+    from which a tag can be derived.
     """
     if request.platform:
         return request.platform, ""
@@ -205,7 +208,7 @@ def _dist_info_file(files: Iterable[str], name: str) -> str:
 
 def _modules_of_wheel(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder: Path) -> Iterator[str]:
     """Yield the modules that a wheel's entry points name as families. Without such entry points, yield its top
-    packages.
+    packages. ``files`` are the files of the wheel, which are unpacked in ``folder``.
 
     Raise ``SL310`` if the entry points cannot be read.
     """

@@ -26,8 +26,8 @@ MODULES, LONGEST = 1000, 1000  # of one wheel; characters of a name
 
 
 def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = NO_EXTRAS) -> list[PackageContents]:
-    """Call :func:`fill_packages` in a separate process, and return its result or raise its error. Raise ``SL601`` for
-    too many modules or invalid names.
+    """Call :func:`fill_packages` with ``modules``, ``unpacked`` and ``extras`` in a separate process. Return its result
+    or raise its error. Raise ``SL601`` for too many modules or invalid names.
     """
     named = (name for name in modules if len(name) > LONGEST or not all(map(str.isidentifier, name.split("."))))
     strange = next(named, None)
@@ -67,8 +67,8 @@ def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageCon
 
 
 def _worker_error(content: dict[str, Any]) -> ShiplapError:
-    """Return the catalogue error that the worker wrote as plain data. Raise ``ValueError`` or ``LookupError`` if the
-    content is not an error.
+    """Return the catalogue error that ``content``, plain data from the worker process, describes. Raise ``ValueError``
+    or ``LookupError`` if the content is not an error.
     """
     parts = msgspec.convert({part: content.get(part) for part in ERROR_PARTS}, dict[str, str])
     return error(parts.pop("id"), **parts)

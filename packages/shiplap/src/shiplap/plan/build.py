@@ -35,8 +35,8 @@ _Late = Callable[[], None]
 
 
 def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
-    """Return the steps that check the arguments of a call and set its variables, such as dims and dtypes, in the order
-    in which they run.
+    """Return the steps that check the arguments of a call and set its variables, in the order in which they run. The
+    variables hold, for example, dims and dtypes.
 
     The steps check the class, choices, device, dtype and shape of the arguments, and the preconditions in
     ``requires=``.
@@ -198,7 +198,7 @@ class _PlanBuilder:
         """Append the steps that check the dtype of the tensor at ``at``.
 
         They set the variable of its dtype and check it against the declared dtypes of ``kind``. They also compare it
-        with the other tensors that are declared to have the same dtype.
+        with the dtypes of the other tensors of its dtype class, which must be equal.
         """
         self.steps.append(dtype_step(at))
         if kind.dtypes:
@@ -209,8 +209,8 @@ class _PlanBuilder:
             self.meet(variable, VariableType.DTYPE, at.dtype, quoted_text(at.label), same)
 
     def shape(self, arg: Arg, at: TensorPlace, kind: TensorType) -> None:
-        """Append the steps that set the variables of a tensor's shape, check its rank, and check or set each dim in
-        order.
+        """Append the steps that set the variables of the shape of the tensor at ``at`` and check its rank. The steps
+        that check or set each dim follow in order. ``kind`` is the declared type of the tensor.
         """
         self.look(at)
         count = len(kind.dims)
@@ -316,8 +316,8 @@ class _PlanBuilder:
     def relations(self) -> None:
         """Append the checks that concern several arguments together.
 
-        These are the checks that lists which give a size have members, the dims computed by ``dims=``, the postponed
-        checks, and the preconditions in ``requires=``.
+        They check that a list has members if no other argument gives a size, and that sizes equal the expressions in
+        ``dims=``. The postponed checks and the preconditions in ``requires=`` follow.
         """
         op = self.spec.name
         # A traced op may have no tensor argument that gives the device.

@@ -19,8 +19,8 @@ from shiplap.declare.spec import Arg, OpSpec
 
 @dataclass(frozen=True)
 class Expression:
-    """One expression in Python and in C++. The forms ``python_text`` and ``cpp_text`` print its value in errors, if the
-    expression itself would print it wrongly.
+    """One expression for generated code, as source in Python and in C++. ``python_text`` and ``cpp_text`` print its
+    value in errors if the expression itself would print it wrongly. Otherwise they are empty.
     """
 
     python: str
@@ -30,8 +30,8 @@ class Expression:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """The expressions, in Python and in C++, that print this value in an error. They are the special forms for
-        texts if there are any, and otherwise the expressions that compute the value.
+        """The expressions, in Python and in C++, that print this value in an error. They are ``python_text`` and
+        ``cpp_text``, or the expression itself where these are empty.
         """
         return self.python_text or self.python, self.cpp_text or self.cpp
 
@@ -113,13 +113,13 @@ class TensorPlace:
 
     @property
     def shape(self) -> Expression:
-        """The expression for the sizes of the tensor, with the forms that print them in errors."""
+        """The expression for the sizes of the tensor, which errors print as a tuple."""
         name = f"shape_{self.arg}"
         return Expression(name, name, f"show({name})", f"Sizes({name}, rank_{self.arg})")
 
     @property
     def strides(self) -> Expression:
-        """The expression for the strides of the tensor as a tuple. C++ has only the form that prints them in errors."""
+        """The expression for the strides of the tensor as a tuple. In C++ it can only be printed in errors."""
         t = self.tensor.python
         return Expression(f"tuple({t}.stride())", "", "", f"Tuple({t}.strides(), {t}.dim())")
 
@@ -171,7 +171,7 @@ class VariableNames:
 
     def term(self, name: str) -> Expression:
         """Return the expression that reads the dim or scalar argument ``name`` in generated code. For a list of sizes,
-        it has a special form for error texts.
+        the expression has a separate text by which errors print the list.
         """
         variable = self(name)
         # Tuples of sizes print as shapes in errors, lists as lists.

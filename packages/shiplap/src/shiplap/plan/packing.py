@@ -35,8 +35,11 @@ def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native:
 
 
 def compile_packing(spec: OpSpec, strided: Collection[str], align: int) -> Callable[[Args], Packed]:
-    """Return a generated function ``pack(args)``. It returns the tensor arguments in order, copied where the kernel
-    needs it, and a list of pairs (original, copy) of tensors that are written to.
+    """Return a generated function ``pack(args)``. It returns the tensor arguments in order, and a list of pairs
+    (original, copy) of tensors that are written to.
+
+    A tensor is copied if it is not contiguous and not in ``strided``, or if its address is not a multiple of ``align``
+    bytes.
     """
     writer = PythonWriter(careful=False)
     writer.write(packing_steps(spec, strided, align, native=False))

@@ -51,8 +51,8 @@ class PythonWriter:
                 self.lines.append(indent + line)
 
     def step(self, step: Step) -> list[str]:
-        """Return the Python lines of one step of a call, such as a check or an assignment. Nested blocks are included.
-        The indentation of the function is not.
+        """Return the Python lines of one step of a call, such as a check or an assignment, with the lines of nested
+        blocks. They are not yet indented for the body of a function.
         """
         match step:
             case UnsetStep(variable):

@@ -33,7 +33,7 @@ def shares_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def any_shares_memory(tensors: Iterable[Tensor | None]) -> bool:
-    """Return whether any two of ``tensors`` share a byte of memory. Entries that are None are ignored."""
+    """Return whether any two of ``tensors`` share a byte of memory. Members that are None are ignored."""
     there = [t for t in tensors if t is not None]
     return any(shares_memory(a, b) for i, a in enumerate(there) for b in there[:i])
 
@@ -104,8 +104,8 @@ def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 
 def _merge_axes(axes: Axes) -> Axes:
-    """Return axes that describe the same addresses as ``axes``. If one axis continues another without a gap, both are
-    joined into one.
+    """Return axes, pairs of a stride and a size, that describe the same addresses as ``axes``. Two axes become one if
+    one of them continues the other without a gap.
     """
     merged: Axes = []
     # From the innermost axis outwards, which a contiguous part continues.
@@ -118,10 +118,12 @@ def _merge_axes(axes: Axes) -> Axes:
 
 
 def _boxes_share_address(distance: int, a: Axes, b: Axes) -> bool | None:
-    """Return whether the byte ranges of two sets of axes meet. ``b`` begins ``distance`` bytes after ``a``.
+    """Return whether the tensors with the axes ``a`` and ``b``, pairs (stride in bytes, size), share an address. ``b``
+    begins ``distance`` bytes after ``a``.
 
-    Compare their extents along each stride, on a grid of which each stride is one axis. Return None if an address has
-    several places on that grid.
+    Addresses are written as coordinates on a grid with one axis for each stride, and the extents of the tensors along
+    each axis are compared. Return None if an address has several coordinates on that grid, since the comparison is then
+    not exact.
     """
     left, right = dict(a), dict(b)
     strides = sorted({*left, *right, 1}, reverse=True)

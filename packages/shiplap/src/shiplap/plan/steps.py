@@ -11,8 +11,8 @@ from shiplap.plan.rule import ArgumentRule
 
 
 class VariableType(Enum):
-    """The type of a variable. Each member has the C++ type, the C++ value of an unset variable, and the C++ condition
-    that a variable is unset.
+    """The type of a variable in generated code. Each member has the C++ type, the C++ value of an unset variable, and
+    the C++ condition that a variable is unset.
     """
 
     SIZE = ("int64_t", "-1", "{} < 0")
@@ -40,7 +40,7 @@ class VariableType(Enum):
 
 @dataclass(frozen=True)
 class LetStep:
-    """The step that sets a variable. It exists only in C++ if ``term`` has no Python form."""
+    """The step that sets a variable. If ``term`` has no Python source, only generated C++ has the step."""
 
     variable: str
     type: VariableType
@@ -77,8 +77,8 @@ class UnsetStep:
 
 @dataclass(frozen=True)
 class MeetStep:
-    """The step for a variable that may be set or not. If it is unset, set it to ``term``, and ``from_<variable>`` to
-    ``origin``. If it is set, check ``rules``.
+    """The step that sets ``variable`` or compares it. If the variable is unset, the step sets it to ``term``, and
+    ``from_<variable>`` to ``origin``. If it is set, the step checks ``rules``.
     """
 
     variable: str

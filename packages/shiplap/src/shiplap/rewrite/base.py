@@ -25,8 +25,8 @@ def short_digest(*parts: object) -> str:
 
 
 class Rewrite(ABC):
-    """A change of graphs with a proof that it keeps their results. A rewrite is immutable once built. Two rewrites are
-    equal only if they are one object.
+    """A change of graphs with a proof that the graphs still compute the same results. A rewrite is immutable once
+    built. Two rewrites are equal only if they are one object.
 
     Attributes:
         name: an identifier, as it appears in findings and counters.
@@ -41,17 +41,20 @@ class Rewrite(ABC):
 
     @property
     def prove_on_first_match(self) -> bool:
-        """Whether the proof of this rewrite waits until a graph has a first place for it. Otherwise the proof runs when
-        the rewrite is switched on. The proof compares results before and after the rewrite.
+        """Whether the proof of this rewrite waits until a graph first contains a call of ``anchors``. Otherwise the
+        proof runs when the rewrite is switched on.
 
-        The proofs of most of Shiplap's rewrites wait, since most graphs have no place for most of them. A rewrite of a
-        user is proven when it is switched on, because an error then names the user's line.
+        The proof compares results before and after the rewrite. The proofs of most of Shiplap's rewrites wait, since
+        most graphs contain nothing that they replace. A rewrite of a user is proven when it is switched on, because an
+        error then names the user's line.
         """
         return bool(self.anchors) and self.code_is_fully_hashed and type(self).__module__.startswith("shiplap.rewrite.")
 
     def may_match(self, graph: Graph) -> bool:
-        """Return whether ``graph`` has a call of one of this rewrite's ``anchors``. These are names of operators
-        without which the rewrite has no place in a graph. A rewrite without anchors may match any graph.
+        """Return whether ``graph`` has a call that is named in ``anchors``.
+
+        Anchors are names of operators. A graph without any of them contains nothing that this rewrite replaces. A
+        rewrite without anchors may match any graph.
         """
         return not self.anchors or any(torch_call_name(n) in self.anchors for n in graph.nodes)
 
@@ -73,8 +76,9 @@ class Rewrite(ABC):
 
     @abstractmethod
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Change ``graph`` in place where the rewrite matches and is faster. Yield a ``Match`` for each changed place.
-        Yield a ``NearMiss`` for each place where only one condition is not met.
+        """Change ``graph`` in place where the rewrite matches and the result is faster. Yield a ``Match`` for each
+        replacement. Yield a ``NearMiss`` for each part of the graph to which the rewrite would apply but for one
+        condition.
 
         The caller checks and recompiles the graph. ``shiplap.rewrite.graph.place_replacement`` sets the meta of new
         nodes.
@@ -87,8 +91,10 @@ class Rewrite(ABC):
         """
 
     def near_miss(self, at: RewriteObstacle, of: int) -> NearMiss:
-        """Return the record of a place that the rewrite fits except for the obstacle ``at``. ``of`` is the number of
-        nodes in the pattern. The record contrasts it with the number of nodes that fit.
+        """Return the record of a part of a graph that this rewrite would replace if there were not the obstacle ``at``.
+
+        ``of`` is the number of nodes in the rewrite's pattern. The record also holds the number of those nodes that the
+        graph has.
         """
         # The line of the user, who has to change it.
         line = source_line(at.node)

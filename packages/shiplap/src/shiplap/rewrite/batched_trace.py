@@ -38,8 +38,10 @@ def group_for_tracing(programs: Iterator[Program], level: Level) -> Iterator[lis
 
 
 def _can_share_trace(first: Program, second: Program, level: Level) -> bool:
-    """Return whether two programs can be captured in one trace at ``level`` of compilation without joining their
-    graphs. This is possible only before autograd and with fixed sizes. A program is a function with example arguments.
+    """Return whether the graphs of two programs can be captured in one trace at ``level`` of compilation and separated
+    afterwards. A program is a function with example arguments.
+
+    This is possible only before autograd and with fixed sizes.
     """
     # Autograd builds one backward for all results, and symbols of sizes are shared by inputs of equal size: either
     # would join the graphs of two programs.

@@ -59,17 +59,17 @@ def place_replacement(
     bound: Sequence[tuple[str, str]] = (),
 ) -> Match | NearMiss:
     """Replace the computation of ``outputs`` by ``fn(*args)`` in the graph, and remove the nodes that become unused.
-    Return a ``Match``, or a ``NearMiss`` with the place and the reason if nothing was changed.
+    Return a ``Match``, or a ``NearMiss`` with the node and the reason if nothing was changed.
 
     ``fn`` is plain PyTorch. It returns as many tensors as there are ``outputs``, in that order. ``args`` may hold nodes
     of tensors or sizes, constants, and lists of these. ``nodes`` are further nodes that the rewrite means to replace.
-    ``bound`` is text for the ``Match``, pairs of a name and what it is bound to.
+    ``bound`` holds pairs of a name and what it is bound to, as texts for the ``Match``.
 
     If a result has other strides than its output, it is copied to the dim order of the output, unless no reader sees
     the difference. The graph stays unchanged if ``fn`` raises, or if a result has another shape, dtype or device than
     its output. It also stays unchanged if the strides of an output fit no dim order, or if a result is computed from
-    its own output. The last cause is a write or the edge of a ``no_grad`` or autocast block between the nodes that
-    would be merged.
+    its own output. Last, it stays unchanged if a write, or the start or end of a ``no_grad`` or autocast block, lies
+    between the nodes that would be merged.
     """
     # In graph order: the first and the last of them bound what lies in between.
     replaced = sorted({*nodes, *outputs}, key=_node_positions(graph))
@@ -118,11 +118,10 @@ def place_replacement(
 def _trace_replacement(
     fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
 ) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
-    """Return three things: ``fn`` traced as a graph, the readers of ``outputs`` whose layout in memory changes, and the
-    outputs whose layout affects no reader. Each reader is paired with its new fake value.
+    """Return a tuple of three things. They are ``fn`` traced as a graph, the readers of ``outputs`` that get another
+    layout in memory, and the outputs whose layout may change. Each reader is paired with its new fake value.
 
-    If the layout of a result differs from that of its output and affects a reader, the graph copies the result to the
-    output's layout.
+    The graph copies a result to the layout of its output if the layouts differ and a reader would see the difference.
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:
@@ -257,9 +256,9 @@ def _find_dependency_loop(needs: Sequence[set[Node]], outputs: Sequence[Node]) -
 def _find_barrier_between(
     graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]
 ) -> tuple[Obstacle, str] | None:
-    """Return the kind of obstacle and the reason if the nodes ``replaced`` cannot be merged into one place. The
-    obstacle is a write, or the edge of a ``no_grad`` or autocast block, between these nodes and ``inputs``. Return None
-    if there is no obstacle.
+    """Return the kind of obstacle and the reason if the nodes ``replaced`` cannot be merged into one call. The obstacle
+    is a node between them and ``inputs`` that writes to a tensor, or that enters or leaves a ``no_grad`` or autocast
+    block. Return None if there is no obstacle.
     """
     order = _node_positions(graph)
     # The merged call stands at the last of these nodes, so everything in between is passed.
@@ -492,7 +491,9 @@ def _tags_of_aten_operator(target: Any) -> frozenset[torch.Tag] | None:
 
 
 def operator_name(node: Node) -> str:
-    """Return the call of a node as users write it, such as ``aten.addmm``, ``linear``, or ``.view`` for a method."""
+    """Return the name of the operator that a node calls, as users write it. Examples are ``aten.addmm``, ``linear``,
+    and ``.view`` for a method.
+    """
     return f".{node.target}" if node.op == "call_method" else fx.operator_name(node.target)
 
 

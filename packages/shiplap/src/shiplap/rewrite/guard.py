@@ -31,8 +31,8 @@ _DTYPES_BY_NAME = {n: getattr(torch, n) for n in dir(torch) if isinstance(getatt
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition such as ``x.shape[-1] % 16 == 0``, ``x.dtype in (float16, bfloat16)``, ``x.device.type == "cuda"`` or
-    ``eps < 1e-3``.
+    """A condition on the arguments and dims of a pattern, such as ``x.shape[-1] % 16 == 0``, ``x.dtype in (float16,
+    bfloat16)``, ``x.device.type == "cuda"`` or ``eps < 1e-3``.
 
     The names in it are the arguments and dims of a pattern, and the names of dtypes. ``x.device == "cuda"`` compares
     the type of the device.
@@ -43,8 +43,8 @@ class Guard:
     @classmethod
     def parse(cls, source: str, names: frozenset[str], where: str) -> Guard:
         """Return the guard that ``source`` states. Raise ``SL803`` if its syntax is outside the language of guards, or
-        if a name in it is not in ``names``. ``names`` are the arguments and dims of the pattern. ``where`` is the place
-        that the error reports.
+        if a name in it is not in ``names``. ``names`` are the arguments and dims of the pattern. ``where`` is the
+        location that the error reports.
         """
         try:
             tree = ast.parse(source.strip(), mode="eval")
@@ -84,12 +84,16 @@ class Guard:
         return frozenset(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)) - _DTYPES_BY_NAME.keys()
 
     def in_named_dims(self, dim_at: Callable[[str, int], str], dims: frozenset[str]) -> str:
-        """Return the guard as text in terms of named dims alone, from which fitting sizes can be searched. Return an
-        empty text if the guard reads other values. ``dim_at`` returns the name of an argument's dim at a position, and
-        ``dims`` are the names of dims.
+        """Return the guard as text in which the name of a dim replaces each ``x.shape[i]``. The sampler searches for
+        sizes that meet it.
+
+        Return an empty text if the guard reads anything but sizes of named dims, or if declarations do not have its
+        syntax. ``dim_at`` returns the name of an argument's dim at a position. ``dims`` are the names of dims.
         """
 
         class Named(ast.NodeTransformer):
+            """A transformer of syntax trees that writes the name of a dim for each ``x.shape[i]``."""
+
             def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
                 """Return the name of the dim in place of an expression ``x.shape[i]``. If that dim has no name, return
                 the node unchanged.
@@ -144,7 +148,7 @@ class Guard:
 
 
 class _DeviceType(str):
-    """The type of a device as text that can be compared. Its attribute ``type`` is the same text."""
+    """A str that holds the type of a device, so that guards can compare it. Its attribute ``type`` is the same str."""
 
     __slots__ = ()
 

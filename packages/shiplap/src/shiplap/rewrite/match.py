@@ -32,7 +32,8 @@ Obstacle = Literal[
 
 @dataclass(frozen=True)
 class Saving:
-    """The work that one replaced place saves, as the work before minus the work after. A negative number is a cost.
+    """The work that the replacement of one part of a graph saves, as the work before minus the work after. A negative
+    number is a cost.
 
     ``nodes`` are calls in the graph. ``bytes`` are read and written by the nodes when none is fused. Kernels and time
     are measured for a whole rewrite by ``shiplap.rewrite.survey.SurveyStep``, because the compiler fuses across places.
@@ -64,7 +65,7 @@ def _bytes(number: int) -> str:
 
 @dataclass(frozen=True)
 class Match:
-    """A place where a rewrite was applied.
+    """A record of a part of a graph that a rewrite has replaced.
 
     Attributes:
         rewrite: the name of the rewrite.
@@ -96,7 +97,7 @@ class Match:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A place where a rewrite fits except for one obstacle.
+    """A record of a part of a graph that a rewrite would have replaced if there were not one obstacle.
 
     Attributes:
         rewrite: the name of the rewrite.

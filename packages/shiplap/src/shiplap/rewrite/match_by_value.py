@@ -78,7 +78,7 @@ class GraphPart:
 
     def run(self, x: Tensor, sides: Sequence[Tensor]) -> Tensor:
         """Return the result that the calls of this part compute from ``x`` and the other tensors ``sides``. Casts are
-        left out. Errors of torch are passed on.
+        skipped, so that everything is computed in one dtype. Errors of torch are passed on.
         """
         held: dict[Node, Any] = {self.x: x, **self.constants, **dict(zip(self.sides, sides, strict=True))}
         # Tensors that are computed twice get the values of the side that they equal.
@@ -115,7 +115,9 @@ def _shrink_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tupl
 
 
 def _random_tensor(shape: Sequence[int], imaginary: bool, rng: torch.Generator) -> Tensor:
-    """Return a tensor of normally distributed numbers in float64, or complex128 if ``imaginary``."""
+    """Return a tensor of the given shape with normally distributed numbers from ``rng``. They are float64, or
+    complex128 if ``imaginary`` is true.
+    """
     return torch.randn(tuple(shape), dtype=torch.complex128 if imaginary else torch.float64, generator=rng)
 
 
@@ -130,8 +132,9 @@ def _run_call(node: Node, held: dict[Node, Any]) -> Any:
 
 
 def part_between(x: Node, out: Node) -> GraphPart | None:
-    """Return the part of the graph that computes ``out`` from ``x`` and other tensors. Follow at most 24 calls of
-    arithmetic, casts and moves of values upwards from ``out``. Return None if ``x`` is not found.
+    """Return the part of the graph that computes ``out`` from ``x`` and other tensors. Return None if ``x`` is not
+    found among the inputs of at most 24 calls above ``out``. Only arithmetic, casts, and calls that move values, such
+    as views, are followed.
     """
     reached = _nodes_above(out)
     if x not in reached:
@@ -209,15 +212,16 @@ def candidate_starts(out: Node) -> list[Node]:
 
 
 def operator_names_above(out: Node) -> set[str]:
-    """Return the names of the calls from which ``out`` is computed. At most 24 calls of arithmetic, casts and moves of
-    values are followed upwards.
+    """Return the names of the calls from which ``out`` is computed. At most 24 calls above ``out`` are followed. They
+    must be arithmetic, casts, or calls that move values, such as views.
     """
     return {torch_call_name(n) for n in _nodes_above(out) if is_understood(n)}
 
 
 def _nodes_above(out: Node) -> set[Node]:
-    """Return ``out`` and the nodes from which it is computed. At most 24 calls of arithmetic, casts and moves of values
-    are followed upwards. The values that the first of these calls read are included.
+    """Return ``out`` and the nodes from which it is computed. At most 24 calls above ``out`` are followed. They must be
+    arithmetic, casts, or calls that move values, such as views. The values that the first of these calls read are
+    included.
     """
     reached, layer = {out}, [out]
     # Layer by layer, so that a graph with many paths is not walked once per path.
@@ -229,7 +233,7 @@ def _nodes_above(out: Node) -> set[Node]:
 
 def is_understood(node: Node) -> bool:
     """Return whether a part of a graph that is run to find its function may contain the call ``node``. Such calls are
-    arithmetic, casts that keep values, and operators that move values. They must not write to an argument.
+    arithmetic, casts that keep values, and calls that move values, such as views. They must not write to an argument.
     """
     name = torch_call_name(node)
     # A cast to an integer changes values.
@@ -243,5 +247,7 @@ def is_understood(node: Node) -> bool:
 
 
 def agree_but_for_rounding(got: Tensor, wanted: Tensor) -> bool:
-    """Return whether two results in float64 have one shape and differ by at most 1e-9, absolute or relative."""
+    """Return whether ``got`` and ``wanted``, two results in float64, have one shape and differ by at most 1e-9,
+    absolute or relative.
+    """
     return got.shape == wanted.shape and torch.allclose(got, wanted, rtol=1e-9, atol=1e-9)

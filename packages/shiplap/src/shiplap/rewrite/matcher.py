@@ -288,8 +288,8 @@ class _PatternWalker:
 
 
 def _bases_of_equal_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
-    """Return the bases of two powers with one exponent that are written in different ways, such as ``x.pow(2)`` and ``x
-    * x``. Return None for other calls.
+    """Return the bases of the powers that ``want`` and ``actual`` compute if their exponents are equal. The powers are
+    written differently, such as ``x.pow(2)`` and ``x * x``. Return None for other calls.
     """
     if not actual.op.startswith("call") or canonical_name(want) == canonical_name(actual):
         return None
@@ -310,8 +310,8 @@ def match_output(
 
 
 def match_first_way(pattern: PatternGraph, at: Node) -> PartialMatch:
-    """Return the first match in which the first output of ``pattern`` is the node ``at`` of a graph. If there is none,
-    return the partial match that covers the most nodes, with its obstacle.
+    """Return the first of the matches in which the first output of ``pattern`` is the node ``at`` of a graph. If there
+    is none, return the partial match that covers the most nodes, with its obstacle.
     """
     return match_output(pattern, at)[0]
 
@@ -329,8 +329,10 @@ def _best_matches(tried: Sequence[PartialMatch]) -> list[PartialMatch]:
 
 
 def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) -> PartialMatch:
-    """Return the partial match ``fit`` extended by places in ``graph`` for all further outputs of the pattern. In
-    ``fit``, the first output has its place already. If another output has no place, return the match with an obstacle.
+    """Return the partial match ``fit``, which covers the first output of the pattern, extended by nodes of ``graph``
+    that compute all further outputs.
+
+    If no node computes one of these outputs from the same arguments, return the match with an obstacle.
     """
     for index, output in enumerate(pattern.outputs[1:], 1):
         if output in fit.nodes:

@@ -81,7 +81,9 @@ def base_and_exponent(node: Node) -> tuple[Node, float] | None:
 
 
 def _raw_operator_name(node: Node) -> Any:
-    """Return the operator that ``node`` calls. Casts and swaps of dims have the names by which they are written."""
+    """Return the operator that ``node`` calls. Unlike :func:`canonical_name`, this function does not give different
+    casts, or different swaps of dims, one name.
+    """
     return "getattr" if node.target is getattr else operator_of(node)
 
 
@@ -225,8 +227,10 @@ def _equals_default(given: Any, default: Any) -> bool:
 
 
 def _canonical_value(name: str, given: Any, count: int, node: Node, rank: int) -> Any:
-    """Return the argument ``name`` of the call ``node`` in one form. Dims are counted from the front in ``rank`` dims.
-    The sizes of a view contain no -1. If ``count`` is not 0, one number is repeated ``count`` times.
+    """Return the value ``given`` of the argument ``name`` of the call ``node``, written in one way for equal calls.
+
+    Dims are counted from the front of a tensor with ``rank`` dims. The sizes of a view contain no -1. If ``count`` is
+    not 0, a single number is returned as a list of ``count`` equal numbers.
     """
     if count and isinstance(given, int) and not isinstance(given, bool):
         given = [given] * count

@@ -11,7 +11,8 @@ from shiplap.rewrite.match import Obstacle
 class RewriteObstacle(Exception):
     """The obstacle to a rewrite at one node, with its kind, a reason, a fix, and the number of nodes that fit.
 
-    A function returns it if its caller chooses between several obstacles, and raises it to end the search at the place.
+    A function returns it if its caller chooses between several obstacles. A function raises it to end the search at
+    that node.
     """
 
     def __init__(self, node: Node, obstacle: Obstacle, reason: str, fix: str = "", fitting: int = 1) -> None:

@@ -62,7 +62,7 @@ def positional_then_named(node: Node) -> list[Any]:
 
 
 def tensor_argument(node: Node) -> Node:
-    """Return the first argument of the call ``node``, which must be a node."""
+    """Return the first argument of the call ``node``. It must be a node itself, not a constant."""
     first = node.args[0]
     assert isinstance(first, Node), node
     return first

@@ -181,8 +181,8 @@ class PatternRewrite(Rewrite):
             return f"pays= raises {error_line(e)}"
 
     def _place(self, graph: Graph, pattern: PatternGraph, fit: PartialMatch) -> Match | NearMiss:
-        """Put the replacement into the graph in place of the matched nodes of ``fit``. Return the ``Match``, or a
-        ``NearMiss`` with the reason if the results cannot take that place.
+        """Replace the nodes of the graph that ``fit`` matches by the replacement. Return the ``Match``, or a
+        ``NearMiss`` with the reason if the replacement's results differ from those of the nodes.
         """
         args = {**pattern.fixed, **fit.args}
         names = self.signature.parameters
@@ -199,8 +199,8 @@ class PatternRewrite(Rewrite):
         )
 
     def _near(self, pattern: PatternGraph, fit: PartialMatch, stop: RewriteObstacle) -> NearMiss | None:
-        """Return the near miss of the partial match ``fit``, which ended at the obstacle ``stop``. Return None if less
-        than half of the pattern's calls fit.
+        """Return the record of ``fit``, a match that ended at the obstacle ``stop``. Return None if less than half of
+        the pattern's calls are matched.
         """
         fitting, of = len(fit.nodes), len(pattern.calls)
         # A match of less than half of the pattern is no near miss: every product would be one of attention.

@@ -114,11 +114,11 @@ class PatternSamples:
 
     @cached_property
     def base(self) -> SampleRecipe:
-        """The recipe of the sample from which all others are derived. It has float32 if that is admitted. All dims have
-        different sizes, since equal sizes would share a symbol in a trace.
+        """The recipe of the sample from which all others are derived.
 
-        The smallest admitted size is avoided where there is another. A pattern that halves a size of 2 would compute
-        with 1, which torch does not treat as a symbol.
+        Its floating-point tensors have the dtype float32 if the annotations admit that. All dims have different sizes,
+        since equal sizes would share a symbol in a trace. The smallest admitted size is avoided where there is another.
+        A pattern that halves a size of 2 would compute with 1, which torch does not treat as a symbol.
         """
         try:
             recipe = self.samples.base
@@ -143,10 +143,10 @@ class PatternSamples:
         return self._with_running_sizes(next((r for r in (recipe, *tried) if self._admitted(r)), recipe))
 
     def _with_running_sizes(self, recipe: SampleRecipe) -> SampleRecipe:
-        """Return ``recipe``, the description of a sample, in which sizes are exchanged between dims if the pattern
-        otherwise raises an error. Raise ``SL804`` if the pattern runs with no order of the sizes.
+        """Return ``recipe``, the description of a sample, with its sizes exchanged between dims until the pattern
+        raises no error. Raise ``SL804`` if the pattern raises an error with each of at most 24 orders of the sizes.
 
-        For example, the rotated part of a head is no longer than the head.
+        For example, a pattern may require the rotated part of a head to be no longer than the head.
         """
         sizes = {name: size for name, size in recipe.sizes if isinstance(size, int)}
         orders = (
@@ -224,8 +224,8 @@ class PatternSamples:
         return recipe.but(dtypes=changed) if changed else None
 
     def _admitted(self, recipe: SampleRecipe | None) -> SampleCase | None:
-        """Return the sample that ``recipe`` describes. Return None if it cannot be made, if its arguments do not fit
-        the annotations, or if a guard of the rewrite does not hold for them.
+        """Return the sample that ``recipe`` describes, or None if it cannot be used. It can be used if it can be made,
+        its arguments fit the annotations, and each guard of the rewrite holds for them.
         """
         case = self.samples.make(recipe) if recipe is not None else None
         if case is None:
@@ -314,9 +314,11 @@ class PatternSamples:
     def _program(
         self, fn: Callable[..., Any], recipe: SampleRecipe | None, *, runs: bool = True, **options: Any
     ) -> Iterator[Program]:
-        """Yield the program of the sample that ``recipe`` describes if the guards admit it and ``fn`` raises no error
-        on it. A program is a function with arguments. If ``runs`` is true, ``fn`` is known to raise no error and is not
-        called. ``options`` are further attributes of the ``Program``.
+        """Yield the program of the sample that ``recipe`` describes, if the guards admit the sample and ``fn`` raises
+        no error on it. A program is a function with arguments.
+
+        If ``runs`` is true and the rewrite must apply in the program, ``fn`` is not called to find out. ``options`` are
+        further attributes of the ``Program``.
         """
         case = self._admitted(recipe)
         if case is not None and ((runs and options.get("fires", True)) or not self._error_of_pattern(case)):
@@ -352,11 +354,10 @@ class PatternSamples:
         return graphs
 
     def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str], bool]]:
-        """Yield a key, the arguments for tracing, a dict and a flag for each graph that the pattern may have in
-        ``graph``.
+        """Yield a tuple (key, arguments for tracing, dict, flag) for each graph that the pattern may have in ``graph``.
 
-        The dict maps the unusual number in each float argument to the argument's name. The flag is true if the graph
-        differs from an earlier one only in its dtype.
+        The key identifies the arguments. The dict maps the unusual number in each float argument to the argument's
+        name. The flag is true if the graph differs from an earlier one only in its dtype.
         """
         if self.given is not None:
             yield from ((i, tuple(args), {}, False) for i, args in enumerate(self._listed()))

@@ -50,8 +50,8 @@ class Program:
     constants: tuple[int, ...] = ()
 
     def of_tensors(self) -> tuple[Callable[..., Any], list[Tensor]]:
-        """Return two things: ``fn`` as a function of its tensor arguments alone, and these tensors. All other arguments
-        are filled in.
+        """Return a pair of a function and the list of the tensors in ``args``. The function is ``fn`` as a function of
+        these tensors alone, with all other arguments filled in.
         """
         at = [i for i, a in enumerate(self.args) if isinstance(a, Tensor)]
 
@@ -72,8 +72,8 @@ class Program:
         return [t.detach().requires_grad_(needs) for t, needs in zip(tensors, asked, strict=True)]
 
     def others(self, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """Yield lists like ``tensors`` with values of each kind in ``kinds``. Sizes, dtypes and strides stay the same.
-        Integers keep their values.
+        """Yield copies of the list ``tensors``, one for each kind of values in ``kinds``, in which floating-point
+        tensors have new values of that kind. Sizes, dtypes and strides stay the same. Integers keep their values.
         """
         for seed, kind in enumerate(self.kinds):
             rng = torch.Generator().manual_seed(seed)

@@ -297,7 +297,9 @@ def _copy_to_interpreter(graph: Graph) -> Interpreter:
 
 
 class _GraphRun:
-    """A callable that runs graphs on copies of the same values and returns all effects of a run."""
+    """A callable that runs a graph on fresh copies of the same values each time, and returns the results, the written
+    arguments and the gradients.
+    """
 
     def __init__(
         self, captured: CapturedGraph, tensors: Sequence[Tensor], train: str, program: Program, *, functional: bool
@@ -343,7 +345,7 @@ class _GraphRun:
 
 @dataclass
 class _RunEffect:
-    """The effects of a run.
+    """The results of running a graph, and what the run did to its arguments.
 
     Attributes:
         outs: the results.
@@ -411,8 +413,8 @@ def _compare_strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
 
 
 def _compare_aliasing(got: _RunEffect, own: _RunEffect, *, functional: bool) -> str:
-    """Return the first difference in shared memory before and after the rewrite as text, or an empty text. Results may
-    share memory with arguments or with each other.
+    """Return the first difference in shared memory before and after the rewrite as text, or an empty text. ``own`` is
+    the run before it, and ``got`` the run after it. Results may share memory with arguments or with each other.
 
     If ``functional`` is true, a result may be a new tensor where it was a view before. In a graph without writes, torch
     itself makes views of arguments that it returns.
@@ -429,7 +431,7 @@ def _compare_aliasing(got: _RunEffect, own: _RunEffect, *, functional: bool) -> 
 
 def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor]) -> str:
     """Return the first difference in writes to arguments before and after the rewrite as text, or an empty text.
-    ``tensors`` are the arguments before the run.
+    ``own`` is the run before it, and ``got`` the run after it. ``tensors`` are the arguments before these runs.
     """
     for i, (g, o, t) in enumerate(zip(got.leaves, own.leaves, tensors, strict=True)):
         if bool(bitwise_difference([g], [t])) != bool(bitwise_difference([o], [t])):
@@ -441,8 +443,9 @@ def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor
 
 
 def _compare_gradients(run: _GraphRun, own: _RunEffect, got: _RunEffect, wide: _RunEffect) -> str:
-    """Return the first difference in gradients before and after the rewrite as text, or an empty text. ``wide`` holds
-    the gradients in float64, which bound the error of rounding.
+    """Return the first difference in gradients before and after the rewrite as text, or an empty text. ``own`` is the
+    run before it, and ``got`` the run after it. ``wide`` holds the gradients in float64, which bound the error of
+    rounding.
     """
     for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
         if g.requires_grad != o.requires_grad:

@@ -83,12 +83,14 @@ class Rewrites:
 
     @property
     def matches(self) -> list[Match]:
-        """The places, in the graphs compiled so far, where a rewrite was applied."""
+        """The records of the replacements that these rewrites have made in the graphs compiled so far."""
         return [o for o in self.outcomes if isinstance(o, Match)]
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The places, in the graphs compiled so far, where a rewrite fits except for one obstacle."""
+        """The records of the parts of the graphs compiled so far that a rewrite would have replaced if there were not
+        one obstacle.
+        """
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def __iter__(self) -> Iterator[Rewrite]:
@@ -162,8 +164,8 @@ def _prove_and_apply(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
 
 
 class _ProofOnFirstCall:
-    """A function that proves a rewrite at its first call and does nothing at later calls. The proof applies the
-    rewrite, too, which calls this function again.
+    """A function that proves a rewrite at its first call and does nothing at later calls. The proof itself applies the
+    rewrite and thereby calls this function again, which then does nothing.
     """
 
     def __init__(self, rewrite: Rewrite) -> None:
@@ -194,8 +196,8 @@ def _make_labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
 
 @cache
 def _engine_digest() -> str:
-    """Return a digest of the code that finds patterns and puts replacements in their place. It is a part of cache keys,
-    since another version of this code may change a graph in another way.
+    """Return a digest of the code that finds patterns in graphs and replaces them. It is a part of cache keys, since
+    another version of this code may change a graph differently.
     """
     package = Path(__file__).parent
     names = ("graph_nodes", "inductor_passes", "symbolic_sizes")
@@ -207,8 +209,8 @@ def _engine_digest() -> str:
 def rewrites(*rewrites: Rewrite) -> Rewrites:
     """Return a set of ``rewrites`` that can be switched on with ``with`` or with ``options()``.
 
-    Each is proven once in a process. A rewrite that ships with Shiplap is proven when a graph has a place for it,
-    before that graph is changed.
+    Each is proven once in a process. A rewrite that ships with Shiplap is proven when a graph first has a call that it
+    may replace, before that graph is changed.
     """
     return Rewrites(*rewrites)
 

@@ -22,8 +22,8 @@ from shiplap.torch_private.symbolic_sizes import sizes_equal
 
 
 class PatternSignature:
-    """The arguments of a pattern by name. Without annotations, only the names are known, and samples have to be
-    given.
+    """The arguments of a pattern by name. If the pattern has no annotations, only the names are known, and its author
+    has to give samples.
     """
 
     def __init__(self, name: str, fn: Callable[..., Any], requires: Iterable[str] = ()) -> None:
@@ -122,7 +122,10 @@ def _why_shape_unfit(
     arg: Arg, kind: TensorType, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any, may_guard: bool
 ) -> tuple[Obstacle, str] | None:
     """Return the kind of obstacle and the reason if the pattern's annotation of ``arg`` does not admit the shape of its
-    value ``held``. Return None if it does. The sizes of its named dims are added to ``seen``.
+    value ``held``. Return None if it does.
+
+    The sizes of the named dims are added to ``seen``. If ``may_guard`` is true, the equality of two symbolic sizes may
+    become a guard of the compiled code. ``node`` is described in the reason.
     """
     fixed = len(kind.dims) - kind.variadic
     if held.dim() < fixed or (held.dim() > fixed and not kind.variadic):

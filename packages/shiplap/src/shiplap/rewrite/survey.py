@@ -139,12 +139,14 @@ class RewriteSurvey:
 
     @property
     def matches(self) -> list[Match]:
-        """The records of the places where a rewrite was applied, over all graphs."""
+        """The records of the replacements that the rewrites have made, over all graphs."""
         return [o for o in self.outcomes if isinstance(o, Match)]
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The records of the places where a rewrite fits except for one obstacle, over all graphs."""
+        """The records of the parts of the graphs that a rewrite would have replaced if there were not one obstacle,
+        over all graphs.
+        """
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def step(self, rewrite: str) -> SurveyStep | None:
@@ -238,7 +240,7 @@ def _drawing(calls: Sequence[GraphCall], names: Sequence[str], most: int = 40) -
 
 
 class _RecordingRewrites(Rewrites):
-    """A set of rewrites that stores each graph before and after them."""
+    """A set of rewrites that stores each graph as it is before and after the rewrites have run."""
 
     def __init__(self, *rewrites: Rewrite) -> None:
         """Collect and prove the rewrites, and start without graphs."""

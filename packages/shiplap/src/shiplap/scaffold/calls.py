@@ -114,8 +114,8 @@ _RECORDED_AS_IS = (
 
 
 def _describe_value(value: Any) -> Any:
-    """Return the description of a value. A tensor becomes a ``SeenTensor``, a list a tuple of descriptions, and a plain
-    scalar stays. Any other value becomes text.
+    """Return the description of a value in a recorded call. A tensor becomes a ``SeenTensor``, and a list becomes a
+    tuple of descriptions. A plain scalar is returned unchanged. Any other value becomes text.
     """
     if isinstance(value, (list, tuple)):
         return tuple(map(_describe_value, value))
@@ -184,7 +184,8 @@ def _column_ranges(t: Tensor) -> tuple[ColumnRange, ...]:
 
 @dataclass
 class DispatchRecorder:
-    """The calls of ``wanted`` ops inside of ``with recorder.mode():``, each different call once.
+    """A recorder of the calls of the ops ``wanted`` inside of ``with recorder.mode():``. Calls that differ only in
+    values are recorded once.
 
     A call is recorded below autograd, so an op that is made of other ops is not seen. Values are read before the call,
     since an op may write to its arguments. ``told`` is called with the name of an op at its first call.
@@ -215,8 +216,8 @@ class DispatchRecorder:
         return made()
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``func`` and return its result. If the recorder was made for this op, the call is counted and kept with
-        its sizes and dtypes. A call that a compiler traces is not.
+        """Call ``func`` and return its result. If its op is in ``wanted``, count the call and store its sizes and
+        dtypes. A call that a compiler traces is neither counted nor stored.
         """
         schema = func._schema
         name = schema_name(schema)

@@ -39,8 +39,8 @@ class NamedDims:
 
 
 def name_dims(form: SchemaForm, recorded: Sequence[DispatchedCall], probed: ProbeResult) -> NamedDims:
-    """Return names for the sizes of the tensor arguments of ``form``. Two axes get one name if they agreed in recorded
-    calls. They also get one name if the meta kernel refused different sizes for them.
+    """Return names for the sizes of the tensor arguments of the schema ``form``. Two axes get one name if they agreed
+    in recorded calls. They also get one name if the meta kernel refused different sizes for them.
     """
     calls = [*recorded, *probed.calls]
     # Only an argument of one rank has axes that can be named.
@@ -94,15 +94,15 @@ def _ranks_of_argument(name: str, recorded: Sequence[DispatchedCall], probed: Pr
 
 
 class _DimClasses:
-    """A partition of slots (pairs of an argument name and an axis) into sets. The slots of a set are one dim."""
+    """A partition of pairs of an argument name and an axis (slots) into sets. All axes in one set are one dim."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         """Put each slot (an argument name and an axis) into a separate set."""
         self._of = {slot: frozenset((slot,)) for slot in slots}
 
     def join(self, one: Slot, other: Slot) -> None:
-        """Unite the sets that contain the slots ``one`` and ``other``, since both are one dim. A slot is an argument
-        name and an axis.
+        """Unite the sets that contain the slots ``one`` and ``other``, since their axes are one dim. A slot is a pair
+        of an argument name and an axis.
         """
         joined = self._of[one] | self._of[other]
         self._of |= dict.fromkeys(joined, joined)
@@ -198,8 +198,10 @@ def _result_shapes(call: DispatchedCall) -> list[tuple[int, ...]]:
 def _name_groups(
     form: SchemaForm, groups: Sequence[frozenset[Slot]], scalars: Sequence[str], calls: Sequence[DispatchedCall]
 ) -> dict[frozenset[Slot], str]:
-    """Return a name for each dim, given as its set of (argument name, axis) pairs. It is the name of an int argument
-    that equals the dim's size in all calls. Otherwise it is a letter that no argument has as its name.
+    """Return a name for each dim in ``groups``, each given as its set of (argument name, axis) pairs.
+
+    It is the name of one of ``scalars``, the int arguments, if that argument equals the dim's size in all calls.
+    Otherwise it is a letter that no argument has as its name.
     """
     taken = {a.name for a in form.arguments}
     letters = _free_letters(taken)
@@ -236,7 +238,7 @@ def _free_letters(taken: set[str]) -> Iterator[str]:
 
 
 def is_plain_name(text: str) -> bool:
-    """Return whether the text of a dim is a name, and not a number or an expression."""
+    """Return whether ``text``, a dim in a declaration, is a name. Otherwise it is a number or an expression."""
     return bool(re.fullmatch(r"[A-Za-z]\w*", text))
 
 

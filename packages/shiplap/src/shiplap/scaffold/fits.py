@@ -20,8 +20,9 @@ from shiplap.torch_private.dispatcher_library import Overload
 def why_draft_misfits(
     form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
 ) -> str:
-    """Return a text that names the first recorded call that the drafted declaration would refuse or give other result
-    sizes. Return an empty text if there is none.
+    """Return a text that names the first recorded call that does not fit ``known``, the drafted declaration of the
+    schema ``form``. The declaration would refuse such a call, or give other result sizes. Return an empty text if all
+    calls fit.
 
     Raises:
         ShiplapError: SL1xx when the declaration itself is refused.

@@ -54,8 +54,8 @@ def infer_declaration(
     probed: ProbeResult,
     following: Callable[[], bool] | None = None,
 ) -> InferredDeclaration:
-    """Return the declaration that calls suggest for ``form``. It has dims, dtypes, bounds, requirements and a builder
-    of samples. The calls were recorded, or are calls that the meta kernel accepts.
+    """Return the declaration that calls suggest for the schema ``form``. The calls were recorded, or the meta kernel
+    accepts them. The declaration has dims, dtypes, bounds, requirements and a builder of samples.
 
     ``following`` is called if nothing was recorded. It returns whether the dtype of the results follows that of the
     arguments.
@@ -89,7 +89,7 @@ def _has_fresh_results(form: SchemaForm) -> bool:
 
 
 def _count_phrase(number: int, what: str) -> str:
-    """Return a count with its noun, such as ``3 recorded calls``."""
+    """Return the count ``number`` with the noun ``what``, such as ``3 recorded calls``."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
@@ -154,10 +154,12 @@ def _annotate_results(
     source: str,
     following: Callable[[], bool] | None,
 ) -> None:
-    """Add an annotation of each result, such as ``Float[Tensor, "n m"]``, to the declaration ``known``.
+    """Add an annotation of each result of the schema ``form``, such as ``Float[Tensor, "n m"]``, to the declaration
+    ``known``.
 
-    If the sizes or the dtype of one result are unknown, all new results are left open. The reference of the op then
-    computes them. ``following`` returns whether results have the dtype of the arguments.
+    ``sizes`` holds the inferred sizes of the results. If the sizes or the dtype of one result are unknown, all new
+    results are left open, and the op's reference computes them. ``following`` returns whether results have the dtype of
+    the arguments. ``source`` names the calls from which the annotations are inferred.
     """
     notes = [n for n in sizes.where if n]
     # A result that is an argument has the annotation of that argument.
@@ -196,8 +198,8 @@ def _takes_shape_of_argument(index: int, spread: Mapping[str, str], calls: Seque
 def _dtype_class_of_result(
     index: int, known: InferredDeclaration, recorded: Sequence[DispatchedCall], following: Callable[[], bool] | None
 ) -> tuple[str, bool]:
-    """Return the jaxtyping dtype class of the result at ``index``, and whether the class determines the dtype. That is
-    so for one dtype, and if an argument has the same class.
+    """Return the jaxtyping dtype class of the result at ``index``, and whether the class determines the dtype. A class
+    determines it if it has one dtype, or if an argument has this class.
 
     ``following`` is called if nothing was recorded. It returns whether results have the dtype of the arguments.
     """
@@ -214,8 +216,9 @@ def _dtype_class_of_result(
 
 
 def common_dtype_class(dtypes: set[str]) -> str:
-    """Return the jaxtyping class of these dtype names. It is such as ``Float32`` for one dtype, ``Float`` for several
-    floats and ``Integer`` for several integers. Otherwise it is ``Shaped``.
+    """Return the name of the jaxtyping class for the dtypes with these names. For one dtype, it is a class such as
+    ``Float32``. It is ``Float`` for several floating-point dtypes, ``Integer`` for several integer dtypes, and
+    otherwise ``Shaped``.
     """
     if len(dtypes) == 1:
         return _classes_by_dtype().get(next(iter(dtypes)), "Shaped")

@@ -73,7 +73,9 @@ def write_module_source(
 
 
 def adopt_keywords(form: SchemaForm, known: InferredDeclaration) -> dict[str, Any]:
-    """Return the keyword arguments of ``sl.adopt(name, ...)`` for a drafted declaration. Empty ones are left out."""
+    """Return the keyword arguments of ``sl.adopt(name, ...)`` for the inferred declaration ``known`` of the schema
+    ``form``. Empty ones are left out.
+    """
     fresh = len([r for r in form.results if not r.alias])
     taken = {a.name for a in form.arguments} | {"workspace"}
     usual = ["out"] if fresh == 1 else [f"out{i}" for i in range(fresh)]
@@ -91,7 +93,9 @@ def adopt_keywords(form: SchemaForm, known: InferredDeclaration) -> dict[str, An
 
 
 def make_drafted_function(form: SchemaForm, known: InferredDeclaration) -> Callable[..., Any]:
-    """Return a Python function with the drafted signature and an empty body. A declaration can be read from it."""
+    """Return a Python function with an empty body, from which a declaration can be read. It has the signature of the
+    schema ``form``, with the annotations of the inferred declaration ``known``.
+    """
     scope: dict[str, Any] = {**vars(jaxtyping), "torch": torch, "Tensor": Tensor, "inf": float("inf")}
     # The text holds names of a schema and annotations made here.
     exec("\n".join([*_signature_lines(form, known, "drafted", marks=False), "    ..."]), scope)
@@ -101,8 +105,8 @@ def make_drafted_function(form: SchemaForm, known: InferredDeclaration) -> Calla
 
 
 def write_op_source(entry: DraftedOp) -> str:
-    """Return the Python source of the drafted declaration of one op. Comments state what was inferred, and ``FILL``
-    marks what the author has to decide.
+    """Return the Python source of the drafted declaration of one op. Comments state what was inferred. The mark
+    ``FILL`` stands where the author has to complete the declaration.
     """
     form, known = entry.form, entry.known
     given = [f"{k}={_source_of_value(v)}" for k, v in adopt_keywords(form, known).items()]
@@ -157,8 +161,8 @@ def _source_of_value(value: Any) -> str:
 
 
 def _signature_lines(form: SchemaForm, known: InferredDeclaration, name: str, *, marks: bool) -> list[str]:
-    """Return the source lines of ``def name(...) -> ...:``, one for each argument. If ``marks`` is true, comments state
-    what was inferred.
+    """Return the source lines of ``def name(...) -> ...:``, one for each argument of the schema ``form``, with the
+    annotations of the inferred declaration ``known``. If ``marks`` is true, comments state what was inferred.
     """
     lines, keeping = [f"def {name}("], names_with_default(form.arguments)
     for a in with_star(form.arguments):

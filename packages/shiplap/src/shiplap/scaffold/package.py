@@ -110,10 +110,11 @@ def draft_ops(
     isolate: IsolateWork = lambda work: work(),
     keep: Callable[[DraftedPackage], None] = lambda drafted: None,
 ) -> DraftedPackage:
-    """Return a draft of each op, or the reason why it can have none. ``report`` is called with the progress.
+    """Return a draft of each op, or the reason why it can have none. ``recorded`` holds the recorded calls by op name.
 
-    ``isolate(work)`` runs ``work`` and returns its plain data. A caller passes one that uses a separate process, so
-    that a crash of a meta kernel does no harm. ``keep`` is called with the drafts so far after each op.
+    ``report`` is called with the progress. ``isolate(work)`` runs ``work`` and returns its plain data. A caller passes
+    one that uses a separate process, so that a crash of a meta kernel does no harm. ``keep`` is called with the drafts
+    so far after each op.
     """
     result, docs, taken = DraftedPackage(), _first_sentences(package), set[str]()
     for done, (name, overload) in enumerate(ops.items()):
@@ -134,7 +135,7 @@ def draft_ops(
 
 def _draft_as_data(overload: Overload, recorded: Sequence[DispatchedCall]) -> dict[str, Any]:
     """Return the draft of one op (its inferred dims, dtypes and notes) as plain data, which another process can send.
-    If it can have no draft, return ``{"left_out": reason}``.
+    ``recorded`` are the recorded calls of the op. If the op can have no draft, return ``{"left_out": reason}``.
     """
     try:
         drafted = draft_op(parse_schema(overload._schema), overload, recorded)
@@ -148,8 +149,9 @@ def _draft_as_data(overload: Overload, recorded: Sequence[DispatchedCall]) -> di
 def draft_op(
     form: SchemaForm, overload: Overload, recorded: Sequence[DispatchedCall], doc: tuple[str, str] = ("", "")
 ) -> DraftedOp:
-    """Return the draft of one op. If the inferred dims and dtypes would refuse a recorded call, the draft has only the
-    types of the schema and states the reason.
+    """Return the draft of the op with the schema ``form``, inferred from ``recorded``, its recorded calls. If the
+    inferred dims and dtypes would refuse a recorded call, the draft has only the types of the schema and states the
+    reason. ``doc`` is a sentence about the op and the name of the function that it was taken from.
 
     Raises:
         ShiplapError: SL1xx for a schema that no declaration has.
@@ -168,8 +170,9 @@ def draft_op(
 def _why_draft_fails(
     form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
 ) -> str:
-    """Return the reason why the inferred declaration does not hold for the recorded calls. Return an empty text if it
-    holds. Raise ``ShiplapError`` if even a declaration without inferred parts is refused.
+    """Return the reason why ``known``, the declaration inferred for the schema ``form``, does not hold for the recorded
+    calls. Return an empty text if it holds. Raise ``ShiplapError`` if even a declaration without inferred parts is
+    refused.
     """
     try:
         return why_draft_misfits(form, known, overload, recorded)

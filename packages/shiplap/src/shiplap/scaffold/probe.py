@@ -49,8 +49,10 @@ PROBE_REFUSALS = Exception  # a meta kernel may raise anything, and all of it me
 
 @dataclass
 class ProbeResult:
-    """The results of calls of a meta kernel. They are the accepted calls, the ranks that each argument may have, and
-    two kinds of slots. The sizes of some slots have to agree, and the op fixes the size of others.
+    """The results of calls of a meta kernel. ``calls`` are the accepted calls, and ``ranks`` the numbers of dims that
+    each argument may have. A slot is a pair of an argument name and an axis. ``ties`` are sets of slots whose sizes
+    must be equal, and ``fixed`` are the slots whose size the op fixes. ``reason`` states why there are no calls, if
+    there are none.
     """
 
     calls: list[DispatchedCall] = field(default_factory=list)
@@ -61,8 +63,8 @@ class ProbeResult:
 
 
 def probe_meta_kernel(form: SchemaForm, overload: Overload, start: DispatchedCall | None = None) -> ProbeResult:
-    """Call the op's meta kernel with tensors that have no data. Return the calls that it accepts, the sizes that have
-    to be equal, and the sizes that it accepts at one value only.
+    """Call the meta kernel of ``overload``, an op with the schema ``form``, with tensors that have no data. Return the
+    calls that it accepts, the sizes that have to be equal, and the sizes that it accepts at one value only.
 
     The first call is ``start`` or, if that is None, one that is found by trial.
     """
@@ -81,8 +83,8 @@ def probe_meta_kernel(form: SchemaForm, overload: Overload, start: DispatchedCal
 
 
 def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeResult) -> bool:
-    """Return whether each result has the dtype of the tensor arguments. One call of the meta kernel with all tensors in
-    float64 tests it.
+    """Return whether each result of ``overload`` has the dtype of the tensor arguments. This is tested by one call of
+    the meta kernel, the first in ``probed`` with all tensors in float64. Return False if ``probed`` has no call.
     """
     base = probed.calls[0] if probed.calls else None
     if base is None:
@@ -97,7 +99,7 @@ def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeR
 
 
 class _MetaProber:
-    """The calls of one meta kernel. At most ``MOST_TRIES`` are made."""
+    """A caller of one meta kernel. It makes at most ``MOST_TRIES`` calls."""
 
     def __init__(self, form: SchemaForm, overload: Overload) -> None:
         """Keep the op and allow ``MOST_TRIES`` calls."""
@@ -128,8 +130,8 @@ class _MetaProber:
         return DispatchedCall(unknown, results)
 
     def find_accepted_call(self) -> DispatchedCall | None:
-        """Return the first call that the meta kernel accepts, or None if there is none. First all tensors get the same
-        number of dims, and then every combination is tried.
+        """Return the first call that the meta kernel accepts, or None if there is none. First all tensors get an equal
+        number of dims, and then every combination of numbers is tried.
         """
         scalars = {a.name: _make_scalar(a) for a in self.form.arguments if not a.tensor}
         if any(v is ... for v in scalars.values()):

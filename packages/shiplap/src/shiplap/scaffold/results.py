@@ -33,8 +33,10 @@ class ResultSizes:
 def find_result_sizes(
     form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall], probed: Sequence[DispatchedCall]
 ) -> ResultSizes:
-    """Return, for each result, expressions for its sizes that hold in all calls. They are expressions of the named
-    dims. Sizes that depend on data get bounds.
+    """Return expressions for the sizes of each result of the schema ``form``. They are expressions of the named dims,
+    and hold in all calls. Sizes that depend on data get bounds.
+
+    The calls are ``recorded`` ones and, in ``probed``, those that the meta kernel accepted.
     """
     rows = calls_with_dims(dims, [*recorded, *probed])
     sizes_found = ResultSizes()

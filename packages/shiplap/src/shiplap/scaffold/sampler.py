@@ -12,8 +12,9 @@ from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 
 def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> list[str]:
-    """Return the source lines of the body of a builder ``fn(rng, sizes, dtype, device)``. It draws arguments in the
-    ranges of the recorded calls. Return an empty list if an argument cannot be built.
+    """Return the source lines of the body of a builder ``fn(rng, sizes, dtype, device)`` of samples for the schema
+    ``form``. It draws arguments of the named dims ``dims`` in the ranges of the recorded calls. Return an empty list if
+    an argument cannot be built.
     """
     lines, made = [], []
     for a in form.arguments:
@@ -30,7 +31,9 @@ def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[Dispatch
 
 
 def _expression_of_argument(a: SchemaField, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> str | None:
-    """Return the source of an expression that draws one tensor argument, or None if it cannot be built."""
+    """Return the source of an expression that draws the tensor argument ``a``. Its shape is made of the named dims in
+    ``dims``, and its values lie in the range of those in ``recorded``. Return None if it cannot be built.
+    """
     seen = [s for c in recorded for s in seen_tensors(c.arguments.get(a.name))]
     shape = dims.shapes.get(a.name)
     if a.optional and not seen:
@@ -51,8 +54,11 @@ def _source_of_shape(shape: Sequence[str]) -> str:
 
 
 def _expression_of_columns(name: str, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> str:
-    """Return the source of an expression that draws a matrix column by column. It is used if a column has only whole
-    numbers, such as the image of a box. Otherwise return an empty text.
+    """Return the source of an expression that draws the matrix argument ``name`` column by column, in the ranges of the
+    recorded calls.
+
+    It is used if a column has only whole numbers, such as the column that holds the number of a box's image. Otherwise
+    return an empty text.
     """
     shape, calls = (
         dims.shapes[name] or (),
@@ -126,11 +132,12 @@ def _highest_in_column(column: int, seen: SeenTensor) -> float | None:
 def _limit_of_index(
     name: str, dims: NamedDims, recorded: Sequence[DispatchedCall], highest: Callable[[SeenTensor], float | None]
 ) -> str | None:
-    """Return the source of an upper limit for the values of an index argument. It is the dim of which the argument's
-    maximum was at least a quarter in all calls. Return None if no dim was larger.
+    """Return the source of an upper limit for the values of the index argument ``name``. Return None if no dim was
+    larger than its values in all calls.
 
-    If no maximum was that close to a larger dim, the limit is one above the highest recorded value. It is then no
-    larger than any dim that was larger in each call, since the value may be an index into any of them.
+    The limit is the smallest dim that was larger than the argument's maximum in all calls, but at most about four times
+    as large. If there is none, the limit is one above the highest recorded value. It is then at most each of the larger
+    dims, since the value may be an index into any of them.
     """
     tops: list[tuple[float, dict[str, Any]]] = []
     for call, env in calls_with_dims(dims, recorded):

@@ -40,7 +40,7 @@ _ALIAS_SET = re.compile(r"\([\w*|$]+!?( -> [\w*|$]*)?\)")
 
 
 class UndeclarableSchema(Exception):
-    """Raised with the reason why no declaration has this schema."""
+    """The error which says that no declaration has this schema. Its text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class SchemaField:
 
 @dataclass(frozen=True)
 class SchemaForm:
-    """A schema as a draft needs it, with its arguments and results as text fields."""
+    """The arguments and results of a schema as text fields, from which a draft is made."""
 
     name: str
     schema: str
@@ -158,7 +158,9 @@ def schema_name(schema: Any) -> str:
 
 
 def types_in_schema(schema: Any) -> tuple[list[str], list[str]]:
-    """Return the types of the arguments and of the results as the schema writes them. Marks of aliases are left out."""
+    """Return the types of the arguments and of the results as the schema writes them, without the marks of aliases such
+    as ``(a!)``.
+    """
     head, opening, rest = str(schema).partition("(")
     # Types are read from the text, since torch's objects print some of them differently.
     plain = _ALIAS_SET.sub("", rest) if opening else head

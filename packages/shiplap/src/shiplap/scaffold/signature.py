@@ -198,7 +198,9 @@ def _as_python_syntax(text: str) -> str:
 
 
 def _make_parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool) -> DraftParameter:
-    """Return the draft parameter of one parsed argument with its default."""
+    """Return the draft parameter of one parsed argument with its default, or with no default if ``default`` is None.
+    ``keyword_only`` states whether it can only be passed by keyword.
+    """
     form = _form_of_annotation(argument.annotation)
     original = ast.unparse(argument.annotation) if argument.annotation else ""
     value = ast.unparse(default) if default else None
@@ -280,8 +282,8 @@ def _is_dtype_class(name: str) -> bool:
 
 
 def _form_of_optional(parts: list[ast.expr]) -> str | None:
-    """Return ``form | None`` for a union of one type and None. ``form`` is the type's annotation in a declaration.
-    Return None for any other union.
+    """Return the text ``<type> | None`` for a union of one type and None. ``<type>`` is the type's annotation in a
+    declaration. Return None for any other union.
     """
     rest = [p for p in parts if not (isinstance(p, ast.Constant) and p.value is None)]
     if len(rest) != 1 or len(parts) != 2:

@@ -144,8 +144,8 @@ def _argument_line(p: DraftParameter) -> str:
 
 
 def _result_line(returns: tuple[str, ...] | None) -> str:
-    """Return the source line of the return annotation of a draft. A comment ``FILL:`` marks types of results that the
-    author has to fill in.
+    """Return the source line of the return annotation ``returns`` of a draft. A comment ``FILL:`` marks types of
+    results that the author has to fill in. If ``returns`` is None, nothing is known of the results.
     """
     if returns == ():
         return ") -> None:"
@@ -161,8 +161,8 @@ def _result_line(returns: tuple[str, ...] | None) -> str:
 
 
 def _kernel_lines(draft: Draft, name: str, parameters: Sequence[DraftParameter]) -> list[str]:
-    """Return the source lines of a kernel that calls the original function with the op's arguments and returns its
-    results.
+    """Return the source lines of a kernel ``name`` that calls the original function of the draft with the op's
+    arguments, ``parameters``, and returns its results.
     """
     arguments = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in parameters)
     signature = ", ".join("*" if p is None else p.name for p in with_star(parameters))

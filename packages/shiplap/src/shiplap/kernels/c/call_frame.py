@@ -31,7 +31,9 @@ _EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backe
 
 @dataclass(frozen=True)
 class _FrameLayout:
-    """The offsets in the buffer for tensors of given ranks. Rank -1 stands for an absent tensor."""
+    """The layout of a :class:`CallFrame` for tensors of given ranks. ``tensors`` holds the offset of each tensor's
+    descriptor, and ``size`` is the number of bytes of the frame.
+    """
 
     pack: Struct
     tensors: tuple[int, ...]
@@ -123,8 +125,9 @@ class CallFrame:
         )
 
     def point_to(self, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
-        """Replace the addresses of tensors and workspace in the frame by those of another call on the CPU. The tensors
-        of that call must have the same sizes, strides and dtypes.
+        """Replace the addresses of tensors and of the workspace ``scratch`` in the frame by those of another call on
+        the CPU. The tensors of that call must have equal sizes, strides and dtypes. ``scratch`` is None for a kernel
+        without workspace.
         """
         wide, narrow = self._numbers
         # The number of threads may have changed since the frame was made.

@@ -36,7 +36,9 @@ KNOWN = 16  # bytes: the alignment of addresses by which calls are remembered, s
 
 
 class DLTensor(ctypes.Structure):
-    """The DLTensor of ``shiplap/abi.h``, in the layout that ``call_frame.TENSOR`` packs."""
+    """The C struct ``DLTensor`` of ``shiplap/abi.h``, which describes a tensor. ``call_frame.TENSOR`` packs the same
+    layout.
+    """
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -53,7 +55,9 @@ class DLTensor(ctypes.Structure):
 
 
 class CallContext(ctypes.Structure):
-    """The ``sl_context`` of ``shiplap/abi.h``, in the layout that ``call_frame.CONTEXT`` packs."""
+    """The C struct ``sl_context`` of ``shiplap/abi.h``, which a C kernel gets as its first argument.
+    ``call_frame.CONTEXT`` packs the same layout.
+    """
 
     _fields_ = (
         ("abi_version", ctypes.c_uint32),

@@ -71,7 +71,7 @@ def header_text(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str
 
 
 def _comment_block(text: str) -> str:
-    """Return ``text`` with comment marks separated, so that a C comment can contain it."""
+    """Return ``text`` with a blank inside each ``/*`` and ``*/``, so that a C comment can contain it."""
     # A text of a declaration must not end the comment that it stands in.
     return text.replace("*/", "* /").replace("/*", "/ *")
 

@@ -65,7 +65,8 @@ def _open_library(path: Path) -> ctypes.CDLL:
 
 
 def load_symbol(form: NativeForm) -> Any:
-    """Return the C function of ``form`` from its library. Check that the library was built for the declaration.
+    """Return the C function of ``form``, which names the library and the function of a kernel. Check that the library
+    was built for the declaration.
 
     Raises:
         LibraryError: ``SL401`` or ``SL402`` if the library or the function is missing. ``SL403`` if the library was

@@ -46,7 +46,7 @@ class CompileRequest:
 
 
 class SourceImplementation(Implementation):
-    """A kernel in source form that is not yet bound to a declaration."""
+    """A kernel given as source code, which is not yet bound to a declaration."""
 
     native_configs = True
 
@@ -196,7 +196,9 @@ def _read_source(path: Path, where: str) -> SourceText:
 
 
 def _read_architecture(value: str | int, where: str) -> str:
-    """Return a compute capability without its prefix ``sm_``, such as ``90a``. Raise ``SL422`` for any other text."""
+    """Return the compute capability ``value`` as text without the prefix ``sm_``, such as ``90a``. Raise ``SL422`` if
+    ``value`` is none.
+    """
     match = ARCHITECTURE.fullmatch(str(value))
     if match is None:
         raise error("SL422", where=where, got=repr(value), expected='a compute capability such as "80" or "90a"')

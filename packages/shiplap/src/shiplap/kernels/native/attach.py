@@ -48,7 +48,7 @@ class OpEntrance(NativeEntrance):
         self._define(op)
 
     def _define(self, op: Op) -> None:
-        """Define the torch op ``<op>__python``, which runs the op in Python, and a similar one for the variant with
+        """Define the torch op ``<op>__python``, which runs the op in Python, and an op like it for the variant with
         given outputs. Native code calls them for arguments that it does not support.
         """
         python = Registrations(op.spec.namespace, op.edition)
@@ -182,9 +182,10 @@ class AttachedBinding(NativeBinding):
 
 
 def _choice_tables(op: Op, entries: Iterable[NativeKernelEntry]) -> dict[str, tuple[list[list[int]], bool]]:
-    """Return for each device type of ``entries`` a table and a flag. The table holds the tuned choices of ``op`` as
-    rows of integers, as ``choice_rows`` returns them. The flag is true if calls that fit no row must go to Python
-    because the choices are frozen.
+    """Return a pair of a table and a flag for each device type of ``entries``, the kernels of ``op``.
+
+    The table holds the tuned choices of ``op`` as rows of integers, as ``choice_rows`` returns them. The flag is true
+    if calls that fit no row must go to Python because the choices are frozen.
     """
     return {
         e.device: (
@@ -231,9 +232,11 @@ def start_recording() -> None:
 
 
 def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, binding: ctypes.CDLL) -> None:
-    """Let the native code in the library ``binding``, at ``path``, run ``op`` on the devices of ``entries``. The keys
-    of ``entries`` are numbers in the library. Issue a notice for a device that torch refuses. Python continues to run
-    the op there. Raise ``SL405`` if all are refused.
+    """Let the native code in the library ``binding``, at ``path``, run ``op`` on the devices of ``entries``.
+    ``entries`` maps numbers in the library to the kernels of the op on a device.
+
+    Issue a notice for a device that torch refuses. Python continues to run the op there. Raise ``SL405`` if all are
+    refused.
     """
     known = _native_entrances.get((op.spec.name, op.edition))
     entrance = op.entrance = _native_entrances[op.spec.name, op.edition] = known or OpEntrance(op)

@@ -156,8 +156,10 @@ def attach_installed_library(op: Op) -> bool:
 
 
 def _collect_build(spec: OpSpec, form: NativeForm) -> str:
-    """Attach the library of a background build that has ended. Return the problem if the build failed, else an empty
-    text. The text is also empty while the build runs.
+    """Attach the library that a background build for the op ``spec`` has made. ``form`` is the kernel whose calls
+    started the build.
+
+    Return the problem if the build failed. Return an empty text if the library is attached, or if the build still runs.
     """
     child = _running_builds[form.place]
     if child.poll() is None:
@@ -212,8 +214,8 @@ def compile_plan(plan: LibraryPlan, op: Op) -> None:
 
 
 def state(op: Op, device: str = "cpu") -> tuple[str, str]:
-    """Return which binding runs the C ABI kernel of ``op`` on ``device``, ``"native"`` or ``"python"``, and the library
-    or the reason. ``shiplap env`` prints both.
+    """Return which binding runs the C ABI kernel of ``op`` on ``device``, ``"native"`` or ``"python"``. Return with it
+    the library of the native binding, or the reason why there is none. ``shiplap env`` prints these texts.
 
     A library in the package of the op or in the cache counts as native, because the first call attaches it.
     """

@@ -175,8 +175,8 @@ def build_once(
 
 
 def build_detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
-    """Start ``build_once`` in a separate process, which may outlive this one, and return the process. If there is a
-    problem, the process prints it to its standard output.
+    """Start ``build_once`` with these arguments in a separate process, and return the process. It may outlive this one.
+    If there is a problem, it prints the problem to its standard output.
     """
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps([str(root), digest, source, command, user_key()[0].hex()]).encode())
@@ -258,8 +258,9 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
 
 
 def _compile_source(scratch: Path, digest: str, source: str, command: list[str]) -> str:
-    """Compile ``source`` to a library in the folder ``scratch``, and write its two seals (checksums, one of them keyed)
-    beside it. Return the problem as text, or an empty text.
+    """Compile ``source`` by ``command`` to a library in the folder ``scratch``. Write its two seals beside it, which
+    are checksums of the library and its name ``digest``, one of them keyed. Return the problem as text, or an empty
+    text.
     """
     (scratch / SOURCE).write_text(source)
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"

@@ -32,8 +32,8 @@ DEVICES = ("cpu", "cuda")  # device types for which there is native code
 
 @dataclass(frozen=True)
 class NativeKernelEntry:
-    """The C ABI kernels of an op on a device type and their library. ``form`` is the native form of the first kernel,
-    and ``forms`` are those of all kernels.
+    """The C ABI kernels of an op on a device type, and the library that holds them. ``form`` has the C function and the
+    layout demands of the kernel that is tried first. ``forms`` has those of all kernels.
     """
 
     op: Op
@@ -191,16 +191,17 @@ def _first_native_forms(op: Op) -> dict[str, NativeForm]:
 
 
 def form_is_native(op: Op, form: NativeForm) -> bool:
-    """Return whether ``form`` still belongs to a kernel of ``op`` that generated C++ can call. A kernel that was bound
-    later may exclude it.
+    """Return whether ``form``, the C function of a kernel, still belongs to a kernel of ``op`` that generated C++ can
+    call. A kernel that was bound later may exclude it.
     """
     return any(form is other for device in DEVICES for other in _forms_on(op, device))
 
 
 def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
-    """Return the data from which the C++ that runs ``op`` on ``device`` is generated. ``form`` is the native form of
-    the op's first kernel there. As long as nothing changes, the same object is returned, because it caches the
-    generated text.
+    """Return the data from which the C++ that runs ``op`` on ``device`` is generated. ``form`` is the C function of the
+    kernel that is tried first there.
+
+    As long as the data do not change, one object is returned, because it caches the generated text.
     """
     made = _source_facts(op, device, form)
     kept = _made_plans.get(form)
@@ -211,8 +212,8 @@ def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 
 def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
-    """Return a new object with the data from which the C++ that runs ``op`` on ``device`` is generated. It holds the
-    declaration, the names of overloads, and the kernels. ``form`` is the native form of the first kernel.
+    """Return a new object with the data from which the C++ that runs ``op`` on ``device`` is generated. They are the
+    declaration, the names of overloads, and the kernels. ``form`` is the C function of the kernel that is tried first.
     """
     names = kernel_overload_names(op.spec, op.needs_autograd)
     kernel, *others = op.native_choices(device)
@@ -246,8 +247,8 @@ def _native_choice(kernel: Kernel) -> NativeChoice:
 
 
 def bindable_entries(op: Op) -> list[NativeKernelEntry]:
-    """Return an entry for each device on which native code can bind the kernels of ``op``. The libraries of the kernels
-    must have been built for this declaration.
+    """Return the kernels of ``op`` that native code can bind, as one ``NativeKernelEntry`` for each device. The
+    libraries of the kernels must have been built for this declaration.
     """
     entries = []
     for device, form in _first_native_forms(op).items():
@@ -265,16 +266,20 @@ def bindable_entries(op: Op) -> list[NativeKernelEntry]:
 
 
 def _form_library_file(form: NativeForm) -> Path:
-    """Return the library file of the C function of ``form``.
+    """Return the library file that contains ``form``, the C function of a kernel.
 
-    A generated function is compiled into the binding itself. Its symbol, which no other op has, is returned as a path.
+    A generated function is compiled into the binding and has no library of its own. For such a function, return its
+    symbol as a path. No other op has this symbol.
     """
     return Path(form.symbol) if form.generated else locate_library(form.library)
 
 
 def _related_entries(op: Op, entries: list[NativeKernelEntry]) -> list[NativeKernelEntry]:
-    """Return the entries that must be compiled together with ``op``. They are those of ops that share a kernel library
-    with ``op``, or with another op that does, and so on.
+    """Return those of ``entries`` that must be compiled together with ``op``. ``entries`` are the kernels of all ops by
+    device.
+
+    The result has the kernels of ``op`` and of all ops that share a kernel library with it. It also has those of the
+    ops that share one with these ops, and so on.
     """
     ops, files = {op.spec.name}, set[Path]()
     while True:

@@ -120,8 +120,8 @@ def _open_checked_library(place: Path, rule: safe_io.OwnershipRule = safe_io.COD
 
 
 def _check_keyed_seal(place: Path, seal: str) -> None:
-    """Issue a notice and raise ``OSError`` if this user has not built the library in the cache on this machine. The
-    keyed seal of the library proves who built it.
+    """Issue a notice and raise ``OSError`` unless the keyed seal of the library in ``place`` proves that this user
+    built the library on this machine. ``seal`` is the checksum of the library.
     """
     _, unkept = user_key()
     if unkept:

@@ -176,8 +176,10 @@ def build_recorder(op: Op) -> None:
 
 
 def _open_recorder(op: Op) -> ctypes.CDLL | None:
-    """Return the loaded library that records gradients, or None if it is not in the cache. In the latter case, start
-    its build if the environment variable ``SHIPLAP_BACKGROUND_BUILD`` is 1, and otherwise prepare a notice.
+    """Return the loaded library that records gradients, or None if it is not in the cache.
+
+    If it is not, start its build if the environment variable ``SHIPLAP_BACKGROUND_BUILD`` is 1. Otherwise prepare a
+    notice.
     """
     try:
         place = _recorder_folder(op)

@@ -31,8 +31,8 @@ Extents: TypeAlias = dict[str, ctypes.c_int64]  # data-dependent dims, as the ke
 
 
 class PackedKernel(Kernel):
-    """The Python binding of a function that native code can call. It computes everything that does not depend on the
-    call once for all configs.
+    """The Python binding of a function that native code can call. What does not depend on the call is computed once and
+    used for all configs.
     """
 
     by_python = False  # native code can take over, and goes along in a package
@@ -110,8 +110,9 @@ class PackedKernel(Kernel):
         return ""
 
     def _run(self, call: Binding, outs: Sequence[Tensor], extents: Extents, scratch: Tensor | None) -> None:
-        """Run the kernel into ``outs`` on the inputs of ``call``. An input is copied first if the kernel does not
-        accept its layout or alignment. If the op changes such an input, the copy is written back.
+        """Run the kernel into ``outs`` on the inputs of ``call``, with the workspace ``scratch`` if it is given. An
+        input is copied first if the kernel does not accept its layout or alignment. If the op changes such an input,
+        the copy is written back.
         """
         inputs, copies = self._pack(call.args)
         if scratch is None and self.workspace is not None:

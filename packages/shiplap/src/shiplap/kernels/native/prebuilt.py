@@ -104,10 +104,11 @@ def _listed_libraries(folder: Path) -> tuple[Path, ...]:
 
 
 def _entry_numbers(place: Path, entries: Sequence[NativeKernelEntry]) -> dict[int, NativeKernelEntry] | None:
-    """Return ``entries`` by their numbers in the prebuilt library at ``place``, or None if that is a library of other
-    ops. An entry holds the kernels of an op on one device.
+    """Return a dict from numbers in the prebuilt library at ``place`` to ``entries``. These hold the kernels of one op,
+    one entry for each device.
 
-    Raise ``ValueError`` if the library was built for another declaration, platform or release of torch.
+    Return None if the library has other ops only. Raise ``ValueError`` if it was built for another declaration,
+    platform or release of torch.
     """
     if place in _unusable_libraries:
         raise ValueError(_unusable_libraries[place])

@@ -58,7 +58,9 @@ class LateErrors:
         return code
 
     def message(self, code: int) -> tuple[str, str]:
-        """Return the op and the message of the number ``code``. For an unknown number, both are general words."""
+        """Return the op and the message of the number ``code``. For an unknown number, return ``"a kernel"`` and a
+        message that contains the number.
+        """
         return self._messages.get(code, ("a kernel", f"code {code}, row {{row}}"))
 
     def word(self, device: torch.device) -> int:
@@ -79,8 +81,8 @@ class LateErrors:
         return memory.data_ptr()
 
     def _allocate_word(self, device: torch.device) -> tuple[Tensor, ctypes.c_int64]:
-        """Return the error word of ``device`` as a tensor, and as a ctypes view of the same memory. It is an integer in
-        host memory to which kernels write errors. It is allocated at the first request.
+        """Return the error word of ``device``, an integer in host memory to which kernels write errors. Return it as a
+        tensor and as a ctypes view of the tensor's memory. The memory is allocated at the first request.
         """
         with outside_modes():
             memory = self.memory(device)
@@ -94,8 +96,8 @@ class LateErrors:
         return torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def poll(self, device: torch.device) -> None:
-        """Raise ``SL211`` if a kernel on ``device`` that has ended wrote an error, a code and a row, into the device's
-        error word. Each error is raised once.
+        """Raise ``SL211`` if a kernel that has ended wrote an error into the error word of ``device``. Each error is
+        raised once. The error word is an integer in host memory that holds the code of a message and a row.
         """
         _, value = self._words.get(device) or self._allocate_word(device)
         told = value.value

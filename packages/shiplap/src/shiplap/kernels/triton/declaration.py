@@ -176,7 +176,9 @@ class TritonLaunches(Implementation, ProgramSource):
 
 
 class LateLaunches(Implementation, ProgramSource):
-    """A program in a module that is imported only when a call needs it. :func:`late_launches` returns it."""
+    """A series of launches that is defined in a module which is imported only when a call needs it.
+    :func:`late_launches` returns it.
+    """
 
     late = True
 
@@ -292,7 +294,7 @@ def triton(
     """Return a ``@triton.jit`` function as a kernel for ``op.kernel("cuda", ...)``.
 
     A parameter of the kernel gets its value by its name. The value is the tensor argument or output of that name (``x``
-    or ``x_ptr``), the scalar argument, the size (``n``), or a fact of a tensor (``numel_x``, ``size_x_0``,
+    or ``x_ptr``), the scalar argument, the size (``n``), or a property of a tensor (``numel_x``, ``size_x_0``,
     ``stride_x_1``). A tensor may have any strides if the kernel takes every stride of it. All other tensors are made
     contiguous.
 

@@ -129,7 +129,8 @@ class LaunchedKernel(CFunctionKernel):
 
     def _attach_prebuilt(self, call: Binding, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
         """Attach the generated C++ that came with the package of the op. Do nothing unless every compiled kernel that
-        this call needs is in the package or can be compiled by Triton here.
+        this call needs is in the package or can be compiled by Triton here. ``tensors`` and the workspace ``scratch``
+        are those of the call.
         """
         op = registry.find_declared_op(self.spec.name)
         if op is None or prebuilt.find_prebuilt_library(op)[0] is None:
@@ -219,8 +220,8 @@ class LaunchedKernel(CFunctionKernel):
                     _sort_workspace(step, numbers, scratch)
 
     def _launch_one(self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
-        """Run ``launch``, number ``number`` among the launches, unless its grid is empty. If generated C++ cannot
-        provide everything that the compiled kernel needs, record the reason.
+        """Run ``launch``, number ``number`` among the launches, unless its grid is empty. ``scratch`` is the workspace,
+        if there is one. If generated C++ cannot provide everything that the compiled kernel needs, record the reason.
         """
         declared = self.native.declared[number]
         grid, values, options = self._arguments(number, launch, numbers, scratch)
@@ -239,7 +240,7 @@ class LaunchedKernel(CFunctionKernel):
         self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None
     ) -> tuple[tuple[int, ...], list[object], dict[str, Any]]:
         """Return the grid of a launch, its arguments in the order of the kernel's parameters, and Triton's options such
-        as ``num_warps``.
+        as ``num_warps``. ``scratch`` is the workspace, if there is one.
         """
         own = with_constants(launch, numbers, self.config_values)
         grid = tuple([int(expr(own)) for expr in launch.grid])
@@ -344,15 +345,16 @@ def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: It
 
 @cache
 def _make_launcher(kernel: Any) -> Any:
-    """Return the launcher of a Triton kernel, the same for each request. An interpreted function is its own
-    launcher.
+    """Return the launcher of a Triton kernel, one object for each kernel. For an interpreted function, return the
+    function.
     """
     return kernel if type(kernel).__name__ == "InterpretedFunction" else triton_launcher(kernel)
 
 
 def _sort_workspace(step: WorkspaceSort, numbers: LaunchNumbers, scratch: Tensor) -> None:
-    """Sort integers in the workspace ``scratch``, and write the sorted integers and their earlier positions into it.
-    ``sort_in_workspace`` of the generated C++ does the same.
+    """Sort integers in the workspace ``scratch`` as ``step`` describes, and write the sorted integers and their earlier
+    positions into it. ``numbers`` has the values of the names in the step. In generated C++, ``sort_in_workspace`` does
+    this.
     """
     bits, count, keys, values, rows = [int(expr(numbers)) for expr in step.exprs]
     dtype = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
@@ -363,7 +365,9 @@ def _sort_workspace(step: WorkspaceSort, numbers: LaunchNumbers, scratch: Tensor
 
 
 def _workspace_part(scratch: Tensor | None, p: KernelParameter, own: LaunchNumbers) -> Tensor:
-    """Return the part of the workspace from the parameter's offset to the end, as elements of the parameter's dtype."""
+    """Return the part of the workspace ``scratch`` from the parameter's offset to the end, as elements of the
+    parameter's dtype.
+    """
     assert scratch is not None
     assert p.expr is not None
     dtype: torch.dtype = getattr(torch, p.source)

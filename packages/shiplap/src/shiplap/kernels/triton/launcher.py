@@ -39,8 +39,8 @@ class TritonRuntime:
 
 
 def triton_launcher(kernel: Any) -> Launcher:
-    """Return a launcher for ``kernel``, a ``@triton.jit`` function. ``launcher[grid](*args)`` finds its compiled forms
-    faster than Triton does.
+    """Return a launcher for ``kernel``, a ``@triton.jit`` function. ``launcher[grid](*args)`` finds the compiled kernel
+    for the arguments faster than Triton does.
 
     Use it in Python functions that launch kernels for an op (``@op.kernel("cuda")``). Arguments, results and errors are
     those of ``kernel[grid](...)``. The kernel is launched on the current stream of the current device. Launches are

@@ -13,8 +13,8 @@ BLOCK = 2048
 
 
 def add_partial_sums(partial_sums: Tensor, out: Tensor) -> CompiledTritonKernel | None:
-    """Write ``partial_sums.sum(0)``, added in float32 in a fixed order, into ``out``. Both must be contiguous. Return
-    the compiled kernel, or None if ``out`` has no elements.
+    """Write ``partial_sums.sum(0)``, added in float32 in a fixed order, into ``out``. The two tensors must be
+    contiguous. Return the compiled kernel, or None if ``out`` has no elements.
     """
     total = out.numel()
     if not total:

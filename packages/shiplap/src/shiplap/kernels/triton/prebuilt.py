@@ -193,7 +193,9 @@ def _read_index_rows(folder: Path) -> dict[str, PrebuiltRow]:
 
 
 def _parse_index_row(content: object) -> PrebuiltRow:
-    """Return a row of the index from parsed JSON. Raise ``ValueError`` for content of another form."""
+    """Return a row of the index from ``content``, a parsed JSON value. Raise ``ValueError`` if the value is no such
+    row.
+    """
     import msgspec
 
     try:

@@ -103,7 +103,8 @@ def read_program(
     errors: LateErrors | None = None,
 ) -> LaunchProgram:
     """Return the declared steps of an op as a program that can be run. Its expressions are parsed, and every kernel
-    parameter has a source of its value. The program includes named integers and error messages.
+    parameter has a source of its value. ``values`` are integers by name that expressions may use. If ``errors`` is
+    given, the program includes the messages of late errors.
 
     Raises:
         ShiplapError: ``SL105`` for an invalid expression. ``SL618`` for a parameter without a value, or an unknown
@@ -127,7 +128,8 @@ def _read_step(
     spec: OpSpec, declared: DeclaredStep, configs: tuple[str, ...], known: frozenset[str], errors: LateErrors | None
 ) -> Step:
     """Return one declared step, a fill, a sort or a launch, with its expressions parsed. They may use the names
-    ``known`` and, in a launch, ``configs``. Raise ``SL618`` for any other name.
+    ``known`` and, in a launch, ``configs``. ``errors`` gives the codes of late errors, if a launch reports any. Raise
+    ``SL618`` for any other name.
     """
     if isinstance(declared, DeclaredLaunch):
         return _LaunchReader(spec, declared, configs, known, errors).launch()
@@ -185,7 +187,9 @@ def strided_launch_tensors(spec: OpSpec, launches: Iterable[KernelLaunch]) -> fr
 
 
 class _LaunchReader:
-    """A reader that turns one declared launch into a launch with sources of all values."""
+    """A converter of one launch as its author declared it. It parses the expressions, and finds the source of the value
+    of each kernel parameter.
+    """
 
     def __init__(
         self,
@@ -285,8 +289,8 @@ class _LaunchReader:
 
     def _report(self, name: str, type: str, specialises: bool, aligns: bool) -> KernelParameter:
         """Return the kernel's parameter ``name`` for late errors. It takes the address of the error word, to which
-        kernels report errors, or the code of an error message. The other arguments are its type and how Triton
-        specialises on it.
+        kernels report errors, or the code of an error message. ``type`` is its type. ``specialises`` and ``aligns``
+        state how Triton specialises on it.
         """
         if name == self.declared.word:
             if type != "i64":
@@ -319,7 +323,8 @@ class _LaunchReader:
 
     def _namesake(self, name: str) -> str | float | None:
         """Return the value that a parameter gets by its name alone, or None if there is none. It is the tensor ``x``
-        for ``x`` or ``x_ptr``, a scalar, a size or fact of that name, or the parameter's default.
+        for ``x`` or ``x_ptr``, or a scalar, a size or a property such as ``stride_x_0``. Otherwise it is the
+        parameter's default.
         """
         short = name.removesuffix("_ptr")
         for tensor in (name, short):
@@ -351,8 +356,8 @@ class _LaunchReader:
         raise error("SL618", where=self.where, got=got, expected=expected)
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:
-        """Return the error ``SL619`` for a kernel that no generated launcher can launch, with an alternative as the
-        fix.
+        """Return the error ``SL619`` for a kernel that no generated launcher can launch, since it has ``got`` in place
+        of ``expected``. Its fix is an alternative to such a launcher.
         """
         fix = "write a Python function that launches it as kernel[grid](...), and bind that function"
         return error("SL619", where=self.where, got=got, expected=expected, fix=fix)

@@ -73,6 +73,8 @@ extern "C" SL_EXPORT void shiplap_forget(void* recording) { delete static_cast<R
 
 
 class _ReplaySource(Protocol):
+    """The source of a compiled Triton kernel, as far as it is read here."""
+
     @property
     def signature(self) -> dict[str, str]:
         """The Triton types of the kernel's parameters by name, ``constexpr`` for constants."""
@@ -94,7 +96,8 @@ class CompiledTritonKernel(Protocol):
 
 @dataclass(frozen=True)
 class BroughtTensor:
-    """A placeholder for the tensor number ``number`` that each call passes, among the arguments of a launch.
+    """A placeholder among the arguments of a recorded launch. It stands for tensor number ``number`` of the tensors
+    that each call passes.
 
     A recording never compares tensors, since one call may pass a tensor twice and the next call may pass two tensors.
     """
@@ -151,8 +154,8 @@ class LaunchRecording:
             self.unfit = str(e)
 
     def _launch(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> list[int]:
-        """Return a launch as integers for C++, namely function, grid, threads, shared memory and parameters. Raise
-        ``ValueError`` if C++ cannot make it.
+        """Return the launch of ``compiled`` with the arguments ``given`` as integers for C++. They are function, grid,
+        threads, shared memory and parameters. Raise ``ValueError`` if C++ cannot make the launch.
         """
         facts = compiled.metadata
         memory = int(facts.global_scratch_size or 0)
@@ -250,6 +253,10 @@ def _binding_message(binding: ctypes.CDLL) -> str:
 
 @dataclass
 class _ReplayState:
+    """The state of the replay library in this process. It holds the loaded library, the reason why there is none, the
+    running builder, and a counter of calls.
+    """
+
     binding: ctypes.CDLL | None = None
     why: str = ""
     builder: subprocess.Popen[bytes] | None = None
@@ -297,10 +304,11 @@ def _is_known_triton() -> bool:
 
 
 def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Sequence[int], out: Tensor) -> Rerun:
-    """Return a function of a call's arguments that repeats the launches in ``recording``.
+    """Return a function of a call's arguments that repeats the launches in ``recording`` and returns a new output like
+    ``out``. ``places`` are the positions of the tensors among the arguments.
 
-    If the replay library is built, C++ repeats them. If C++ cannot repeat them, the function is ``plain``, which
-    launches from Python. Otherwise, it calls ``plain`` until the library is built.
+    If the replay library is built, C++ repeats the launches. If C++ cannot repeat them, the function is ``plain``,
+    which launches from Python. Otherwise, it calls ``plain`` until the library is built.
     """
     if not out.is_cuda or recording.unfit or _replay_state.why or len(places) >= REPLAY_TENSOR_COUNTS[-1]:
         return plain

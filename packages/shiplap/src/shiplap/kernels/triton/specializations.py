@@ -161,8 +161,8 @@ class LaunchedForm(NativeForm):
         return [(self.declared[n].kernel, self.read(n, key), cubin) for (n, _, key), cubin in self.cubins.items()]
 
     def connect(self, binding: ctypes.CDLL) -> None:
-        """Connect the C++ library ``binding`` with this process. For kernels that it lacks, it then calls Triton's
-        compiler here. Errors that its kernels report on the device are raised here.
+        """Connect the C++ library ``binding`` with this process. For kernels that it lacks, the library then calls
+        Triton's compiler in this process. Errors that its kernels report on the device are raised in this process, too.
         """
         if any(each is binding for each in self.bindings):
             return
@@ -171,9 +171,11 @@ class LaunchedForm(NativeForm):
         add.restype = ctypes.c_char_p
 
         def missing(number: int, target: int, key: Any, keys: int, message: Any, size: int) -> int:
-            """Compile launch ``number`` for the ``keys`` integers at ``key``, with which C++ describes its arguments,
-            and add the kernel to the library. Return 0, or 1 after writing the problem as text to ``message``, which
-            has ``size`` bytes.
+            """Compile launch ``number`` for the GPU architecture ``target`` and add the kernel to the library. Return 0
+            on success.
+
+            The ``keys`` integers at the address ``key`` describe the arguments of the launch. If the kernel cannot be
+            compiled, write the problem as text to ``message``, which has ``size`` bytes, and return 1.
             """
             try:
                 values = tuple(key[:keys])

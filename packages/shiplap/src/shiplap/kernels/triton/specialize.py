@@ -44,8 +44,8 @@ _TRITON = {
 
 
 class LaunchNumbers(dict[str, Any]):
-    """The values of the names in a launch's expressions. They are sizes and scalars of a call, facts of its tensors,
-    and compile-time values.
+    """The values of the names in a launch's expressions. They are the sizes and scalars of a call, properties of its
+    tensors such as strides, and compile-time values.
     """
 
     def __init__(self, env: Mapping[str, EnvValue], tensors: Mapping[str, Tensor | None]) -> None:
@@ -245,7 +245,8 @@ def _packed_element(packed: int, p: KernelParameter) -> str:
 
 def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int) -> Cubin:
     """Return the compiled GPU kernel (cubin) of ``form`` for this architecture, from Triton's compiler or its cache. A
-    form holds the types, constants and options of a launch's arguments. No GPU is needed.
+    form holds the types, constants and options of a launch's arguments. The cubin is labelled with ``number``, that of
+    the launch, and ``key``, the form as integers. No GPU is needed.
 
     Raise ``SL619`` if the kernel needs something that a launcher does not provide. Errors of Triton's compiler are
     passed on.
@@ -273,8 +274,8 @@ def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, arch
 
 
 def compile_options(kernel: Any, form: SpecializedForm) -> dict[str, object]:
-    """Return the options for Triton's compiler. They are those in ``form``, such as ``num_warps``, and whether
-    assertions on the device are compiled.
+    """Return the options for Triton's compiler. They are those in ``form``, the types, constants and options of a
+    launch's arguments. An option for assertions on the device is added.
     """
     import triton
 

@@ -195,7 +195,9 @@ class TemplateKernel(Kernel):
         )
 
     def _launch(self, run: RunTemplate, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
-        """Run the template into ``out``. With split-K, run it into partial sums and add these into ``out``."""
+        """Run the template into ``out``. With split-K, run it into partial sums and add these into ``out``. If ``kept``
+        is given, it records the launches.
+        """
         if (split_k := self._split_k(call, self.values)) == 1:
             run(call, out, 1, kept)
             return
@@ -468,7 +470,7 @@ def _size_alignment(size: int) -> int:
 
 
 def _env_for_template(env: Env) -> dict[str, EnvValue]:
-    """Return the sizes and scalars of a call for a template. Lists become tuples."""
+    """Return the sizes and scalars of a call by name, as a template receives them. Lists become tuples."""
     return {k: tuple(v) if type(v) is list else v for k, v in env.items()}
 
 

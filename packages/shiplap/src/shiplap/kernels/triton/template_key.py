@@ -149,9 +149,9 @@ def _template_run_lines(
 
 
 def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
-    """Return Python expressions for the properties of a call on which the template's rendered text may depend. Only
-    properties that ``words``, the names in the template, mention are included. Offset widths and the split-K factor are
-    added elsewhere.
+    """Return Python expressions for the properties of a call on which the template's rendered text may depend, such as
+    sizes. Only properties that ``words``, the names in the template, mention are included. Offset widths and the
+    split-K factor are added elsewhere.
     """
     expressions = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
     for i, arg in enumerate(spec.args):

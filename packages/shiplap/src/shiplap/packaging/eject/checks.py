@@ -27,8 +27,8 @@ TORCH_NAMES = ("Tensor", "strided", "is_grad_enabled", "empty", "contiguous_form
 
 
 class PlainWriter(PythonWriter):
-    """The printer of the steps of a call's checks. Each check carries the texts of its error, so that no table of rules
-    is needed.
+    """A writer of the Python lines that check the arguments of a call. Each check carries the texts of its error, so
+    that no table of rules is needed.
     """
 
     def check(self, rule: ArgumentRule) -> list[str]:
@@ -75,7 +75,7 @@ class PlainWriter(PythonWriter):
 
 
 class CallPrinter:
-    """The printer of the checks of one op.
+    """A printer of the Python functions that check the calls of one op.
 
     Attributes:
         sizes: the variables that ``_check_<op>`` returns, in order.
@@ -206,8 +206,8 @@ class CallPrinter:
 
 
 def _replace_words(line: str, words: Mapping[str, str]) -> str:
-    """Return a line of source in which each name that is a key of ``words`` is replaced. Names in string literals and
-    behind a dot stay.
+    """Return a line of source in which each name that is a key of ``words`` is replaced by its value. Names in string
+    literals and behind a dot are not replaced.
     """
     parts = _STRING.split(line)
     # A name in front of a single ``=`` is a keyword of a call, which stays.
@@ -218,14 +218,16 @@ def _replace_words(line: str, words: Mapping[str, str]) -> str:
 
 
 class _Renamed(ast.NodeTransformer):
-    """The replacement of names by expressions in a syntax tree. Functions keep their names."""
+    """A transformer that replaces names by expressions in a syntax tree. The names of called functions are not
+    replaced.
+    """
 
     def __init__(self, variable: Callable[[str], str]) -> None:
         """Keep ``variable``, the function that returns the replacement of a name."""
         self.variable = variable
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Return the call with the names in its arguments replaced. The name of the function stays."""
+        """Return the call with the names in its arguments replaced. The name of the called function is not replaced."""
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.expr:

@@ -27,7 +27,7 @@ MARKER = "--8<--"  # of documentation that quotes the source
 
 
 class CannotCopy(Exception):
-    """Raised with the reason why a function has no plain source."""
+    """The error which says that a function cannot be written as plain source. Its text is the reason."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ def _top_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _bound_names(node: ast.stmt) -> list[str]:
-    """Return the names that a statement binds by a definition, an import or an assignment."""
+    """Return the names to which a statement gives a value, by a definition, an import or an assignment."""
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
@@ -289,8 +289,8 @@ class SourceCopy:
         self.blocks.append(plain)
 
     def _import_from(self, statement: ast.ImportFrom, name: str, value: Any, source: _ModuleSource) -> None:
-        """Copy ``name`` from the module that ``statement`` imports it from, if that module lies beside the op's.
-        Otherwise import it from its package.
+        """Copy ``name`` from the module that ``statement`` imports it from, if that module is of one package or folder
+        with ``source``. Otherwise import it from its package.
         """
         asked = next(a.name for a in statement.names if (a.asname or a.name) == name)
         home = "." * statement.level + (statement.module or "")
@@ -399,7 +399,7 @@ def _free_names(text: str) -> Iterator[str]:
 
 
 class _WithoutAnnotations(ast.NodeTransformer):
-    """The removal of annotations from a syntax tree. Plain sources never evaluate them."""
+    """A transformer that removes annotations from a syntax tree. The generated code never evaluates them."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Return a function without the annotations of its result, its parameters and its body."""
@@ -408,22 +408,22 @@ class _WithoutAnnotations(ast.NodeTransformer):
         return node
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
-        """Return a parameter without its annotation. ``constexpr`` stays, since Triton reads it."""
+        """Return a parameter without its annotation. An annotation ``constexpr`` is kept, since Triton reads it."""
         # Triton reads this one.
         if node.annotation is not None and "constexpr" not in ast.unparse(node.annotation):
             node.annotation = None
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
-        """Return a plain assignment in place of an annotated one. A declaration without a value stays."""
+        """Return a plain assignment in place of an annotated one. Return a declaration without a value unchanged."""
         if node.value is None or not isinstance(node.target, ast.Name):
             return node
         return ast.copy_location(ast.Assign([node.target], node.value), node)
 
 
 def _plain_definition(source: _ModuleSource, node: ast.FunctionDef, name: str) -> str:
-    """Return the source of the function ``node`` under the name ``name``, without decorators and annotations. The body
-    stays as it is written.
+    """Return the source of the function ``node`` under the name ``name``, without decorators and annotations. The text
+    of the body is not changed.
     """
     bare = ast.parse(ast.unparse(ast.FunctionDef("f", node.args, [ast.Pass()], [], None, lineno=1, col_offset=0)))
     bare = _WithoutAnnotations().visit(bare)

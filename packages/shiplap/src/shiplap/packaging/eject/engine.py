@@ -37,7 +37,7 @@ TAKEN_OVER = "the op itself, which only calls what it adopted: call that in its 
 
 @dataclass
 class EjectedPackage:
-    """The plain sources of ops, in memory. "Plain" means that they need torch and not Shiplap.
+    """The sources of ops, in memory, that need torch and not Shiplap.
 
     Attributes:
         files: the texts of files, by path in the folder.
@@ -228,8 +228,8 @@ def _template_losses(op: Op) -> list[str]:
 
 
 def _choice_losses(op: Op) -> list[str]:
-    """Return a text for each kernel of ``op`` that has several configs to tune among. The plain source contains only
-    one of them.
+    """Return a list of texts, one for each kernel of ``op`` that has several configs to tune among. The ejected source
+    contains only one of them.
     """
     spaces = [(k, k.space) for device in op.kernels for k in op.native_kernels(device) if k.space is not None]
     chosen = [k.name for k, space in spaces if space.derived is not None or len(space.fixed) > 1]

@@ -305,8 +305,8 @@ class PrintedOp:
     # --- Triton ---------------------------------------------------------------------------------------------------
 
     def _launch_triton(self, kernel: LaunchedKernel) -> list[str]:
-        """Return the lines that allocate outputs and launch a Triton kernel. Raise ``CannotCopy`` if they have no
-        form.
+        """Return the lines that allocate outputs and launch a Triton kernel. Raise ``CannotCopy`` if plain Python
+        cannot do what the kernel's launch needs, such as report errors late.
         """
         form, lines = kernel.native, list[str]()
         program, declared = form.program, list(form.given.steps)
@@ -434,7 +434,7 @@ class PrintedOp:
         )
 
     def _print_returning(self) -> None:
-        """Append the outer op. It calls the inner op, which writes to its arguments, and returns these arguments
+        """Append the outer op. It calls the inner op, which writes to its arguments. It returns these arguments
         together with the results.
         """
         made = iter(range(len(self.spec.results)))

@@ -51,7 +51,7 @@ def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
 
 def _cases(op: Op) -> Iterator[SampleCase]:
     """Yield small samples that the op's kernels accept. Usual sizes come first, followed by absent arguments, other
-    scalars and edge sizes.
+    scalars, and unusual sizes such as 0 and 1.
     """
     samples = Samples(op, SEED)
     taken = {d for kernels in op.kernels.values() for k in kernels for d in k.dtypes}
@@ -85,8 +85,9 @@ def _builder_sizes(op: Op, case: SampleCase) -> dict[str, Any]:
 
 
 def _argument_as_json(value: Any) -> Any:
-    """Return an argument of a test case as a value for JSON. A tensor becomes its dtype, shape and data. A plain value
-    stays, and any other value becomes its text.
+    """Return an argument of a test case as a value for JSON. A tensor becomes a dict of its dtype, shape and data. A
+    bool, an int, a str and None are returned unchanged. Any other value becomes a dict with its Python expression.
+    Lists are converted item by item.
     """
     if isinstance(value, (list, tuple)):
         return [_argument_as_json(v) for v in value]

@@ -84,8 +84,9 @@ class GroupRewrite(Rewrite):
 
     @abstractmethod
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the times that merging the calls ``members`` saves and adds on ``machine``. If merging them is never
-        faster, return the reason as text. ``machine`` holds the measured costs of a type of device.
+        """Return the ``MergePrice`` of merging the calls ``members`` on ``machine``, that is the times that the merge
+        saves and adds. If merging them is never faster, return the reason as text. ``machine`` holds the measured costs
+        of a type of device.
         """
 
     def nodes(self, member: Node) -> list[Node]:
@@ -113,8 +114,8 @@ class GroupRewrite(Rewrite):
         return ""
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Merge calls of the graph that have the same ``key`` and do not depend on each other. Yield a ``Match`` for
-        each merged group, and a ``NearMiss`` with the reason where calls of one key stay separate.
+        """Merge calls of the graph that have equal values of ``key`` and do not depend on each other. Yield a ``Match``
+        for each merged group. Yield a ``NearMiss`` with the reason for calls of one key that are not merged.
         """
         families: dict[Hashable, list[Node]] = {}
         for node in graph.nodes:
@@ -143,7 +144,7 @@ class GroupRewrite(Rewrite):
 
     def _merge_members(self, graph: Graph, members: list[Node]) -> Outcome:
         """Merge the calls ``members`` into one if that is faster by the estimated times. Return the ``Match``, or a
-        ``NearMiss`` with the reason if the calls stay separate.
+        ``NearMiss`` with the reason if they are not merged.
         """
         # All members are on one device, which is a part of their key.
         machine = machine_of_node(members[0])
@@ -161,8 +162,10 @@ class GroupRewrite(Rewrite):
 
     def _near_miss(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
         """Return a record which says that the call ``node`` was not merged with ``members`` because of the node
-        ``because``. That node is a member from which ``node`` is computed, a write, or the edge of a ``no_grad`` or
-        autocast block.
+        ``because``.
+
+        ``because`` is a member from which ``node`` is computed, a write to a tensor, or the start or end of a
+        ``no_grad`` or autocast block.
         """
         if because in members:
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
@@ -173,8 +176,10 @@ class GroupRewrite(Rewrite):
         return self.make_near_miss(node, obstacle, reason, members)
 
     def make_near_miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
-        """Return a record which says that the call ``node`` was not merged, with the kind of obstacle and the reason.
-        ``members`` are the calls that it would have been merged with. All of them count as fitting nodes.
+        """Return a record which says that the call ``node`` was not merged with ``members``, with the kind of obstacle
+        and the reason.
+
+        The record counts all ``members`` as nodes to which the rewrite could apply.
         """
         count = len(members)
         return self.near_miss(RewriteObstacle(node, obstacle, reason, fitting=count), of=count)

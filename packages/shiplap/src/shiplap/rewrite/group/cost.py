@@ -134,8 +134,8 @@ def visible_launch_ns(machine: Machine, hidden: float) -> float:
 
 
 def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
-    """Return how many kernels copy the tensors of each of ``stacks`` side by side into one tensor. The number is at
-    least one.
+    """Return how many kernels are needed to copy the tensors of each list in ``stacks`` into one tensor per list. The
+    number is at least one.
 
     A stack that is short, or whose inputs have fixed sizes, needs one "foreach" kernel. In any other stack, each
     operand needs a kernel unless the kernel that computes it writes it into the stack.

@@ -114,8 +114,8 @@ class StackedLinears(GroupRewrite):
         return _batched_linears, (find_stacked_tensor(xs) or xs, weights, biases, [may_be_returned(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking operands. If the
-        layers share an input, return the reason not to merge them as text.
+        """Return the ``MergePrice`` of merging ``members``. It holds the nanoseconds saved by fewer launches and those
+        added by stacking operands. If the layers share an input, return as text the reason not to merge them.
         """
         xs, weights, _ = _operands_by_kind(members)
         if len(set(xs)) == 1:
@@ -163,7 +163,9 @@ def _batched_linears(
 
 
 def _layers_of_entries(x: Tensor, weights: Tensor, biases: Tensor | None = None) -> Tensor:
-    """Return the concatenated results of one linear layer for each slice of ``x`` along the first dim."""
+    """Return the concatenated results of one linear layer for each slice of ``x`` along the first dim. If ``biases`` is
+    None, the layers have no bias.
+    """
     return _run_layers(x.unbind(0), weights, biases)
 
 
@@ -175,8 +177,8 @@ def _layers_of_reversed_entries(x: Tensor, weights: Tensor, biases: Tensor) -> T
 
 
 def _run_layers(xs: Sequence[Tensor], weights: Tensor, biases: Tensor | None) -> Tensor:
-    """Return the results of one linear layer for each input, each followed by a ReLU, concatenated along the
-    last dim.
+    """Return the results of one linear layer for each of the inputs ``xs``, each followed by a ReLU, concatenated along
+    the last dim. Layer ``i`` has ``weights[i]`` and ``biases[i]``. If ``biases`` is None, the layers have no bias.
     """
     parts = biases.unbind(0) if biases is not None else [None] * len(xs)
     layers = zip(xs, weights.unbind(0), parts, strict=True)
@@ -207,8 +209,8 @@ class WideLinears(GroupRewrite):
         return _wide_linear, (xs[0], weights, biases)
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the nanoseconds that merging ``members`` saves in launches and adds by joining weights and splitting
-        the result.
+        """Return the ``MergePrice`` of merging ``members``. It holds the nanoseconds saved by fewer launches and those
+        added by joining weights and splitting the result.
         """
         _, weights, biases = _operands_by_kind(members)
         # Constants are joined when the model is compiled.

@@ -57,8 +57,8 @@ class JoinedCalls(GroupRewrite):
         return False  # the kernels of the op decide as well
 
     def describe_options(self) -> str:
-        """Return the further text for the rewrite's digest. It holds the key of the op's code and the declared way to
-        join its calls.
+        """Return, as text for the rewrite's digest, the key of the op's code and the dims along which its calls are
+        joined.
         """
         return f"{compile_cache_key.op_cache_key(self.op)} {self.batching}"
 
@@ -82,8 +82,8 @@ class JoinedCalls(GroupRewrite):
         return _make_joined_call(self.op, self._places(), self.batching.outputs[0]), (joined, calls[0])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the nanoseconds that merging ``members`` saves in launches and adds by joining arguments and splitting
-        results.
+        """Return the ``MergePrice`` of merging ``members``. It holds the nanoseconds saved by fewer launches and those
+        added by joining arguments and splitting results.
         """
         parts = [
             v

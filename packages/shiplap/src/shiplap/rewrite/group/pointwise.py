@@ -19,8 +19,8 @@ SHORTEST_CHAIN = 2  # operators; a chain of one is not worth stacking its operan
 
 
 class StackedChains(GroupRewrite):
-    """A rewrite which replaces independent chains of the same pointwise operators, on operands of the same sizes, by
-    one chain of stacked operands.
+    """A rewrite which replaces independent chains of equal pointwise operators, on operands of equal sizes, by one
+    chain of stacked operands.
 
     A chain ends where its result has several users, or a user that is not pointwise. The rewrite runs after autograd,
     on ATen operators.
@@ -59,8 +59,9 @@ class StackedChains(GroupRewrite):
         return _make_stacked_chain(chains[0]), (operands, [may_be_returned(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking operands. If the code
-        generator of ``machine`` fuses independent loops anyway, return that reason as text.
+        """Return the ``MergePrice`` of merging ``members``. It holds the nanoseconds saved by fewer launches and those
+        added by stacking operands. If the code generator of ``machine`` fuses independent loops anyway, return that
+        reason as text.
         """
         if machine.horizontal:
             return HORIZONTAL_REASON
@@ -146,9 +147,10 @@ def _nodes_read(step: Node) -> list[Node]:
 
 
 def _make_stacked_chain(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
-    """Return a function that computes the chain of pointwise calls once for all members on stacked tensors. It takes
-    the operands of the chain, each as a list with one tensor per member. Its second argument ``own`` holds for each
-    result whether it must not share memory with the others.
+    """Return a function that computes the chain of pointwise calls once for all members on stacked tensors.
+
+    Its first argument holds for each operand of the chain a list with one tensor per member. Its second argument
+    ``own`` states for each result whether it must not share memory with the other results.
     """
     inside = set(chain)
 

@@ -79,7 +79,7 @@ class AttentionRewrite(Rewrite):
 
     @property
     def digest(self) -> str:
-        """A digest of the code that finds and replaces attention, and of the two options."""
+        """A digest of the code that finds and replaces attention, and of the options of this rewrite."""
         of = code_digest(
             AttentionRewrite.apply,
             AttentionRewrite._replace_attention,
@@ -105,7 +105,7 @@ class AttentionRewrite(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         """Replace the attention around each softmax of ``graph`` by torch's fused call. Yield a ``Match`` for each
-        replaced attention, and a ``NearMiss`` with the reason for each that stays.
+        replaced attention, and a ``NearMiss`` with the reason for each that is not replaced.
         """
         remove_dead_calls(graph)
         # A list, since replacements add nodes to the graph and remove others.
@@ -119,9 +119,9 @@ class AttentionRewrite(Rewrite):
                     yield outcome
 
     def _replace_attention(self, graph: Graph, softmax: Node) -> Outcome | None:
-        """Replace the attention around one softmax. Return the ``Match``, or a ``NearMiss`` with the reason if it
-        stays. Return None if the softmax belongs to no attention. Raise ``RewriteObstacle`` if the fused call cannot
-        compute the attention.
+        """Replace the attention around one softmax. Return the ``Match``, or a ``NearMiss`` with the reason if it is
+        not replaced. Return None if the softmax belongs to no attention. Raise ``RewriteObstacle`` if the fused call
+        cannot compute the attention.
         """
         if not _is_softmax(softmax) or not is_over_last_dim(softmax):
             return _raise_if_attention(softmax)
@@ -203,7 +203,7 @@ def _raise_if_attention(softmax: Node) -> NearMiss | None:
 
 def _passes_weights_on(node: Node) -> bool:
     """Return whether ``node`` is a call that an attention may apply to its weights before the product with the values.
-    Such calls are casts, views of leading dims, and slices that drop columns.
+    Such calls are casts, views that change only leading dims, and slices that drop columns.
     """
     return keeps_values(node) or keeps_last_two_dims(node) or bool(sinks.count_dropped_columns(node))
 
@@ -254,8 +254,9 @@ def _fake_qkv(above: ScoresOfAttention, below: _WeightedValues) -> list[Tensor]:
 
 
 def _require_same_sink(above: ScoresOfAttention, below: _WeightedValues) -> None:
-    """Raise ``RewriteObstacle`` unless the columns dropped from the weights are the columns of the attention sink. A
-    sink joins extra logits to the scores, after all other calls. Raise it also if there are two sinks.
+    """Raise ``RewriteObstacle`` unless the columns that ``below`` drops from the weights are the columns that an
+    attention sink in ``above`` adds to the scores. A sink joins extra logits to the scores, after all other calls.
+    Raise it also if there are two sinks.
     """
     last = [step.kind for step in above.steps]
     one = last.count("sink") + last.count("rest") < 2 and not (above.sinks and "view" in last)
@@ -272,9 +273,9 @@ def _asks_for_gradients(held: Sequence[Tensor]) -> bool:
 
 
 def _require_no_gradients(out: Node, held: Sequence[Tensor], hiding: Sequence[ScoreStep]) -> None:
-    """Raise ``RewriteObstacle`` if a mask of ``hiding`` may hide all columns of a row and gradients are computed. The
-    gradients of the fused call differ in such rows. ``held`` are the fake queries, keys and values, and ``out`` is the
-    place.
+    """Raise ``RewriteObstacle``, with ``out`` as the node, if a mask of ``hiding`` may hide all columns of a row and
+    gradients are computed. The gradients of the fused call differ in such rows. ``held`` are the fake queries, keys and
+    values.
     """
     if _asks_for_gradients(held):
         name = next((s.given.name for s in hiding if isinstance(s.given, Node)), "the mask")
@@ -366,8 +367,8 @@ def _describe_product(turned: bool) -> str:
 
 
 def _obstacle_of_readers(node: Node) -> RewriteObstacle | None:
-    """Return the obstacle if several nodes read the attention weights ``node``, as in attention that returns its
-    weights. Return None if no product reads them.
+    """Return the obstacle if a matrix product and another node read the attention weights ``node``, as in attention
+    that returns its weights. Otherwise return None.
     """
     product = next((u for u in node.users if torch_call_name(u) in BATCHED_PRODUCTS), None)
     other = next((u for u in node.users if u is not product), None)
@@ -378,8 +379,8 @@ def _obstacle_of_readers(node: Node) -> RewriteObstacle | None:
 
 
 def _why_qkv_unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
-    """Return the obstacle, the reason, the fix and the number of fitting nodes if the fused call cannot take the fake
-    q, k and v in ``held``. Return None if it can.
+    """Return a tuple if the fused call cannot take the fake q, k and v in ``held``, or None if it can. The tuple is
+    (kind of obstacle, reason, fix, number of matched nodes).
     """
     q, k, v = held
     if not q.is_floating_point():
@@ -507,6 +508,9 @@ def _call_fused_attention(
 ) -> Tensor:
     """Return the result of torch's ``scaled_dot_product_attention``. The leading dims of q, k and v are broadcast, and
     may be of any number.
+
+    ``bias`` is added to the scores unless it is None. If ``causal`` is true, the columns after the diagonal are hidden
+    in each row of scores.
     """
     lead, rank = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]), max(q.dim(), k.dim(), v.dim())
     q, k, v = (t if t.shape[:-2] == lead else t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))

@@ -46,7 +46,9 @@ def _attend_with_filled_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> T
 
 
 def _attend_with_kept_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose scores are kept, by ``torch.where``, where ``mask`` exceeds 0.5."""
+    """Return attention whose scores are kept where ``mask`` exceeds 0.5. Elsewhere ``torch.where`` sets them to the
+    lowest number of float32.
+    """
     scores = torch.where(mask > 0.5, q @ k.transpose(-1, -2), LOWEST_FLOAT32)
     return scores.softmax(-1) @ v
 

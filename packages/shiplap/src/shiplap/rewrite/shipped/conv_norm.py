@@ -139,7 +139,7 @@ class FoldedNorm(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         """Fold each batch norm behind a convolution of ``graph`` into the convolution's weights. Yield a ``Match`` for
-        each folded norm, and a ``NearMiss`` with the reason for each that stays.
+        each folded norm, and a ``NearMiss`` with the reason for each that is not folded.
         """
         # Checked first: tracing the norms that are written out costs more than this walk.
         if not any(map(self._is_conv, graph.nodes)):
@@ -186,7 +186,7 @@ class FoldedNorm(Rewrite):
 
     def _fold_norm(self, graph: Graph, norm: _NormAfterConv) -> Outcome:
         """Fold one norm into the convolution before it. Return the ``Match``, or a ``NearMiss`` with the reason if the
-        norm stays.
+        norm is not folded.
         """
         conv: Node = norm.x
         named = canonical_arguments(conv)
@@ -233,9 +233,7 @@ class FoldedNorm(Rewrite):
         return self.conv(**{**named, "weight": weight, "bias": bias})
 
     def _miss(self, node: Node, obstacle: Obstacle, reason: str) -> NearMiss:
-        """Return a record which says that a norm stays unfolded, with the place ``node``, the kind of obstacle and the
-        reason.
-        """
+        """Return the ``NearMiss`` of a norm that is not folded, with the node, the kind of obstacle and the reason."""
         return self.near_miss(RewriteObstacle(node, obstacle, reason), of=2)
 
 
@@ -249,7 +247,8 @@ def _fold_parameters(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the weight and the bias of a convolution into which a batch norm is folded. They are computed in the dtype
-    of the statistics and cast to the dtype of ``weight``.
+    of the statistics and cast to the dtype of ``weight``. ``bias``, ``scale`` and ``shift`` are None if the convolution
+    or the norm has none.
     """
     factor = torch.rsqrt(var + eps) if scale is None else torch.rsqrt(var + eps) * scale
     moved = (-mean if bias is None else bias - mean) * factor
@@ -282,7 +281,7 @@ def _conv_norm_programs() -> Iterator[Program]:
             groups: int = groups,
         ) -> Tensor:
             """Return the evaluated batch norm of ``conv2d`` of ``x``. The convolution has the bias ``b`` if it is
-            given.
+            given. ``stride``, ``padding`` and ``groups`` are its options.
             """
             out = F.conv2d(x, weight, b, stride, padding, 1, groups)
             # Running statistics of a module are buffers without gradients.

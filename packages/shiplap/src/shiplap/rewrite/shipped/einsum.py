@@ -20,11 +20,11 @@ DimOrder = tuple[int, ...]
 
 @dataclass(frozen=True)
 class EinsumProduct:
-    """An einsum written as a product of matrices.
+    """An einsum of the two operands ``first`` and ``second``, written as a product of matrices.
 
-    ``first`` and ``second``, permuted by their ``orders``, are the operands that ``matmul`` reads, ``[..., rows,
-    inner]`` and ``[..., inner, columns]``. The second operand of attention scores is ``[..., columns, inner]``.
-    :func:`arrange_dims` permutes them. ``out`` permutes the dims of the matrix product to those of the einsum.
+    :func:`arrange_dims` permutes the dims of each operand by its element of ``orders``. The first operand then has the
+    dims ``[..., rows, inner]`` and the second ``[..., inner, columns]``. For attention scores, the second has ``[...,
+    columns, inner]``. ``out`` is the permutation from the dims of the product to those of the einsum's result.
     """
 
     first: Node

@@ -41,8 +41,11 @@ def masks_that_may_hide_rows(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
 
 
 def _is_bounded(bias: Any) -> bool:
-    """Return whether ``bias``, a tensor that is added to scores, is computed only from parameters, products, norms and
-    small numbers. Such a bias is too small to hide a score as a mask does.
+    """Return whether ``bias``, a tensor that is added to attention scores, is too small to hide a score as a mask does.
+
+    This holds if ``bias`` is computed from parameters, or from results of operators such as matrix products and
+    normalizations (``BOUNDARY_OPERATORS``). The calls in between must contain no number of 1000 or more, and no
+    operator such as a division, a power or a logarithm.
     """
     stack, seen = [bias], set[Node]()
     while stack:

@@ -107,7 +107,7 @@ class LinearLoss(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         """Replace cross entropies of linear layers in ``graph`` by the loss function of this rewrite. Yield a ``Match``
-        for each replaced loss, and a ``NearMiss`` with the reason for each that stays.
+        for each replaced loss, and a ``NearMiss`` with the reason for each that is not replaced.
         """
         remove_dead_calls(graph)
         # A list, since replacements add nodes to the graph and remove others.
@@ -149,7 +149,8 @@ class LinearLoss(Rewrite):
 
         def loss_of_layer(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
             """Return the loss of the linear layer, computed by the rewrite's loss function. The calls that the graph
-            applies to rows of the logits are applied to ``hidden``, the layer's input, first.
+            applies to rows of the logits are first applied to ``hidden``, the layer's input. ``bias`` is None for a
+            layer without one.
             """
             # They were found from the loss upwards.
             for move in reversed(found.moves):
@@ -223,9 +224,11 @@ def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
 
 
 def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
-    """Return the tensor that ``at``, a call between layer and loss, reads. Store its effect on rows of the logits in
-    ``found``. If it multiplies, append the factor to ``numbers``. For ``tanh``, append NaN. Raise ``RewriteObstacle``
-    for any other call.
+    """Return the tensor that ``at``, a call between the layer and the loss, reads. Store in ``found`` what the call
+    does to rows of the logits.
+
+    If the call multiplies by a constant, append the constant to ``numbers``. If it is ``tanh``, append NaN. Raise
+    ``RewriteObstacle`` for a call that the rewrite does not support.
     """
     name = torch_call_name(at)
     above = at.args[0] if at.args else None
@@ -330,7 +333,7 @@ def _summed_with_bias(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tens
 
 
 def _classes_second(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean of the squared cross entropies of all rows. The classes are the second dim."""
+    """Return the mean of the squared cross entropies of all rows, for logits whose second dim is the classes."""
     return F.cross_entropy(F.linear(hidden, weight).transpose(1, 2), labels, reduction="none").square().mean()
 
 

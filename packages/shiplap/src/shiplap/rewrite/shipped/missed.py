@@ -74,11 +74,11 @@ def is_unnormalized_softmax(node: Node) -> bool:
 
 
 def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> RewriteObstacle:
-    """Return one obstacle that names all differences between ``region``, the calls around a softmax, and an attention.
-    The differences are in the order of the calls. ``above`` and ``below`` return whether an attention may have a call
-    before or after the softmax.
+    """Return one obstacle that names all differences between an attention and ``region``, the calls around a softmax.
+    The differences are in the order of the calls.
 
-    The obstacle's node is that of the first difference.
+    ``above`` and ``below`` return whether an attention may have a given call before or after the softmax. The node of
+    the obstacle is that of the first difference.
     """
     first, *others = list(_obstacles_of_region(region, above, below)) or [_obstacle_of_product(region)]
     # Where nothing helps, further obstacles would only distract.
@@ -138,8 +138,8 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
 
 
 def _is_part_of_softmax(node: Node, by_hand: bool) -> bool:
-    """Return whether ``node`` is the ``exp`` of a softmax that is written out as several calls, as ``by_hand``
-    states.
+    """Return whether ``node`` is the ``exp`` of a softmax that is written out as several calls. ``by_hand`` states
+    whether the softmax is written out.
     """
     return by_hand and torch_call_name(node) == "exp"
 

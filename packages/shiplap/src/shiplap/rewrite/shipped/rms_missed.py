@@ -56,8 +56,8 @@ RMS_NORM_FORMULA = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)"
 
 @dataclass
 class _ScaleTrace:
-    """The calls that compute the factor of a scaled value, in one list per kind of call. The calls nearest to the
-    factor come first.
+    """The calls that compute a factor by which a value is scaled, in one list for each kind of call, such as roots and
+    means. In each list, the calls nearest to the factor come first.
     """
 
     squared: list[Node] = field(default_factory=list)

@@ -79,7 +79,7 @@ class RmsNorm(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         """Replace RMS norms that ``graph`` computes by several calls by torch's function. Yield a ``Match`` for each
-        replaced norm, and a ``NearMiss`` with the reason for each that stays.
+        replaced norm, and a ``NearMiss`` with the reason for each that is not replaced.
         """
         known: set[Node] = set()
         remove_dead_calls(graph)
@@ -251,8 +251,8 @@ def _make_rms_norm(out: torch.dtype) -> Callable[[Tensor, Tensor | None, float],
     """
 
     def norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        """Return the RMS norm of ``x`` over the last dim. If the dtypes differ from that of the result, it is computed
-        in float32 or a wider dtype and cast once.
+        """Return the RMS norm of ``x`` over the last dim. It is multiplied by ``weight`` unless that is None. If a
+        dtype differs from that of the result, the norm is computed in float32 or a wider dtype and cast once.
         """
         if x.dtype == out and (weight is None or weight.dtype == out):
             return F.rms_norm(x, (x.shape[-1],), weight, eps)

@@ -49,7 +49,7 @@ def rms_norm_programs() -> Iterator[Program]:
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Return a random tensor of this shape and a random weight of its last dim."""
+        """Return a random tensor of this shape and a random weight for its last dim. They have the dtype ``dtype``."""
         return torch.randn(*shape, generator=rng).to(dtype), torch.randn(shape[-1], generator=rng).to(dtype)
 
     yield Program(_norm_as_llama, drawn(3, 5, 16), "of three dims, dynamic", dynamic=True)

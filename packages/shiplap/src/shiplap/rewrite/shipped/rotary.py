@@ -62,7 +62,7 @@ PAIR_LAYOUTS: tuple[PairLayout, ...] = ("halves", "neighbours")
 
 @dataclass(frozen=True)
 class PairRotation:
-    """A rotation of pairs of elements.
+    """A function that rotates pairs of elements.
 
     Attributes:
         pairs: whether a pair consists of ``neighbours``, or of elements of both ``halves`` of the last dim.
@@ -134,7 +134,8 @@ class Rotary(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         """Replace calls in ``graph`` that rotate pairs of elements by cosines and sines, the largest group first. Yield
-        a ``Match`` for each replaced group, then a ``NearMiss`` with the reason for each group that stays.
+        a ``Match`` for each replaced group. Then yield a ``NearMiss`` with the reason for each group that is not
+        replaced.
         """
         gone: set[Node] = set()
         strange: list[GraphPart] = []
@@ -160,7 +161,7 @@ class Rotary(Rewrite):
 
     def _replace_rotation(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
         """Replace ``piece``, a part of the graph that rotates pairs of elements as ``turn`` describes, by one function.
-        Return the ``Match``, or a ``NearMiss`` with the reason if it stays.
+        Return the ``Match``, or a ``NearMiss`` with the reason if it is not replaced.
         """
         why = "" if self.always or proving.get() else _why_not_faster(piece, turn)
         if why:
@@ -173,7 +174,7 @@ class Rotary(Rewrite):
         )
 
     def _unknown(self, piece: GraphPart) -> NearMiss:
-        """Return the near miss of ``piece``, a part of the graph that combines the elements of each pair, but not by
+        """Return the near miss of ``piece``, a part of the graph. It combines the elements of each pair, but not by
         cosines and sines as a rotation does.
         """
         sides = len(piece.sides)
@@ -248,8 +249,9 @@ def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | No
 
 
 def _mixes_pairs(piece: GraphPart) -> bool:
-    """Return whether each element of the part's result depends on both elements of one pair of its input ``x`` and on
-    no other elements. This is found by running the part on random numbers.
+    """Return whether ``piece``, a part of the graph, combines the two elements of each pair of its input ``x``. Each
+    element of its result must depend on the two elements of one pair and on no others. This is found by running the
+    part on random numbers.
     """
     width = fake_value(piece.x).shape[-1]
     if width < 4 or not piece.sides:
@@ -274,8 +276,8 @@ def _mixes_pairs(piece: GraphPart) -> bool:
 def _changed_elements(
     piece: GraphPart, x: Tensor, sides: Sequence[Tensor], before: Tensor, at: tuple[int, ...]
 ) -> set[tuple[int, ...]]:
-    """Return the positions at which the part's result differs from ``before`` if the element ``at`` of ``x`` is
-    changed.
+    """Return the positions at which the result of ``piece``, a part of a graph, changes with the element ``at`` of its
+    input ``x``. ``before`` is the result for the unchanged ``x``, and ``sides`` are the other inputs.
     """
     other = x.clone()
     other[at] += 1.0
@@ -283,8 +285,8 @@ def _changed_elements(
 
 
 def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
-    """Return the rotation that ``piece`` computes, or None if it computes none. It is found by comparing results on
-    random numbers.
+    """Return the rotation that ``piece``, a part of the graph, computes, or None if it computes none. It is found by
+    comparing results on random numbers.
     """
     width, held = fake_value(piece.x).shape[-1], [_of_pairs(fake_value(s)) for s in piece.sides]
     turns: list[PairRotation] = []
@@ -330,8 +332,8 @@ def _dtype_of_products(piece: GraphPart) -> torch.dtype:
 # Microseconds before and after the rewrite. torch 2.13, one CPU thread, 8 heads of 64, 256 tokens, 2026-11-23:
 #
 def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
-    """Return the reason why the rewrite is not faster than Inductor's code for the model's own calls, or an empty text
-    if it is faster.
+    """Return the reason why replacing ``piece`` is not faster than Inductor's code for the model's own calls. Return an
+    empty text if it is faster. ``piece`` is a part of the graph that rotates as ``turn`` describes.
     """
     x = fake_value(piece.x)
     if x.device.type == "cuda":
@@ -357,7 +359,9 @@ def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
 # 1.05 times as fast, Llama and Gemma 2 0.98 times, and ModernBERT 0.95 times. Only Qwen3 norms its queries and keys
 # first.
 def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
-    """Return the reason why the rewrite is not faster on CUDA, or an empty text if it is faster."""
+    """Return the reason why replacing ``piece``, a part of the graph that rotates as ``turn`` describes, is not faster
+    on CUDA. Return an empty text if it is faster.
+    """
     if turn.cosines is None or turn.pairs != "halves":
         return "not measured on cuda for complex numbers or neighbours"
     x = piece.x
@@ -368,7 +372,7 @@ def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
 
 class _RotaryReplacement:
     """The function that is traced in place of the calls that rotate. It computes in the dim order in which ``x`` lies
-    in memory, so that the strides stay the same.
+    in memory. The strides of the result are therefore those of ``x``.
     """
 
     def __init__(self, turn: PairRotation, inside: torch.dtype, out: torch.dtype) -> None:

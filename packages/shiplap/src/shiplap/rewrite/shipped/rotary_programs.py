@@ -16,18 +16,22 @@ def _rotate_half(x: Tensor) -> Tensor:
 
 
 def _rotate_as_llama(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return the sigmoid of ``x`` rotated by halves, as Llama writes it."""
+    """Return the sigmoid of ``x`` rotated by halves, as Llama writes it. ``cos`` and ``sin`` are those of the angle."""
     return ((x * cos.unsqueeze(1)) + (_rotate_half(x) * sin.unsqueeze(1))).sigmoid()
 
 
 def _of_a_part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``x`` with the first 8 elements of each row rotated by halves, joined with the rest."""
+    """Return ``x`` with the first 8 elements of each row rotated by halves, joined with the other elements of the row,
+    which are unchanged.
+    """
     turned, rest = x[..., :8], x[..., 8:]
     return torch.cat(((turned * cos) + (_rotate_half(turned) * sin), rest), dim=-1)
 
 
 def _in_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``x`` rotated by halves in float32, cast back to its own dtype."""
+    """Return ``x`` rotated by halves in float32 and cast back to its own dtype. ``cos`` and ``sin`` are those of the
+    angles.
+    """
     a, b = x.float().chunk(2, dim=-1)
     mixed = torch.cat((-b, a), -1)
     return (sin * mixed + cos * x.float()).to(x.dtype)
@@ -43,7 +47,9 @@ def _rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rotate_backwards(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``x`` rotated by halves in the opposite direction."""
+    """Return ``x`` rotated by halves in the opposite direction, by the angles with the cosines ``cos`` and the sines
+    ``sin``.
+    """
     mixed = torch.cat((x[..., 4:], -x[..., :4]), -1)
     return x * cos + mixed * sin
 

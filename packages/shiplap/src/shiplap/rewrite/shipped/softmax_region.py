@@ -80,7 +80,8 @@ class SoftmaxRegion:
     @property
     def attends(self) -> bool:
         """Whether the calls around this softmax are an attention. In an attention, the scores come from a product of
-        two activations, queries and keys, and not from an activation and a weight of the model.
+        two activations, queries and keys. In other computations, they come from a product of an activation and a weight
+        of the model.
         """
         return self.scores is not None and not self.learned
 
@@ -142,9 +143,10 @@ def _is_module_state(node: Node) -> bool:
 def _paths_to_products(
     start: Node, step: Callable[[Node], Iterator[Node]], ends: Callable[[Node, set[Node]], bool], *, first: bool = False
 ) -> Iterator[list[Node]]:
-    """Yield lists of nodes that lead from ``start`` to a product, the shortest list first. ``step`` returns the
-    neighbours of a node, and ``ends(node, seen)`` whether a node ends a list. If ``first`` is true, ``start`` itself
-    may be the product.
+    """Yield lists of nodes that lead from ``start`` to a product, the shortest list first.
+
+    ``step`` returns the neighbours of a node. ``ends(node, seen)`` returns whether ``node`` is the product at the end
+    of a list, where ``seen`` holds the nodes visited so far. If ``first`` is true, ``start`` itself may be the product.
     """
     seen, queue = {start}, deque([[start]])
     # Breadth first, so that the shortest path comes first.
@@ -229,8 +231,8 @@ def _may_give_scores(node: Node, _: set[Node]) -> bool:
 
 
 def _weighs_activation(node: Node, weights: set[Node]) -> bool:
-    """Return whether ``node`` is a product of ``weights`` and an activation. ``weights`` are the nodes computed from
-    the softmax so far, from which the activation must not be computed.
+    """Return whether ``node`` is a product of attention weights and an activation. ``weights`` are the nodes computed
+    from the softmax so far. The activation must not be computed from one of them.
     """
     if torch_call_name(node) not in CONTRACTIONS and _product_under_sum(node) is None:
         return False

@@ -60,8 +60,8 @@ def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
 # dense, as in T5, it takes 538 us. 3 heads of 32, 49 tokens (Swin): 1241 us with a fused kernel, 836 us as Inductor
 # writes it.
 def _why_bias_does_not_pay(step: ScoreStep, of: Sequence[Any]) -> str:
-    """Return the reason why a fused kernel is not faster with a bias that differs from head to head, for the fake q, k
-    and v in ``of``. Return an empty text if it was measured to be faster.
+    """Return the reason why a fused kernel is not faster for the fake q, k and v in ``of`` and a bias that differs from
+    head to head. Return an empty text if it was measured to be faster.
     """
     held, width = fake_value(step.given), max(of[0].shape[-1], of[2].shape[-1])
     sizes = "x".join(map(str, held.shape))

@@ -34,8 +34,10 @@ def zeroing_mask(node: Node, weights: Node) -> Node | None:
 
 
 def fills_scores_by_mask(mask: Node, steps: Sequence[ScoreStep]) -> bool:
-    """Return whether one of ``steps`` fills in a number by ``mask``, or by a mask that is computed in the same way a
-    second time. Steps are the calls that an attention applies to its scores.
+    """Return whether one of ``steps``, the calls that an attention applies to its scores, fills in a number where
+    ``mask`` is true.
+
+    A mask that a second series of equal calls computes counts as ``mask``, too.
     """
     return any(step.kind == "fill" and _is_same_computation(step.given, mask) for step in steps)
 
