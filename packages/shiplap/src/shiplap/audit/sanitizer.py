@@ -65,8 +65,8 @@ class SanitizerReport:
 
 
 def find_sanitizer() -> str | None:
-    """Return the path of compute-sanitizer, or None if it is not found. It is searched on ``PATH``, below ``CUDA_HOME``
-    and beside ``nvcc``.
+    """Return the path of compute-sanitizer, or None if it is not found. It is searched for on ``PATH``, below
+    ``CUDA_HOME`` and beside ``nvcc``.
     """
     nvcc = shutil.which("nvcc")
     folders = [f"{home}/bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
@@ -164,8 +164,11 @@ def _add_report_line(faults: list[SanitizerFault], text: str, sample: str) -> No
 
 
 def make_script(home: str, name: str, labels: list[str], seed: int, device: str, root: Path | None) -> str:
-    """Return a Python program that calls the op on the samples with these labels. It prints each label before the
+    """Return a Python program that calls the op on the samples with these labels, and prints each label before the
     call.
+
+    The program finds the op ``name`` in the module or file ``home``. ``root`` is a folder to add to ``sys.path``, or
+    None.
     """
     path = f"sys.path.append({str(root)!r})\n" if root else ""
     return (
