@@ -86,8 +86,10 @@ class TensorLocation(Message, frozen=True):
 
     @classmethod
     def of(cls, t: Tensor, at: int, block: bytes = b"") -> TensorLocation:
-        """Return the description of the tensor ``t`` at the offset or address ``at``, in the allocation with the handle
-        ``block``.
+        """Return the location, dtype, shape, strides and device type of the tensor ``t``.
+
+        ``at`` is the address of the tensor, or its offset in a file or block of memory. If the tensor is on a GPU,
+        ``block`` is the handle of its allocation. An empty ``block`` stands for the block of the arguments.
         """
         return cls(*_describe_form(t.dtype, t.shape, t.stride()), at, t.device.type, block)
 
@@ -387,7 +389,9 @@ def decoder_of(kinds: tuple[type[Message], ...]) -> msgspec.msgpack.Decoder[Any]
 
 @cache
 def reply_of(request: type[Request[ReplyT]]) -> type[ReplyT]:
-    """Return the class of the reply to requests of the class ``request``. It is the type argument of the base class."""
+    """Return the class of the reply to requests of the class ``request``. It is the type argument with which
+    ``request`` is derived from ``Request``.
+    """
     reply: type[ReplyT] = get_args(vars(request)["__orig_bases__"][0])[0]
     return reply
 
