@@ -52,11 +52,8 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 @dataclass(frozen=True)
 class ResultSpan:
-    """The bytes of a result as they were read. ``at`` is the offset of the result in ``memory``, and ``length`` its
-    extent in bytes.
-
-    ``memory`` is ``"host"``, in which the offset is an address, or the handle of an allocation on a GPU. The block of
-    the arguments has an empty handle.
+    """The bytes of a result as they were read. The result begins at offset ``at`` of ``memory``, which is ``"host"``
+    (where ``at`` is an address) or the handle of a GPU allocation. The block of the arguments has an empty handle.
     """
 
     memory: bytes | str
@@ -159,9 +156,7 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
 
 @dataclass(frozen=True)
 class _KeptResults:
-    """The results of one call that the process still keeps. A record also holds the bytes of the call's arguments and
-    results, in all memory and in that of the host.
-    """
+    """The results of one call that the process still keeps, and the bytes of its tensors, in all and on the host."""
 
     spans: ResultSpans
     size: int
@@ -255,10 +250,8 @@ class TargetProcess:
     def list_operators(
         self, args: Sequence[Any], expected: ExpectedEffects, *, trusted: bool = False
     ) -> list[protocol.OperatorUse] | str:
-        """Run one call of the target and return each torch operator that it runs. If they cannot be listed, return the
-        reason as text.
-
-        Raise ``CandidateError`` if the results differ from ``expected`` meanwhile. Raise it also if the call leaves
+        """Run one call of the target and return each torch operator that it runs, or the reason why they cannot be
+        listed. Raise ``CandidateError`` if the results differ from ``expected``. Raise it also if the call leaves
         threads, changed settings or GPU work behind, unless the target is ``trusted``.
         """
         arena = ArgumentArena()
@@ -335,11 +328,9 @@ class TargetProcess:
     def gradients(
         self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
     ) -> list[Tensor]:
-        """Return the target's gradients of the floating-point arguments for the output gradients ``seeds``. The
-        gradients of the ``parameters`` follow, if the target has all of them.
-
-        ``like`` has tensors of the expected dtypes and shapes. Raise ``CandidateError`` for a gradient of another dtype
-        or shape.
+        """Return the target's gradients of the floating-point arguments for the output gradients ``seeds``, then those
+        of ``parameters`` if it has them all. Raise ``CandidateError`` for other dtypes or shapes than those of
+        ``like``.
         """
         arena = ArgumentArena()
         message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
@@ -361,9 +352,7 @@ class TargetProcess:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """Two numbers, the number of calls whose results the process keeps, and the bytes of these results in the
-        memory of the host.
-        """
+        """The number of calls whose results the process keeps, and the bytes of these results on the host."""
         return len(self._earlier), sum(call.host for call in self._earlier)
 
     def forget_results(self) -> None:
@@ -382,9 +371,7 @@ class TargetProcess:
                 self.opened.drop(span.memory)
 
     def last_spans(self) -> ResultSpans:
-        """Return the bytes of those results on the GPU that were read last, and delete the stored copies. The list has
-        nothing of results on the host.
-        """
+        """Return the bytes of the GPU results that were read last, and delete the stored copies of them."""
         last = self._earlier[-1]
         if not all(isinstance(span.content, Tensor) for span in last.spans):
             return []
@@ -392,10 +379,8 @@ class TargetProcess:
         return last.spans
 
     def _in_use(self) -> int:
-        """Return how many of the last calls' results the process must keep. Later calls are checked for changing these
-        results.
-
-        The records of all earlier calls are deleted. More calls are kept if their results are small.
+        """Return how many of the last calls' results the process must keep, so that later calls can be checked for
+        changing them. More are kept if they are small. The records of all earlier calls are deleted.
         """
         sizes, kept = 0, 0
         # The latest results stay.
@@ -409,10 +394,8 @@ class TargetProcess:
         return kept
 
     def pieces(self, at: MappedArguments) -> MappedPieces:
-        """Return the parts of the target process's memory in which the file ``at``, which holds the arguments of the
-        call, is mapped. Each is a tuple (address, size in bytes, offset in the file). They are sorted by offset.
-
-        Raise ``CandidateError`` if a part of the file is mapped twice.
+        """Return the memory mappings of the file ``at``, which holds the arguments of the call, in the target process.
+        Each is (address, size in bytes, offset in the file). They are sorted by offset and must not overlap.
         """
         try:
             pieces = sorted(find_mapped_pieces(self.prisoner.pid, at.file), key=lambda piece: piece[2])
@@ -431,11 +414,9 @@ class TargetProcess:
         at: MappedArguments,
         pieces: MappedPieces | None = None,
     ) -> float:
-        """Compare the results and arguments of a call, in the process's memory, with ``expected``. Return the error in
-        units of the tolerance. Raise ``CandidateError`` for a difference.
-
-        ``pieces`` has the parts of memory in which the arguments' file is mapped. It is given for a call of a batch.
-        Results of earlier calls are then not compared again.
+        """Compare a call's results and arguments in the process's memory with ``expected``. Return the error in units
+        of the tolerance. Raise ``CandidateError`` for a difference. For a call of a batch, ``pieces`` has the mappings
+        of the arguments' file, and results of earlier calls are not compared again.
         """
         given, spans = tensors_among(args), list[ResultSpan]()
         outs = len(expected.own) - len(expected.changed)
@@ -466,10 +447,8 @@ class TargetProcess:
     def _places(
         self, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
     ) -> list[TensorLocation]:
-        """Return the location of each tensor argument. It is in the GPU block, or at the address that Linux's memory
-        map of the process shows.
-
-        The process itself is not asked, since it could report a copy of the arguments instead of those that it changed.
+        """Return the location of each tensor argument, in the GPU block or where Linux's map of the process shows it.
+        The process itself could report a copy of the arguments instead of those that it changed.
         """
         if pieces is None:
             pieces = self.pieces(at) if not all(map(lies_on_device, given)) else []
@@ -485,9 +464,7 @@ class TargetProcess:
         return places
 
     def _read_results(self, places: Sequence[Place], like: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of the results at ``places``. Raise ``CandidateError`` if their number, types, dtypes, shapes
-        or devices differ from those of ``like``.
-        """
+        """Return copies of the results at ``places``. Their number, types, dtypes and shapes must be as in ``like``."""
         spans: ResultSpans = []
         try:
             return self._results(places, like, spans)
@@ -516,11 +493,8 @@ class TargetProcess:
         return got
 
     def _tensor(self, number: int, place: TensorLocation, like: Tensor, room: int) -> tuple[Tensor, ResultSpan | None]:
-        """Return a copy of result ``number``, whose location is ``place``, and its span of memory. The span is None if
-        the result is empty.
-
-        The dtype, shape and device of the result must be those of ``like``, and gaps between its elements may take at
-        most about ``room`` bytes. Raise ``CandidateError`` otherwise.
+        """Return a copy of result ``number`` and its span of memory, or None if it is empty. Gaps may take ``room``
+        bytes at most. Raise ``CandidateError`` if its dtype, shape or device is not that of ``like``.
         """
         shape, stride, wanted = place.shape, place.stride, TensorLocation.of(like, 0)
         if shape != wanted.shape or place.dtype != wanted.dtype:
