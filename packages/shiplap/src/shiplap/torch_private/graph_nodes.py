@@ -201,11 +201,11 @@ def is_aten(node: Node) -> bool:
 
 
 def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
-    """Return the operator and its arguments by name, if ``node`` is a functionalised call of an operator that writes to
-    whole tensors. Return None for any other node.
+    """Return the operator and its arguments by name if ``node`` is a functionalised call of an operator that writes to
+    whole tensors, else None.
 
-    Such a call is torch's ``auto_functionalized`` or ``auto_functionalized_v2``. In the latter, no two of the written
-    tensors may be views of one base.
+    Such a call is torch's ``auto_functionalized`` or ``auto_functionalized_v2``, and no two written tensors are views
+    of one base.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 

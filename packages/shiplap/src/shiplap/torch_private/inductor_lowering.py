@@ -73,8 +73,8 @@ def _name_in_wrapper(wrapper: Any, written: str) -> str:
 
 
 def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
-    """Return a lowering that calls ``overload`` as a whole. A lowering is Inductor's function from IR arguments to IR
-    nodes. If ``known`` is set, the op is added to torch's set of ops that have no lowering of their own.
+    """Return a lowering (Inductor's function from IR arguments to IR nodes) that calls ``overload`` as a whole.
+    ``known`` adds the op to torch's set of ops without a lowering of their own.
     """
     plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
 
@@ -115,9 +115,7 @@ class SizeSymbol:
 
 
 def _simplified_size(size: Any) -> Any:
-    """Return a size as a simplified sympy expression. A symbol that stands for a precomputed expression is replaced by
-    that expression.
-    """
+    """Return a size as a simplified sympy expression, with precomputed expressions in place of their symbols."""
     expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.sympify(size)
     sizes = V.graph.sizevars
     return sizes.simplify(expr.xreplace(sizes.inv_precomputed_replacements))
@@ -334,10 +332,8 @@ def memory_layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
 
 
 def launch_run(run: Callable[[], None]) -> None:
-    """Run ``run``, a function that Inductor's ``make_run_fn`` prepared to launch a kernel, on the current stream.
-
-    Up to torch 2.13, such a function launches on the stream that was current when it was prepared. In 2.15 it reads the
-    current stream.
+    """Run ``run``, a function that Inductor's ``make_run_fn`` prepared to launch a kernel, on the current stream. Up to
+    torch 2.13 it launches on the stream that was current when it was prepared. In 2.15 it reads the current one.
     """
     named = dict(run.keywords) if isinstance(run, partial) else {}
     if "stream" not in named:
@@ -390,11 +386,9 @@ def with_inner_dim(node: Any, dim: int) -> Any:
 
 
 def layout_key(node: Any) -> tuple[str, ...]:
-    """Return texts that describe the strides of an IR node, for a cache key. Return an empty tuple as long as its
-    layout is not decided.
-
-    The texts are the axes by ascending stride, each with its stride if that is 0 or 1. The speed of a kernel depends on
-    them.
+    """Return texts that describe the strides of an IR node, for a cache key, or an empty tuple while its layout is
+    open. They are its axes by ascending stride, each with the stride if that is 0 or 1. The speed of a kernel depends
+    on them.
     """
     # The layout of such a node is not decided yet, so it must not be part of a key.
     if node.maybe_get_stride() is None:
@@ -432,8 +426,8 @@ def trace_to_aten(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.Gra
 
 
 def fixed_fake(value: Any) -> Any:
-    """Return a fake tensor with numbers as its sizes and strides, which are those of the call that is compiled. A
-    symbolic number becomes a number as well. Any other value is returned unchanged.
+    """Return a fake tensor with the sizes and strides of the call that is compiled, as numbers. A symbolic number
+    becomes its number in that call. Other values are returned unchanged.
     """
     if not isinstance(value, Tensor):
         return size_hint(value) if isinstance(value, SymInt) else value
