@@ -202,10 +202,8 @@ def is_aten(node: Node) -> bool:
 
 def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
     """Return the operator and its arguments by name if ``node`` is a functionalised call of an operator that writes to
-    whole tensors, else None.
-
-    Such a call is torch's ``auto_functionalized`` or ``auto_functionalized_v2``, and no two written tensors are views
-    of one base.
+    whole tensors, else None. Such a call is torch's ``auto_functionalized`` or ``auto_functionalized_v2``. No two of
+    its written tensors are views of one base.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 
