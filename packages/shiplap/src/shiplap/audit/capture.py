@@ -209,10 +209,10 @@ def _read_copy_node(runtime: Any, node: int) -> CopyNode | None:
 
 
 class Canaries:
-    """The free memory of torch's caches, allocated and filled with a pattern. It shows whether freed memory is read or
-    written.
+    """The free memory of torch's caches, allocated and filled with a pattern. It shows whether memory is used after it
+    was freed.
 
-    The memory covers device memory of every stream and page-locked host memory up to 64 KiB. It is freed with this
+    It consists of device memory of every stream and of page-locked host memory up to 64 KiB. It is freed with this
     object.
     """
 

@@ -31,7 +31,9 @@ UNUSABLE_LINE = re.compile(
 
 @dataclass
 class SanitizerFault:
-    """A record of the report. It holds the first line, the details without host frames, and the sample that ran."""
+    """One fault in a report of compute-sanitizer. It has the first line of the report on it, the details without stack
+    frames of the host, and the sample that ran.
+    """
 
     title: str
     details: list[str] = field(default_factory=list)

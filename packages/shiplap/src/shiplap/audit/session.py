@@ -37,7 +37,8 @@ SendSessionEvent = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """The remaining part of an audit, with the checks that have no verdict yet and the results of the finished ones.
+    """The part of an audit that is left to do. It has the checks without a verdict and the results of the finished
+    ones.
 
     Attributes:
         lethal: the check in which a sample ended a process, by the label of the sample.

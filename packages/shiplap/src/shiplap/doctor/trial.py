@@ -31,7 +31,7 @@ _PATIENCE = (4, 60)
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a program under the probe, which observes its compiled functions."""
+    """One run of a program whose compiled functions were observed."""
 
     diagnosis: Diagnosis
     status: int

@@ -146,8 +146,8 @@ def measure_form(
 
 @dataclass(frozen=True)
 class _BatchPlan:
-    """The plan of a batch of calls. It says how many calls the batch has, whether they are queued on a GPU, and whether
-    each process gets other values.
+    """The plan of a batch of calls. It has the number of calls, whether they are queued on a GPU before the clock
+    starts, and whether each process gets other values.
     """
 
     count: int = 1

@@ -68,9 +68,8 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
 
 @dataclass
 class JudgeProblem:
-    """The common part of all problems.
-
-    ``call`` is the reference, and ``wide`` is the reference for arguments in float64.
+    """The common part of all problems. ``call`` is the reference as a function of the arguments. ``wide`` is the
+    reference as a function of arguments in float64.
     """
 
     name: str

@@ -61,10 +61,11 @@ class SuiteVerdict:
 
 
 class TimingTurns:
-    """Turns of judgements that run side by side. Compilations run together first, then one judgement at a time.
+    """Turns of judgements that run side by side. Several of them may compile at once, but only one at a time runs its
+    timed part.
 
-    A judgement runs inside ``judgement()``. Once it has called the value of that context, no other judgement compiles
-    or runs until it ends.
+    A judgement runs inside ``judgement()``. Once it has called the function that this context yields, no other
+    judgement compiles or runs until it ends.
     """
 
     def __init__(self) -> None:

@@ -41,7 +41,8 @@ Shapes = tuple[tuple[int, ...], ...]
 class InputForm:
     """The shapes, the memory layout and the kind of values of the inputs of one call.
 
-    For a declared op, ``recipe`` holds all of these. Otherwise the other fields do.
+    For a declared op, ``recipe`` holds all of these. For a function or module, ``recipe`` is None and the other fields
+    hold them.
     """
 
     label: str

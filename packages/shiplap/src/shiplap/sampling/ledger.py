@@ -174,7 +174,9 @@ class Cell:
 
 
 class Ledger:
-    """The samples that checks have looked at, by check, axis and obligation."""
+    """The numbers of samples that each check has examined, for each axis (what samples vary) and obligation (what a
+    check observes).
+    """
 
     def __init__(self) -> None:
         """Make an empty ledger."""

@@ -87,10 +87,10 @@ def _can_exchange(t: Tensor) -> bool:
 class FreshArguments:
     """Arguments of one recipe with secret values that differ in each call.
 
-    Drawing normal numbers takes longer than most kernels. If any values are valid and the recipe asks for normal ones,
-    they are drawn once. Each call then gets weighted sums of two elements at a secret distance, with secret weights.
-    These sums are normal numbers again. The drawn values themselves are never passed to a candidate (a kernel that is
-    not trusted).
+    Drawing normal numbers takes longer than most kernels. If the recipe asks for normal numbers and any values are
+    valid, one sample is drawn. Each call then gets weighted sums of two of its elements, at a secret distance and with
+    secret weights. These sums are normally distributed again. The drawn sample itself is never passed to a candidate (a
+    kernel that is not trusted).
     """
 
     def __init__(self, op: Op, recipe: SampleRecipe, device: str) -> None:

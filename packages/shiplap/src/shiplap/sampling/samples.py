@@ -76,7 +76,7 @@ def with_other_values(op: Op, case: SampleCase) -> SampleCase:
 
 
 class Samples:
-    """The samples of one op for one seed. Most methods yield cases, usual ones first."""
+    """The samples of one op for one seed. Most methods yield samples, the usual ones first."""
 
     def __init__(self, op: Op, seed: int, device: str = "cpu") -> None:
         """Make the source of samples for an op. The seed and the recipe of a sample together determine its values."""

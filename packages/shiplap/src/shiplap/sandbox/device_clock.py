@@ -25,7 +25,9 @@ WRITTEN_EVERY_S = 1e-3  # seconds after which the end is written again for calls
 
 
 class CallsNotQueued(Exception):
-    """An error for calls that cannot be queued behind a gate. They are too many, or wait for the device."""
+    """An error for calls that cannot all be queued before the clock starts. They are too many, or they wait for the
+    device.
+    """
 
 
 @dataclass(frozen=True)

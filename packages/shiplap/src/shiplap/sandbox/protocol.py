@@ -122,8 +122,8 @@ class PackedDict(Message, frozen=True):
 
 
 class PackedText(Message, frozen=True):
-    """A value of another kind as text. The kind is ``"dtype"``, ``"device"``, or ``"int"`` for an integer of more than
-    64 bits.
+    """A value that is sent as text, with its kind. The kind is ``"dtype"``, ``"device"``, or ``"int"`` for an integer
+    of more than 64 bits.
     """
 
     kind: str
@@ -190,7 +190,9 @@ class Inspection(Reply, frozen=True):
 
 
 class CallTraces(Message, frozen=True):
-    """The signs of other work of a process around a call, on streams, on its settings, and in threads."""
+    """Signs that a call has left other work behind. They are work on other streams, changed settings and running
+    threads.
+    """
 
     raced: bool = False
     left: ReportTexts = []
@@ -198,7 +200,7 @@ class CallTraces(Message, frozen=True):
 
 
 class CallPlaces(Message, frozen=True):
-    """The locations of the results of a call, and the structure in which they are nested."""
+    """The locations of the results of a call, and the nesting of tuples, lists and dicts around them."""
 
     outs: Places
     structure: Structure | None = None
@@ -256,8 +258,8 @@ class AwaitExit(Request[Number], frozen=True):
 
 
 class Rest(Request[Answer], frozen=True):
-    """A request to wait for a number of seconds for the next request. The reply says whether all forked processes are
-    gone.
+    """A request to wait for the next request for a number of seconds, and to end afterwards. The reply says whether all
+    forked processes are gone.
     """
 
     seconds: float
@@ -462,8 +464,8 @@ def make_sealed_file(name: str, size: int) -> int:
 
 
 class Heartbeat:
-    """Memory that two processes share. It holds the number of the run in progress (-1 if there is none) and the time of
-    its start.
+    """Memory that two processes share, by which one of them sees how long a run of the other takes. It holds the number
+    of the run in progress (-1 if there is none) and the time of its start.
     """
 
     FORM = struct.Struct("=qd")

@@ -45,7 +45,7 @@ PLAIN = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torc
 
 
 class _Unusual(Exception):
-    """An error that says that a call cannot be recorded."""
+    """An error that says that ``record_graph`` cannot record a call."""
 
 
 def record_graph(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:

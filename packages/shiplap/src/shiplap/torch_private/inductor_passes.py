@@ -159,7 +159,7 @@ def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: d
 
 
 class _Uncached(InductorPass):
-    """A pass without a uuid. A graph compiled with it neither reads nor fills a cache."""
+    """A pass without a uuid. Torch neither reads a cached graph nor caches one if this pass is installed."""
 
     def uuid(self) -> Any | None:
         """Return None, so that torch caches no graph that this pass has seen."""

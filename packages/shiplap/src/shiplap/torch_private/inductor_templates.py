@@ -60,8 +60,8 @@ def cpp_choice(
 
 
 class _Template(CppTemplate):
-    """A template that is rendered twice. The first rendering has no epilogues and is verified and timed. The scheduler
-    asks for the second, with epilogues.
+    """A template that is rendered twice. The first rendering has no epilogues, and is verified and timed. The second
+    has epilogues, and is made for Inductor's scheduler.
     """
 
     def __init__(self, name: str, source: str, arguments: dict[str, Any], layout: Any, values: dict[str, Any]) -> None:
@@ -114,11 +114,11 @@ class _Template(CppTemplate):
 
 
 class _Store:
-    """The way in which the kernel stores a tile of results. It stores them as computed, after the fused epilogues, or
-    both.
+    """The way in which the kernel stores a tile of results. It stores the results as computed, or after the fused
+    epilogues, or both.
 
-    A raw output with another reader is stored first, and the epilogues read it back. If they were given the tile
-    itself, Inductor would remove the raw buffer as unused.
+    If the results as computed have another reader, they are stored first, and the epilogues read them back. If the
+    epilogues got the tile itself, Inductor would remove that buffer as unused.
     """
 
     def __init__(self, kernel: Any, raw: Any, epilogues: list[Any], keep_raw: bool) -> None:
@@ -204,7 +204,7 @@ def _merge_leading_dims(buffer: Any, rank: int) -> Any:
 
 
 class _Quoted(str):
-    """The value of a compile-time constant, in a form that Inductor can write into the kernel with ``format``."""
+    """The value of a compile-time constant as text that Inductor's ``format`` writes into the kernel."""
 
     def __format__(self, spec: str) -> str:
         """Return the ``repr`` of the text. A string value is then written into Triton code with quotes."""

@@ -100,7 +100,7 @@ def unknown_size_error() -> type[Exception]:
 
 
 class SizeBindings:
-    """A map from symbols of a pattern graph to expressions of the user's graph."""
+    """A mapping from symbols in the sizes of a rewrite's pattern graph to sizes of the user's graph."""
 
     def __init__(self, known: dict[Any, Any] | None = None) -> None:
         """Start with the sizes in ``known``, which maps symbols of the pattern to sizes of the graph."""

@@ -167,8 +167,8 @@ LIBDEVICE_FUNCTIONS = {"tanh": _tanh, "nearbyint": _nearbyint, "rint": _nearbyin
 
 
 class _Libdevice:
-    """The ``libdevice`` module of a GPU. It has those functions that Triton's language has, and those that GELU and
-    int8 need.
+    """The module that replaces Triton's ``libdevice`` in the interpreter. It has those functions that Triton's language
+    has, and those that GELU and int8 need.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -251,7 +251,7 @@ def _load_interpreted(self: Any, name: str, source: str, device_str: str = "cuda
 
 
 class InterpreterTarget:
-    """The driver that Triton asks for its device and stream before it launches."""
+    """The driver object from which Triton reads its device and stream before it launches a kernel."""
 
     is_active = classmethod(lambda cls: True)
 

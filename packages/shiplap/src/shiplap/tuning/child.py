@@ -36,8 +36,8 @@ from shiplap.tuning.verify import is_device_lost
 
 
 class DeviceLost(BaseException):
-    """An error that ends a process because it can no longer use its device. Such a process cannot even be torn down in
-    order.
+    """An error that ends this process because it can no longer use its device. The process ends at once, since cleaning
+    up would need the device.
     """
 
 

@@ -21,10 +21,10 @@ class OutOfTime(Exception):
 
 
 class Deadline:
-    """The end of a time budget, as a context manager.
+    """The end of a time budget, as a context manager. When the budget ends, ``on_end`` is called. It ends work that is
+    still running.
 
-    ``on_end`` is called at that time to end work that is still running. All work runs in one thread, since a tuning
-    process ends with the thread that started it.
+    All work runs in one thread, because a worker process ends with the thread that started it.
     """
 
     def __init__(self, seconds: float, on_end: Callable[[], None] = lambda: None) -> None:

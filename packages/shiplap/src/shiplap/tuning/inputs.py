@@ -36,9 +36,8 @@ _facts: dict[tuple[Any, ...], tuple[Bucket, str, str]] = {}
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments for ``recipe``, drawn when they are first used.
-
-    The process that plans the tuning may run no candidate itself. It then needs no arguments.
+    """The arguments for ``recipe``, drawn at their first use. A process that only plans the tuning runs no candidate,
+    and then draws none.
     """
 
     op: Op

@@ -34,7 +34,7 @@ Report = Callable[[str, int, int], None]  # the current step as text, steps done
 
 @dataclass
 class Ranking:
-    """The results of a search so far."""
+    """The candidates that a search has measured so far, with their timings, and the findings about others."""
 
     timings: dict[int, Timing] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)

@@ -66,10 +66,11 @@ def entry_checksum(body: Mapping[str, Any]) -> str:
 
 
 class ChoiceStore:
-    """The store of choices in the folder ``tuned`` of the cache, or in any other folder. A choice that cannot be
-    written is made again later.
+    """The store of choices in the folder ``tuned`` of the cache, or in any other folder. If a choice cannot be written,
+    it is measured again later.
 
-    ``what`` names the stored things in notices. ``keyed`` entries serve only the user who has written them.
+    ``what`` names the stored things in notices. If ``keyed`` is set, each entry has a seal made with a secret of the
+    user, and entries without it are not used.
     """
 
     def __init__(

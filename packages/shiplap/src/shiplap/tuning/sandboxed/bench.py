@@ -57,7 +57,7 @@ def can_send_arguments(inputs: Inputs) -> bool:
 
 
 class _Lost(Exception):
-    """An error that says that a candidate cannot continue in a race."""
+    """An error that says that a candidate cannot continue in a race, since its process failed."""
 
     def __init__(self, index: int, why: str) -> None:
         """Make the error for the candidate at ``index``, whose process is lost for the reason ``why``."""
@@ -66,7 +66,7 @@ class _Lost(Exception):
 
 
 class _Runner:
-    """A candidate in a race, as a function that can be timed."""
+    """A candidate in a race whose calls can be timed."""
 
     def __init__(self, index: int, batch: CallBatch) -> None:
         """Time the calls of ``batch``, which belong to the candidate at ``index``."""

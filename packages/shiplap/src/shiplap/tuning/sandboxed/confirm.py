@@ -319,7 +319,9 @@ class Confirmation:
 
 
 class _CandidateChecks:
-    """The checks of one candidate on values and sizes that it cannot predict. They end at the time ``ends``."""
+    """The checks of one candidate on values and sizes that it cannot predict. The checks stop at the time ``ends`` (by
+    ``time.monotonic``).
+    """
 
     def __init__(
         self,
