@@ -82,11 +82,12 @@ def model_names() -> list[str]:
 
 
 def _read_sweep_lines(project: Project, cases: Sequence[SweepCase] | None, samples: int = 0) -> tuple[list[str], str]:
-    """Run one process that compares ``cases`` on the device of ``project`` with the CPU.
+    """Run one process that compares ``cases`` on the device of ``project`` with the CPU. Return the lines of its
+    output, and a text that says how the process failed.
 
-    Return the lines of its output, and a text about how a failed process ended. The text is empty if the process
-    succeeded. A case is a pair of an operator or model and a dtype. If ``cases`` is None, the process lists the
-    operators. ``samples`` is the largest number of samples of an operator. If it is 0, the cases are models.
+    The text is empty if the process succeeded. A case is a pair of an operator or model and a dtype. If ``cases`` is
+    None, the process prints the names of the operators instead. ``samples`` is the largest number of samples of an
+    operator. If it is 0, the cases are models.
     """
     arguments = ["--list"] if cases is None else ["--samples", str(samples)] if samples else ["--models"]
     # With ``-P``, no module in the working directory takes the place of an installed one.

@@ -32,8 +32,7 @@ _FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADE
 def build_extension(
     project: Project, *, jobs: int | None = None, tell: Callable[[str], object] = str, together: bool = False
 ) -> Path:
-    """Compile changed files of a generated project, link ``_C.so`` into its package, and return the path. Raises SL906
-    with the compiler's first error, and for a compiler that links a C++ runtime beside torch's.
+    """Compile changed files of a generated project, link ``_C.so`` into its package, and return the path of ``_C.so``.
 
     ``jobs`` is the number of compilers that run at a time. If it is None, ninja chooses it. ``tell`` is called after
     each compiled file with a text such as ``3/21 files``. With ``together`` the generated wrappers and the device core,
@@ -41,8 +40,8 @@ def build_extension(
     but nothing runs in parallel.
 
     The manifest, a file with the versions that the library was built for, is written after the library. An interrupted
-    build can thus not claim that an older library fits this torch. Raise ``SL906`` with the compiler's first error, or
-    if ninja is not installed.
+    build can thus not claim that an older library fits this torch. Raise ``SL906`` with the compiler's first error, if
+    ninja is not installed, or if the compiler has linked another C++ runtime than torch's.
     """
     directory = project.root / "build"
     directory.mkdir(exist_ok=True)

@@ -28,7 +28,8 @@ State = Literal["native", "composite", "expected", "gap", "elsewhere"]
 
 @dataclass(frozen=True)
 class OverloadPlacement:
-    """The place where one overload of torch runs on the device, with the reason.
+    """The state of one overload of torch on the device, with the reason for it. The state says where a call of the
+    overload runs.
 
     The state ``elsewhere`` means that torch has no dense CPU kernel of the overload. ``required`` is true if the device
     needs its own kernel for the overload.
@@ -57,7 +58,9 @@ class ProgramNeed:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The places where the overloads of the installed torch run on one target, that is, on one vendor's runtime."""
+    """The states of all overloads of the installed torch on one target, that is, on one vendor's runtime. A state says
+    whether an overload runs on the device or on the CPU.
+    """
 
     target: str
     torch: str
@@ -66,8 +69,8 @@ class Coverage:
     def of(self, state: State) -> list[str]:
         """Return the names of the overloads in the state ``state``.
 
-        ``native`` overloads have a kernel of the device. A ``gap`` has no kernel, and the metadata gives no reason for
-        it.
+        In the state ``native``, an overload has a kernel of the device. In the state ``gap`` it has none, although the
+        metadata gives no reason for that.
         """
         return [p.name for p in self.places if p.state == state]
 
@@ -88,11 +91,11 @@ class Coverage:
 
 
 def place_overloads(metadata: Metadata, runtime: Runtime, made: GeneratedWrappers) -> Coverage:
-    """Return where each overload of torch's operators runs on the device.
+    """Return for each overload of torch's operators whether it runs on the device, and why.
 
-    A ``native`` overload has a wrapper in ``made`` or a kernel of ``runtime``. A ``composite`` one is made of calls of
-    other overloads. An ``expected`` one runs on the CPU for a reason that ``metadata`` or a range of versions gives.
-    Any other overload with a CPU kernel is a ``gap``.
+    A ``native`` overload has a wrapper in ``made`` or a kernel of ``runtime``. A ``composite`` overload is made of
+    calls of other overloads. An ``expected`` overload runs on the CPU for a reason that ``metadata`` or a range of
+    versions gives. Any other overload with a CPU kernel is a ``gap``.
     """
     declared = aten_declarations()
     native = {name: "the device core" for name in runtime.registers if name in declared}
@@ -152,8 +155,9 @@ finally:
 def run_program(project: Project, script: Path, cover: Coverage, arguments: Sequence[str] = ()) -> list[ProgramNeed]:
     """Run the Python file ``script`` with the device of ``project``, and return the operators that it called.
 
-    The file runs in a process of its own, with the command-line arguments ``arguments``. ``cover`` has the place where
-    each overload runs. Unexpected calls on the CPU come first. Raise ``SL905`` if the file is missing or fails.
+    The file runs in a separate process, with the command-line arguments ``arguments``. ``cover`` says where each
+    overload runs. Operators that ran on the CPU unexpectedly come first. Raise ``SL905`` if the file is missing or
+    fails.
     """
     require_built(project)
     if not script.is_file():

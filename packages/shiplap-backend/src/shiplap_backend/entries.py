@@ -110,6 +110,6 @@ def wide_dtype(dtype: str, there: Collection[str]) -> str:
 def metadata_error(where: str, got: str, expected: str) -> ShiplapError:
     """Return the error ``SL901`` for a mistake in a metadata file.
 
-    ``where`` is the file and line, ``got`` the mistake, and ``expected`` what should stand there.
+    ``where`` is the file and line, ``got`` the mistake, and ``expected`` a description of valid content.
     """
     return error("SL901", where=where, got=got, expected=expected)

@@ -67,10 +67,11 @@ def suggest_nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> s
 
 
 def _operand_kind(expected: str) -> str:
-    """Return the kind as which the operands of an operator are compiled.
+    """Return the kind to which the operands of an operator are compiled. ``expected`` is the kind of the operator's
+    result.
 
-    ``expected`` is the kind of the operator's result. If that is a node (a value in the vendor's graph) or any kind,
-    return ``any``. Otherwise return ``value``, which stands for plain C++ values.
+    If ``expected`` is a node (a value in the vendor's graph), nodes, or ``any``, return ``any``. Otherwise return
+    ``value``, which stands for plain C++ values.
     """
     return "any" if expected in ("any", "node", "nodes") else "value"
 
@@ -145,7 +146,7 @@ class ExpressionCompiler:
     def _visit(self, tree: ast.expr, expected: str) -> TypedExpression:
         """Return the C++ code and the kind of the expression ``tree``.
 
-        ``expected`` is the kind that is needed in its place. The result may have another kind, which the caller
+        ``expected`` is the kind that the surrounding code needs. The result may have another kind, which the caller
         converts. Raise ``ExpressionError`` if the expression is invalid.
         """
         if why := constant_condition_reason(tree):
@@ -207,11 +208,11 @@ class ExpressionCompiler:
         raise ExpressionError(f"{value!r} is not a number that C++ has, a word, bool or None")
 
     def _name(self, name: str, expected: str) -> TypedExpression:
-        """Return the C++ of ``name``, which is an argument, an output or bound under ``let``.
+        """Return the C++ of ``name``, which is an argument, an output or a name under ``let``.
 
-        Its use is recorded. If ``expected`` is a kind of node, an argument that can be one becomes an input of the
-        vendor's graph. Any other number is a plain value, which becomes a part of the graph's cache key. Raise
-        ``ExpressionError`` for an unknown name.
+        The use of ``name`` is recorded. If ``expected`` is a kind of node, an argument that can be one becomes an input
+        of the vendor's graph. Otherwise the argument is a plain value, which becomes a part of the graph's cache key.
+        Raise ``ExpressionError`` for an unknown name.
         """
         if name in self.lets:
             return self.lets[name]
@@ -300,8 +301,9 @@ class ExpressionCompiler:
     def _unary(self, tree: ast.UnaryOp, expected: str) -> TypedExpression:
         """Return the C++ of ``tree``, a unary operator with its operand.
 
-        ``expected`` is the kind that is needed in its place. If the operand is a value in the vendor's graph, so is the
-        result. Otherwise it is a plain C++ value. Raise ``ExpressionError`` if the operand has no such operator.
+        ``expected`` is the kind that the surrounding code needs. If the operand is a value in the vendor's graph, so is
+        the result. Otherwise it is a plain C++ value. Raise ``ExpressionError`` if the operand's kind has no such
+        operator.
         """
         sign = {ast.USub: "-", ast.Not: "not", ast.Invert: "~"}.get(type(tree.op), "")
         operand = self._visit(
@@ -319,9 +321,9 @@ class ExpressionCompiler:
     def _operator(self, symbol: str, operands: list[ast.expr], expected: str = "any") -> TypedExpression:
         """Return the C++ of the operator ``symbol`` with the expressions ``operands``.
 
-        These are compiled as the kind ``expected``. If one of them is a value in the vendor's graph, so is the result.
-        Otherwise it is a plain C++ value. Raise ``ExpressionError`` if the operands have no such operator, or if one of
-        them cannot change the result.
+        The operands are compiled as the kind ``expected``. If one of them is a value in the vendor's graph, so is the
+        result. Otherwise the result is a plain C++ value. Raise ``ExpressionError`` if the kinds of the operands have
+        no such operator, or if an operand cannot change the result.
         """
         values = [self._visit(o, expected) for o in operands]
         numbers = [name for name, value in self.values.items() if value.kind not in ("tensor", "tensors")]
@@ -360,10 +362,11 @@ class ExpressionCompiler:
         return TypedExpression("float", f"{value.code}.toDouble()") if value.kind == "scalar" else value
 
     def _function(self, name: str, arguments: int) -> VendorFunction:
-        """Return the first overload of the vendor function ``name`` that takes ``arguments`` arguments.
+        """Return the first overload of the vendor function ``name`` that can be called with ``arguments`` arguments by
+        position. If there is none, return the first of all overloads.
 
-        If none does, return the first overload. Record the C++ header that declares it. Raise ``ExpressionError`` for
-        an unknown function.
+        In both cases, record the C++ header that declares the function. Raise ``ExpressionError`` if there is no
+        function of this name.
         """
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
@@ -376,8 +379,8 @@ class ExpressionCompiler:
     def _subscript(self, tree: ast.Subscript) -> TypedExpression:
         """Return the C++ of ``tree``, an element of a list.
 
-        Raise ``ExpressionError`` if the index is negative or beyond a known length, or if the value has no elements. An
-        argument that is a list of tensors is refused, too, because the other tensors would be left out.
+        Raise ``ExpressionError`` if the index is negative or beyond a known length, or if the value has no elements.
+        Raise it also for an argument that is a list of tensors, because the other tensors would be ignored.
         """
         value = self._visit(tree.value, "nodes")
         index = self._convert_value(self._visit(tree.slice, "int"), "int", tree.slice).code
@@ -406,8 +409,8 @@ class ExpressionCompiler:
     def _call(self, tree: ast.Call, expected: str) -> TypedExpression:
         """Return the C++ of ``tree``, a call of a vendor function.
 
-        The first overload of the function that accepts the arguments is called. ``expected`` is the kind that is needed
-        in its place. Raise ``ExpressionError`` with the problem of each overload if none accepts them.
+        The first overload that accepts the arguments is called. ``expected`` is the kind of value that the surrounding
+        code needs. If no overload accepts the arguments, raise ``ExpressionError`` with the problem of each overload.
         """
         name = tree.func.id  # type: ignore[attr-defined]  # matched as Name
         overloads = self.vocabulary.functions.get(name)
@@ -497,10 +500,10 @@ class ExpressionCompiler:
         return code
 
     def _enum(self, call: str, expected: str, value: TypedExpression) -> TypedExpression:
-        """Return the C++ enumerator of the vendor's enum ``expected`` that ``value`` names.
+        """Return the C++ enumerator that ``value`` names, of the vendor's enum ``expected``.
 
-        If several enums have that name, the one nearest to the class that ``call`` constructs is taken. Raise
-        ``ExpressionError`` for an unknown enumerator.
+        Several enums may have the name ``expected``. Then the enum whose namespace is nearest to that of the class
+        ``call`` is used. Raise ``ExpressionError`` for an unknown enumerator.
         """
         values = enum_values(self.vocabulary.enums, expected, call)
         if value.code not in values:
@@ -520,7 +523,8 @@ class ExpressionCompiler:
     def _convert_value(self, value: TypedExpression, expected: str, tree: ast.expr) -> TypedExpression:
         """Return ``value`` converted to the kind ``expected``, such as an integer to a value in the vendor's graph.
 
-        ``tree`` is the expression of ``value``. Raise ``ExpressionError`` if no conversion keeps the value.
+        ``tree`` is the expression of ``value``. Raise ``ExpressionError`` if there is no conversion between the two
+        kinds.
         """
         kind = value.kind
         if expected in ("any", kind, "value"):

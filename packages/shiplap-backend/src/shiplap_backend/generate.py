@@ -163,7 +163,7 @@ def _derived_overloads(
 def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
     """Return the text of each C++ file by name, with the generated ``wrappers`` spread over at most ``units`` files.
 
-    The file of an operator depends on its name only. A changed operator therefore changes only its own file.
+    The name of an operator alone determines its file. A change of one operator therefore changes only one file.
     """
     shares: dict[int, list[Wrapper]] = {i: [] for i in range(units)}
     for w in wrappers:

@@ -103,10 +103,10 @@ _COUNTS = {"rank": 64.0, "size": float("inf"), "numel": float("inf"), "length": 
 
 
 def _alternatives(trees: Sequence[ast.expr]) -> list[list[ast.expr]]:
-    """Return the ways in which all of ``trees`` can be true.
+    """Return the combinations of simple conditions under which all of ``trees`` are true.
 
-    Each way is a list of simple conditions, such as comparisons, that must all hold. At most ``_MOST_ALTERNATIVES + 1``
-    ways are returned.
+    A combination is a list of conditions, such as comparisons, that must all hold. Any one of the combinations is
+    enough. At most ``_MOST_ALTERNATIVES + 1`` combinations are returned.
     """
     if not trees:
         return [[]]
@@ -119,9 +119,10 @@ def _alternatives(trees: Sequence[ast.expr]) -> list[list[ast.expr]]:
 
 
 def _ways(tree: ast.expr) -> list[list[ast.expr]]:
-    """Return the ways in which the expression ``tree`` can be true.
+    """Return the combinations of simple conditions under which the expression ``tree`` is true.
 
-    Each way is a list of simple conditions, such as comparisons, that must all hold.
+    A combination is a list of conditions, such as comparisons, that must all hold. Any one of the combinations is
+    enough.
     """
     match tree:
         case ast.BoolOp(op=ast.And(), values=parts):
@@ -162,10 +163,11 @@ def _clash(parts: Sequence[ast.expr]) -> str:
 
 
 def _relation(tree: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
-    """Return the left side of a comparison, the orders that it allows, and its right side.
+    """Return (left side, orders, right side) of the comparison ``tree``, or None if ``tree`` is not a single
+    comparison.
 
-    The orders are characters of ``<=>``. The text ``<=`` stands for less or equal. A ``not`` around the comparison is
-    resolved. Return None if ``tree`` is no single comparison.
+    The orders are the characters among ``<``, ``=`` and ``>`` for which the comparison is true. For ``a <= b`` they are
+    ``<=``, and for ``not a <= b`` they are ``>``.
     """
     negated = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
     inner = tree.operand if isinstance(tree, ast.UnaryOp) else tree
@@ -177,10 +179,11 @@ def _relation(tree: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
 
 
 def _order_clash(tree: ast.expr, known: dict[tuple[str, str], tuple[str, set[str]]]) -> str:
-    """Return why the comparison ``tree`` of two expressions contradicts earlier ones.
+    """Return the reason why the comparison ``tree`` of two expressions contradicts earlier comparisons, or an empty
+    text.
 
-    ``known`` has the orders (``<``, ``=``, ``>``) that are left for each pair of expressions. It is narrowed to those
-    that ``tree`` allows. The text is empty if there is no contradiction.
+    ``known`` has the orders (``<``, ``=``, ``>``) that are still possible for each pair of expressions. Orders that
+    ``tree`` excludes are removed from it.
     """
     relation = _relation(tree)
     if relation is None or any(isinstance(side, ast.Constant) for side in (relation[0], relation[2])):
@@ -199,10 +202,10 @@ def _order_clash(tree: ast.expr, known: dict[tuple[str, str], tuple[str, set[str
 
 
 def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> str:
-    """Return why the comparison ``tree`` with a number contradicts earlier ones.
+    """Return the reason why the comparison ``tree`` with a number contradicts earlier comparisons, or an empty text.
 
-    ``known`` has the range that is left for each expression. It is narrowed to the values that ``tree`` allows. The
-    text is empty if there is no contradiction.
+    ``known`` has the range that is still possible for each expression. Values that ``tree`` excludes are removed from
+    it.
     """
     relation = _relation(tree)
     if relation is None or (isinstance(tree, ast.Compare) and _size_test_is_constant(tree)):
@@ -251,9 +254,9 @@ def find_calls(condition: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _values_exclude(one: object, other: object) -> bool:
-    """Return whether one argument cannot have both values ``one`` and ``other``.
+    """Return whether one argument cannot have both the value ``one`` and the value ``other``.
 
-    True and False stand for all values that are true or false in Python.
+    The values True and False stand for all values that count as true or false in Python.
     """
     if None in (one, other):
         # None counts as false, so "is None" and "not x" can hold together.
@@ -262,8 +265,8 @@ def _values_exclude(one: object, other: object) -> bool:
 
 
 def _equality_demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
-    """Yield (text of the condition, argument or call, value) if the condition ``tree`` fixes it to one value, as
-    ``name``, ``not name``, ``name == 2`` and ``is_bool(name)`` do.
+    """Yield (text of the condition, argument or call, value) if the condition ``tree`` fixes an argument or call to one
+    value. Examples are ``name``, ``not name``, ``name == 2`` and ``is_bool(name)``.
     """
     match tree:
         case ast.Name() | ast.Call():
@@ -339,9 +342,9 @@ def _integer_literal(tree: ast.expr) -> int | None:
 
 
 def written_number(tree: ast.expr) -> list[float]:
-    """Return a list with the number that ``tree`` is, if it is a literal with or without a sign.
+    """Return a list with the number that ``tree`` stands for, if ``tree`` is a number literal with or without a sign.
 
-    Return an empty list for another expression.
+    Return an empty list for any other expression.
     """
     match tree:
         # Before ``int()``, which matches True and False.

@@ -68,9 +68,9 @@ def snapshot_schemas(names: Mapping[str, object] | None = None) -> SchemaLock:
 
 
 def _with_group(name: str, declared: Mapping[str, AtenDeclaration]) -> list[tuple[str, AtenDeclaration]]:
-    """Return the overload ``name`` and its variants, such as in-place and ``out=``, with their declarations.
+    """Return pairs of name and declaration for the overload ``name`` and its variants, such as in-place and ``out=``.
 
-    ``declared`` has torch's overloads by name. The list is empty if it does not have ``name``.
+    ``declared`` has torch's overloads by name. The list is empty if ``name`` is not among them.
     """
     declaration = declared.get(name)
     return [] if declaration is None else [(n, declared[n]) for n in (name, *declaration.group)]

@@ -163,10 +163,10 @@ class _EntryMapping:
         return {n: TypedExpression("tensor", self._result(i, n)) for i, n in enumerate(self._result_names())}
 
     def _result(self, index: int, name: str) -> str:
-        """Return the C++ of the result at ``index``.
+        """Return the C++ of the result at ``index``, whose variable is called ``name``.
 
-        In a generated wrapper of a structured overload it is an output of torch's operator object. Otherwise it is the
-        variable ``name``.
+        In a generated wrapper of a structured overload, it is an output of torch's operator object. Otherwise it is the
+        variable.
         """
         return f"op.maybe_get_output({index})" if self.family.file == "structured" else name
 
@@ -196,11 +196,11 @@ class _EntryMapping:
         return list(members)
 
     def _gated_tensors(self) -> tuple[str, ...]:
-        """Return the names of the tensors whose dtype the generated wrapper compares with those that the metadata entry
-        accepts.
+        """Return the names of the tensors whose dtypes the generated wrapper must check. The metadata entry lists the
+        dtypes that it accepts.
 
-        They are the inputs, or the outputs of an overload without tensor inputs. Inputs that the entry passes on in
-        another dtype than that of the computation are left out.
+        They are the inputs, or the outputs of an overload without tensor inputs. Inputs that the entry passes to the
+        graph in another dtype than that of the computation are left out.
         """
         raw = {n for n, how in self.entry.inputs.items() if how != "compute"}
         tensors = [a.name for a in self.d.inputs if a.tensor]
@@ -239,9 +239,11 @@ class _EntryMapping:
         return f"dtype_of({self.values[rule].code})"
 
     def _wide(self, decides: str) -> str:
-        """Return the C++ of the dtype in which a sum or product of the dtype ``decides`` is computed.
+        """Return the C++ of the dtype in which a sum or product is computed. ``decides`` is the C++ of the dtype of its
+        operands.
 
-        For bfloat16 that is float32. A narrow dtype is kept if the device does not have the wide one.
+        For bfloat16 operands it is float32. If the device does not have the wider dtype, the dtype of the operands is
+        used.
         """
         there = target_dtypes(self.metadata.target)
         if {"f32", "i32"} <= {*there}:
@@ -251,8 +253,8 @@ class _EntryMapping:
     def _computed_dtypes(self, decides: str) -> list[str]:
         """Return the short names, such as ``f32``, of all dtypes in which the overload may be computed.
 
-        If ``decides`` is a short name, it is the only one. Otherwise they are the accepted dtypes, with narrow ones
-        widened.
+        If ``decides`` is a short name, the result has this name only. If it is C++ code, the result has the accepted
+        dtypes, of which narrow ones are replaced by wider ones.
         """
         if decides in DTYPES:
             return [decides]
@@ -345,9 +347,10 @@ class _EntryMapping:
         return self._tensor(name, "of", rule.of or first)
 
     def _tensor(self, output: str, field: str, name: str) -> str:
-        """Return the C++ of the tensor argument ``name``, which the rule of ``output`` names under ``field``.
+        """Return the C++ of the tensor argument ``name``. The rule of the output ``output`` has this name under the key
+        ``field``.
 
-        A list of tensors stands for its first one. Raise ``SL901`` if ``name`` is no tensor argument.
+        For a list of tensors, return its first tensor. Raise ``SL901`` if ``name`` is no tensor argument.
         """
         if name not in self.values or self.values[name].kind not in ("tensor", "tensors"):
             got = f"{self.d.name}: output {output!r}, {field}: {name!r}{suggest_nearest(name, self.values)}"
@@ -394,10 +397,10 @@ class _EntryMapping:
             yield name, self.entry.graph[name]
 
     def _updates(self) -> Iterator[tuple[str, str, str, str]]:
-        """Yield each argument that the call writes besides its results, such as running statistics.
+        """Yield a record for each argument to which the call writes besides its results, such as running statistics.
 
         A record has the argument's name and, in C++, the tensor, the condition for the write, and the new value. Raise
-        ``SL901`` if the name is that of a result or of no tensor.
+        ``SL901`` if the name is that of a result, or is not that of a tensor.
         """
         for name, update in self.entry.updates.items():
             if name in self._result_names():

@@ -214,8 +214,8 @@ def _convert_node(
 def _key_lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
     """Yield the nested keys and the line of every key below ``node``, a node of the YAML file ``path``.
 
-    ``at`` are the nested keys of ``node``. Raise ``SL901`` for a repeated key, because YAML would take the last one
-    without a warning.
+    ``at`` are the nested keys of ``node`` itself. Raise ``SL901`` for a repeated key, because YAML would use the last
+    one without a warning.
     """
     import yaml
 
@@ -247,6 +247,6 @@ def _is_on_path(key: tuple[str, ...], parts: tuple[str, ...]) -> bool:
 def _file_error(path: Path, line: int, got: str, expected: str) -> ShiplapError:
     """Return the error ``SL901`` for the line ``line`` of the metadata file ``path``.
 
-    ``got`` is the mistake, and ``expected`` is what should stand there.
+    ``got`` is the mistake, and ``expected`` a description of valid content.
     """
     return metadata_error(f"{path}:{line}", got, expected)

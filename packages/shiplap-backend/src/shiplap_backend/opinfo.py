@@ -145,9 +145,9 @@ def _on_cpu(arguments: Any, device: str) -> Any:
     """
 
     def twin(value: Any) -> Any:
-        """Return the copy of a tensor on the CPU, or another value as it is.
+        """Return the copy of a tensor on the CPU. Return another value unchanged.
 
-        The name of the device is replaced by ``"cpu"``.
+        A text with the name of the device becomes ``"cpu"``.
         """
         if isinstance(value, (str, torch.device)) and str(value) == device:
             return "cpu"
@@ -185,7 +185,7 @@ def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None
     def track(value: Any) -> Any:
         """Return a floating-point or complex tensor as a new leaf that requires a gradient, and record it.
 
-        Return another value as it is.
+        Return another value unchanged.
         """
         if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
             return value
@@ -223,9 +223,9 @@ def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[An
     where = iter(places)
 
     def placed(value: Any) -> Any:
-        """Return a tensor on the device that the next item of ``places`` names.
+        """Return the tensor ``value`` on the device that is the next item of ``places``.
 
-        For a value that is no tensor, return the item itself.
+        If ``value`` is no tensor, return the next item itself.
         """
         place = next(where)
         return value.to(place) if isinstance(value, torch.Tensor) else place

@@ -141,7 +141,7 @@ def _is_taken(device: str) -> bool:
 
 
 def _make_directory(root: Path) -> None:
-    """Create the directory ``root``.
+    """Create the directory ``root`` unless it exists.
 
     Raise ``SL905`` if it cannot be created or is not empty.
     """

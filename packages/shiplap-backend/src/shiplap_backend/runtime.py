@@ -106,7 +106,7 @@ class Runtime:
 
     @property
     def needed(self) -> tuple[Path, ...]:
-        """The files that a runtime must have.
+        """The files without which a runtime cannot be used.
 
         They are a C++ header that generated code includes, and the metadata file.
         """

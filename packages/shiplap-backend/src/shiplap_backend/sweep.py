@@ -52,8 +52,8 @@ def operator_results(package: Path, cases: list[list[str]], samples: int) -> Ite
 def model_results(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
     """Yield a row with the result of each model in ``names``, which runs in float32.
 
-    ``package`` is the folder of the device's package. Before each model there is a row with ``start`` and ``dtype``,
-    which shows the parent process which model crashed.
+    ``package`` is the folder of the device's package. Before each model, a row with ``start`` and ``dtype`` is yielded.
+    By this row the parent process knows which model ran if this process crashes.
     """
     from shiplap_backend.models import MODELS
     from shiplap_backend.models.compared import compare_model

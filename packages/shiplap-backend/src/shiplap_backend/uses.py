@@ -52,11 +52,11 @@ def names_in(source: str) -> set[str]:
 
 
 def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
-    """Raise ``SL901`` if the metadata entry ``entry`` uses a name that the overload ``d`` does not have, or that has
-    another role.
+    """Raise ``SL901`` if the metadata entry ``entry`` uses a name that the overload ``d`` does not have, or uses a name
+    in a role that it does not have.
 
-    Also raise it if no call can satisfy the entry's guards, which are conditions on the arguments. ``where`` is the
-    file and line of the entry, and ``results`` are the names of its results.
+    Also raise it if no call can satisfy all of the entry's guards, which are conditions on the arguments. ``where`` is
+    the file and line of the entry, and ``results`` are the names of its results.
     """
     inputs = {a.name: a for a in d.inputs}
     stated = {"shape_only": entry.shape_only, "inputs": entry.inputs, "redundant": entry.redundant}
@@ -136,11 +136,11 @@ def _limits(dtype: str) -> tuple[float, float, float]:
 def check_dtype_guards(
     where: str, name: str, entry: MetadataEntry, accepted: Sequence[str], gated: Sequence[str]
 ) -> None:
-    """Raise ``SL901`` for a guard of the metadata ``entry`` that tests the dtype of a tensor and holds for no
-    ``accepted`` dtype.
+    """Raise ``SL901`` for a guard of the metadata ``entry`` that tests the dtype of a tensor and holds for none of the
+    ``accepted`` dtypes.
 
-    A guard is a condition under which the wrapper runs a call. ``gated`` are the tensors whose dtype must be an
-    accepted one. ``where`` is the file and line of the entry, and ``name`` its overload.
+    A guard is a condition on the arguments. A call that does not satisfy it runs on the CPU. ``gated`` are the tensors
+    whose dtype must be an accepted one. ``where`` is the file and line of the entry, and ``name`` its overload.
     """
     rows = in_aten()
     holding = {
@@ -157,10 +157,10 @@ def check_dtype_guards(
 
 
 def _check_template(where: str, d: AtenDeclaration, entry: MetadataEntry) -> None:
-    """Raise ``SL901`` if the overload ``d`` does not suit the template of the metadata ``entry``.
+    """Raise ``SL901`` if the overload ``d`` cannot use the template that the metadata ``entry`` names.
 
-    A reduction under ``unary`` is an example. A template omits what its kind of overload does not need. ``where`` is
-    the file and line of the entry.
+    A reduction under the template ``unary`` is an example. A template lacks the code that other kinds of overloads
+    need. ``where`` is the file and line of the entry.
     """
     tensors, scalars = sum(a.tensor for a in d.inputs), sum(argument_kind(a) in ("scalar", "scalar?") for a in d.inputs)
     elementwise = d.structured is not None and d.structured.iterator
@@ -275,8 +275,8 @@ def uses_of(
 def _argument_use(a: AtenArgument, entry: MetadataEntry, family: WrapperFamily, used: Mapping[str, Set[str]]) -> str:
     """Return how the metadata ``entry`` uses the argument ``a``, such as ``graph input``, ``guard`` or ``shape only``.
 
-    The text is empty if it is not used. ``used`` has the names that the entry's expressions use, by use. ``family`` has
-    the guards (conditions on the arguments) that all its entries share.
+    The text is empty if the entry does not use it. ``used`` maps each use to the names that the entry's expressions use
+    so. ``family`` has the guards (conditions on the arguments) that its entries share.
     """
     for use in ("graph input", "attribute"):
         if a.name in used[use]:

@@ -122,7 +122,9 @@ def strip_comments(text: str, *, quoted: bool = True) -> str:
     """
 
     def left(m: re.Match[str]) -> str:
-        """Return what remains of a comment or a quotation, namely the quotation itself or its line breaks."""
+        """Return the text that replaces a comment or a quotation. It is the quotation itself, or the line breaks in the
+        comment or quotation.
+        """
         # A quoted text may contain "//", so quotes are matched before comments. Line breaks stay for line numbers.
         return m[0] if quoted and m[0].startswith('"') else "\n" * m[0].count("\n")
 
@@ -307,7 +309,8 @@ def _kinds(parameters: Sequence[VendorParameter]) -> list[tuple[str, bool]]:
 
 
 def _may_mean(one: Sequence[tuple[str, bool]], other: Sequence[tuple[str, bool]]) -> bool:
-    """Return whether the same arguments could fit both parameter lists ``one`` and ``other``.
+    """Return whether a call with the same arguments could mean either of two functions, which have the parameters
+    ``one`` and ``other``.
 
     Each parameter is a pair of its kind and whether it may be left out.
     """
@@ -350,10 +353,10 @@ def find_enums(headers: Path) -> dict[str, dict[str, str]]:
 
 
 def enum_values(enums: Mapping[str, Mapping[str, str]], kind: str, call: str) -> Mapping[str, str]:
-    """Return the enumerators of the enum ``kind``, with their C++ names.
+    """Return the enumerators of the enum ``kind``, with their C++ names. The result is empty if there is no such enum.
 
-    If several enums have that name, the one whose scope is nearest to the class that ``call`` constructs is taken. The
-    result is empty if there is none.
+    Several enums may have the name ``kind``. Then the enum whose namespace is nearest to that of the class ``call`` is
+    used.
     """
     name = kind.split()[1].rpartition("::")[2]
     around = call.partition("<")[2].rstrip(">")

@@ -88,9 +88,9 @@ class Wrapper:
 
     @property
     def sometimes(self) -> list[bool]:
-        """For each output in order, whether its rule has a condition ``when``.
+        """A list that says for each output, in order, whether its rule has a condition ``when``.
 
-        Only some calls compute such an output.
+        An output with such a condition is computed in some calls only.
         """
         return [bool(rule.when) for rule in (self.entry.output.get(n, _ALWAYS) for n in self.outputs)]
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 
 def mean_of_squares(output: Any) -> Tensor:
-    """Return a loss that any model has, namely the sum of the mean squares of its floating-point outputs.
+    """Return a loss that can be computed for any model. It is the sum of the mean squares of the model's floating-point
+    outputs.
 
     ``output`` may nest the tensors in dicts, lists and tuples.
     """

@@ -43,11 +43,11 @@ class ModelRun:
 
 
 def compare_model(make: CaseMaker, device: str) -> str:
-    """Return how the model of ``make()`` on ``device`` differs from the model on the CPU.
+    """Return a text that says how the model of ``make()`` on ``device`` differs from that on the CPU. The text is empty
+    if results, gradients and the training step agree.
 
-    The text is empty if results, gradients and the training step agree. Parameters must stay the same objects, and tied
-    parameters must stay tied. An optimiser that was created before ``to(device)`` must train them. A value may differ
-    by what the rounding of float32 explains. Torch is seeded.
+    Parameters must stay the same objects, and tied parameters must stay tied. An optimiser that was created before
+    ``to(device)`` must train them. Values may differ by as much as the rounding of float32 explains. Torch is seeded.
     """
     torch.manual_seed(0)
     case = make()
@@ -88,10 +88,10 @@ def _with_shifted_weights(case: ModelCase, seed: int) -> ModelCase:
 
 
 def _run_model(case: ModelCase, device: str, dtype: torch.dtype) -> tuple[ModelRun, str]:
-    """Run the model of ``case`` on ``device`` in the dtype ``dtype``, and return the results.
+    """Run the model of ``case`` on ``device`` in ``dtype``, and return the results and a text.
 
-    It runs for inference, for generation and for one training step. The second result is a text if ``.to(device)``
-    created new parameter objects. Otherwise it is empty.
+    The model runs for inference, for generation and for one training step. The text says that ``.to(device)`` has
+    created new parameter objects. It is empty if it has not.
     """
     module: Any = case.module
     run = ModelRun()
@@ -129,7 +129,7 @@ def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
     """
 
     def there(leaf: Any) -> Any:
-        """Return a tensor on the requested device, or another value as it is.
+        """Return a tensor on the requested device, and any other value unchanged.
 
         A floating-point tensor is converted to the requested dtype.
         """
@@ -183,10 +183,11 @@ def _find_distances(ours: ModelRun, theirs: Sequence[ModelRun], exact: ModelRun)
 
 
 def _describe_distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact: Tensor) -> Iterator[str]:
-    """Yield a text about ``name`` if the tensor ``ours`` is further from ``exact`` than rounding explains.
+    """Yield a text about the tensor called ``name`` if ``ours`` is further from ``exact`` than rounding explains.
 
     The distance is relative to the norm of ``exact``. Tensors of integers and booleans must be equal to the first of
-    ``theirs``. The others of ``theirs`` show how far rounding errors reach.
+    ``theirs``, which is the CPU's. The distances of all of ``theirs`` from ``exact`` show how large rounding errors
+    become.
     """
     first = theirs[0]
     if not ours.is_floating_point() and not ours.is_complex():

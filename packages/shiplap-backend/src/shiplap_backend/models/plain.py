@@ -190,7 +190,7 @@ class Sampler(nn.Module):
         self.where = nn.Linear(64, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the image ``x`` sampled at the places of an affine map that is computed from ``x``."""
+        """Return the image ``x`` sampled at the points of an affine map that is computed from ``x``."""
         theta = self.where(x.flatten(1)).view(-1, 2, 3) * 0.1 + torch.eye(2, 3, device=x.device)
         grid = nn.functional.affine_grid(theta, list(x.shape), align_corners=False)
         return nn.functional.grid_sample(x, grid, align_corners=False)
@@ -205,9 +205,9 @@ class Bag(nn.Module):
         self.bag, self.out = nn.EmbeddingBag(20, 6, mode="mean"), nn.Bilinear(6, 6, 2)
 
     def forward(self, words: Tensor, starts: Tensor) -> Tensor:
-        """Return a bilinear product of the bags' mean embeddings and of the same in reverse order.
+        """Return a bilinear product of the mean embeddings of the bags and of the same embeddings in reverse order.
 
-        The bags of ``words`` begin at ``starts``.
+        The bags are consecutive parts of ``words``, and begin at the indices ``starts``.
         """
         bags = self.bag(words, starts)
         result: Tensor = self.out(bags, bags.flip(0))

@@ -143,7 +143,7 @@ def _check_runtime(value: Any, where: str, name: str = "") -> Runtime:
     """Return ``value`` if it is a usable runtime.
 
     Raise ``SL909`` if it was written for another contract, that is, another version of the interface for runtimes.
-    Raise ``SL910`` for any other mistake. ``name`` is the name that the runtime must have. If it is empty, any name is
+    Raise ``SL910`` for any other mistake. The runtime must have the name ``name``. If ``name`` is empty, any name is
     allowed.
     """
     if not isinstance(value, Runtime):
@@ -180,6 +180,7 @@ def _check_runtime(value: Any, where: str, name: str = "") -> Runtime:
 def _unusable_runtime_error(where: str, got: str, expected: str, fix: str | None = None) -> ShiplapError:
     """Return the error ``SL910`` for a runtime at ``where`` that cannot be used.
 
-    ``got`` is its mistake, and ``expected`` is what it should have. ``fix`` replaces the usual advice.
+    ``got`` is its mistake, and ``expected`` a description of a valid runtime. If ``fix`` is None, the error has the
+    usual advice, otherwise ``fix``.
     """
     return error("SL910", where=where, got=got, expected=expected, **({"fix": fix} if fix else {}))

@@ -111,7 +111,7 @@ class CFunctionCall:
         return at
 
     def value(self, v: dict[str, Any]) -> Any:
-        """Return the argument that ``v`` describes in the form in which ctypes passes it. ``v["kind"]`` says whether it
+        """Return the argument that ``v`` describes, converted for a call by ``ctypes``. ``v["kind"]`` says whether it
         is null, a tensor, a number, a text or a list of numbers.
         """
         kind = v["kind"]
@@ -162,7 +162,7 @@ def make_heap_counter() -> Callable[[], int]:
     info.restype = HeapInfo
 
     def used() -> int:
-        """Return the number of bytes that malloc has handed out, in the heap and in mappings of their own."""
+        """Return the number of bytes that malloc has handed out, from its heap and from separate memory mappings."""
         allocator = info()
         return int(allocator.uordblks + allocator.hblkhd)
 
@@ -188,11 +188,11 @@ def count_open_files() -> int:
 
 
 def measure_leaks(call: CFunctionCall, seconds: float, used: Callable[[], int]) -> dict[str, Any]:
-    """Return, by name, the status of the call, and the heap bytes, resident bytes and open files that each repetition
-    leaves behind.
+    """Return a dict with the ``status`` and ``message`` of the call, the number of ``calls`` in a round, and what one
+    call leaves behind. The latter are the ``heap`` bytes, the ``resident`` bytes and the open ``files``.
 
-    The growth is measured in two rounds, and the smaller one counts. ``seconds`` limits a round. ``used`` returns the
-    heap bytes. If the call is too slow to be repeated, the growth is 0.
+    Two rounds of calls are made, each of about ``seconds`` seconds. The smaller growth of the two counts, since a cache
+    fills only once. ``used`` returns the heap bytes. If the call is too slow to be repeated, the growth is 0.
     """
     status = call()
     message = call.error.value.decode(errors="replace")

@@ -78,8 +78,8 @@ class GraphRecording:
 
 
 def copy_into_buffers(buffers: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-    """Copy the values of the tensors in ``args`` into the tensors at the same places in ``buffers``. The shapes must be
-    equal.
+    """Copy the values of the tensors in ``args`` into the tensors at the same positions in ``buffers``. Each pair must
+    have one shape.
     """
     for buffer, value in zip(tensors_among(buffers), tensors_among(args), strict=True):
         buffer.copy_(value)
@@ -152,7 +152,7 @@ def _count_allocations(stream: torch.cuda.Stream) -> int:
 
 
 def _nodes_and_copies(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[CopyNode, ...]]:
-    """Return the number of nodes of each kind in a CUDA graph, and its copies. Both are empty if the CUDA runtime
+    """Return how many nodes of each kind a CUDA graph has, and its memcpy nodes. Both are empty if the CUDA runtime
     library is not found by its usual name.
     """
     kinds: Counter[str] = Counter()
@@ -209,10 +209,10 @@ def _read_copy_node(runtime: Any, node: int) -> CopyNode | None:
 
 
 class Canaries:
-    """The free memory of torch's caches, allocated and filled with a pattern. It shows whether freed memory is read or
-    written.
+    """The free memory of torch's caches, allocated and filled with a pattern. It shows whether memory is used after it
+    was freed.
 
-    The memory covers device memory of every stream and page-locked host memory up to 64 KiB. It is freed with this
+    It consists of device memory of every stream and of page-locked host memory up to 64 KiB. It is freed with this
     object.
     """
 
@@ -245,11 +245,11 @@ def _poison_block(size: int, stream: int, device: torch.device) -> Tensor:
 
 
 def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
-    """Return ``(bytes, stream)`` of the free blocks of torch's caching allocator outside of CUDA graph pools. They are
-    in descending order, up to a limit of their sum.
+    """Return ``(bytes, stream)`` of the free blocks of torch's caching allocator that belong to no CUDA graph pool, the
+    largest first. The largest ones are left out if the sum would exceed ``MOST_POISONED_BYTES``.
 
-    Torch serves requests of up to 1 MiB from segments of their own. A free block in such a segment may be larger, so it
-    is divided.
+    Torch serves requests of up to 1 MiB from small segments. A larger free block of such a segment is returned as
+    several blocks, since no single request can get it.
     """
     index, addresses = torch.device(device).index or 0, []
     for segment in torch.cuda.memory_snapshot():

@@ -94,10 +94,11 @@ def _reference_is_finite(op: Op, case: SampleCase) -> bool:
 
 
 def group_by_cause(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ...]:
-    """Return the failed findings in groups with one cause. The most harmful group and finding come first.
+    """Return the failed findings in groups that have one cause. The most harmful group comes first, and so does the
+    most harmful finding of each group.
 
-    Findings have one cause if their failing samples all vary the same axes. A finding without such an axis is grouped
-    by its check.
+    Two findings have one cause if all their failing samples differ from the base sample in the same axes, such as
+    ``layout``. Findings without such an axis are grouped by check.
     """
     groups: dict[str, list[Finding]] = {}
     for finding in (f for f in findings if f.verdict == "fail"):
@@ -107,8 +108,10 @@ def group_by_cause(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ..
 
 
 def _rank_of_harm(finding: Finding) -> tuple[bool, int, bool]:
-    """Return the sort key of a failed finding, so that the most harmful comes first. Failures on empty tensors only
-    come last. Otherwise the order of checks counts, then whether the base sample fails.
+    """Return the sort key of a failed finding, by which the most harmful finding comes first.
+
+    Findings that fail on empty tensors only come last. The others are sorted by their checks, in the order ``HARM``. Of
+    one check, findings whose failing samples share no axis come first.
     """
     rank = HARM.index(finding.check) if finding.check in HARM else len(HARM)
     return finding.varied.startswith(EMPTY), rank, bool(finding.varied)

@@ -46,7 +46,7 @@ class Observation:
 
 @dataclass
 class AuditSubject:
-    """The op under audit with its samples, and what the audit has seen so far."""
+    """The op under audit with its samples, and the results of the audit so far."""
 
     op: Op
     samples: Samples
@@ -77,7 +77,9 @@ class AuditSubject:
 
 
 def _never_skip(op: Op) -> str:
-    """Return an empty text, that is no reason to skip a check. It is the default of checks that apply to every op."""
+    """Return an empty text, which stands for no reason to skip a check. It is the default of checks that apply to every
+    op.
+    """
     return ""
 
 
@@ -132,8 +134,8 @@ class Check:
 
     @property
     def own_limits(self) -> dict[str, float]:
-        """Return the time limits in seconds, by name, that this check sets for its child process. Limits that the
-        audit's own limits serve are left out.
+        """Return the time limits ``patience`` and ``quiet``, in seconds, that this check sets for the child process. A
+        limit that the check does not set is left out.
         """
         limits = {"patience": self.patience, "quiet": self.quiet}
         return {name: seconds for name, seconds in limits.items() if seconds}
@@ -171,10 +173,11 @@ class Check:
         return tally.finding()
 
     def _observe_once(self, subject: AuditSubject, case: SampleCase) -> Observation:
-        """Return the observation of one sample. An exception becomes its problem, with three exceptions.
+        """Return the observation of one sample, with any exception turned into its problem.
 
-        The sample counts as missed if an earlier check has reported the same exception, or if torch lacks a kernel for
-        the dtype. It is skipped if the reference refuses the generated arguments.
+        In three cases an exception is no problem. If an earlier check has reported it, or if torch lacks a kernel for
+        the dtype, the observation is ``missed``. If the reference refuses generated arguments, or a launch takes too
+        long, the observation is a ``skip``.
         """
         try:
             return self.observe(subject.op, case)
@@ -282,7 +285,7 @@ def _shrink_failure(
 
 @dataclass
 class _CheckTally:
-    """The observations that one check has made so far."""
+    """The observations of all samples that one check has examined so far."""
 
     check: Check
     subject: AuditSubject
@@ -320,10 +323,9 @@ class _CheckTally:
         self.error = max(self.error, observation.error)
 
     def _record(self, case: SampleCase, observation: Observation) -> None:
-        """Record in the audit's ledger which properties (such as value or gradient) the check has examined on the
-        sample.
-
-        They are recorded under each axis that the sample varies. Record the reason for each property that was left out.
+        """Record in the audit's ledger which obligations (such as value or gradient) the check has observed on the
+        sample. They are recorded under each axis (such as layout) that the sample varies. The reason for each
+        obligation that was left out is recorded, too.
         """
         check, ledger = self.check, self.subject.ledger
         axes = (*self.subject.axes_of(case), *check.varies, *observation.axes)

@@ -67,11 +67,11 @@ class ChildDeath:
 
 
 def can_isolate(device: str = "cpu") -> bool:
-    """Return whether a fork of this process can run samples on ``device``. A crash of a kernel in the fork does not end
-    the audit.
+    """Return whether samples can run on ``device`` in a fork of this process. A crash of a kernel in a fork does not
+    end the audit.
 
-    A fork can run samples on the CPU only, and only if no accelerator is in use in this process. Samples for a GPU run
-    in this process. If torch was built for CUDA, a fork must also be able to run a backward.
+    This holds for the CPU only, and only if this process uses no accelerator. Samples for a GPU always run in this
+    process. If torch was built for CUDA, a fork must also be able to run a backward.
     """
     # CUDA does not work in a fork of a process that has as much as counted its devices (H100, torch 2.11, 2026-11-22).
     # Autograd of a torch for CUDA does not work in a fork once a compiled function has been differentiated here.

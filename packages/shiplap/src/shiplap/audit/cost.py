@@ -55,10 +55,10 @@ class CostCard:
 
 
 def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
-    """Return the time of one call of the op on its smallest sample without gradients.
+    """Return the cost card of the op, which has the time of one call on its smallest sample without gradients.
 
-    The card has the time of its C function alone, of an eager call, and of a compiled call. It also has that of a call
-    in a CUDA graph. The measurement takes some seconds and resets Dynamo.
+    The card has the times of its C function alone, of an eager call, of a compiled call and of a call in a CUDA graph.
+    The measurement takes some seconds and resets Dynamo.
     """
     notes: list[str] = []
     with suppress_warnings(), torch.no_grad():
@@ -140,8 +140,8 @@ def _describe_binding(op: Op, device: str, notes: list[str]) -> str:
 
 
 def _measure_raw(op: Op, case: SampleCase, notes: list[str]) -> float | None:
-    """Return the nanoseconds of a bare call of the op's C function. If there is none, append the reason to ``notes``
-    and return None. The function is timed inside a call of the kernel, while its C arguments exist.
+    """Return the nanoseconds of a bare call of the op's C function. If the op has none, append the reason to ``notes``
+    and return None. The function is timed inside a call of the kernel, because its C arguments exist only there.
     """
     device = torch.device(case.device).type
     kernel = next((k for k in op.kernels.get(device, ()) if isinstance(k, CKernel)), None)
@@ -152,8 +152,8 @@ def _measure_raw(op: Op, case: SampleCase, notes: list[str]) -> float | None:
 
 
 def _chainable_pair(op: Op) -> tuple[int, int] | None:
-    """Return ``(argument number, output number)`` of the same declared type, or None if there is no such pair. Calls
-    can be chained by passing this output on as this argument.
+    """Return ``(argument number, output number)`` of an argument and an output of one declared type, or None if there
+    is no such pair. Calls can be chained by passing this output as this argument of the next call.
     """
     for i, arg in enumerate(op.spec.args):
         for j, out in enumerate(op.spec.outputs):

@@ -167,8 +167,8 @@ class _AuditRun:
             self._add(self._with_reproducer(Finding(**event["finding"]), event["label"]))
 
     def note_absent_kernels(self) -> None:
-        """Add an incomplete finding if an adopted op has no kernel on the device. An adopted op takes over another
-        implementation. Without a kernel, the checks compared the reference with itself.
+        """Add an incomplete finding if an adopted op has no kernel on the device. An adopted op belongs to another
+        library and is only declared here. If it has no kernel, the checks compare the reference with itself.
         """
         kind = self.plan.device.partition(":")[0]
         if self.op.adoption is not None and not self.op.kernels.get(kind):
@@ -190,9 +190,9 @@ class _AuditRun:
         """Return a failed finding with a script that shows the fault in a new process. Other findings are returned
         unchanged.
 
-        ``label`` is the sample of the finding, None for a series of samples. If the sample alone does not show the
-        fault, the script repeats the samples before it. If that does not show the fault either, the finding gets a
-        note.
+        ``label`` is the sample of the finding, or None for a series of samples. If the sample alone does not show the
+        fault, the script repeats the samples before it. If the fault still does not show, the evidence of the finding
+        says so.
         """
         # A process of its own is needed to show that the sample alone suffices.
         if finding.verdict != "fail" or not label or not self.isolates or self.plan.checks[0] != finding.check:
@@ -219,8 +219,8 @@ class _AuditRun:
         return bool(run_isolated(work, self.limits))
 
     def _record_death(self, death: ChildDeath) -> None:
-        """Record a finding for the check whose child process died. The sample that ran is repeated alone and made
-        smaller.
+        """Record a finding for the check whose child process died. The sample that ran is repeated alone, and a smaller
+        one that also ends the process is searched for.
         """
         self.deaths += 1
         seed, device = self.plan.seed, self.plan.device
@@ -254,8 +254,8 @@ class _AuditRun:
                 self._add(Finding(rest.partition(":")[0], "incomplete", self.op.spec.name, reason))
 
     def _smallest(self, check: str, label: str) -> str:
-        """Return the label of the smallest sample found that ends a process by itself, starting from ``label``. Return
-        an empty text if ``label`` alone does not end a process.
+        """Return the label of the smallest sample that was found to end a process when it runs alone. The search starts
+        from ``label``. Return an empty text if ``label`` itself does not end a process.
         """
         if not self._sample_ends_process(check, label):
             return ""

@@ -37,8 +37,8 @@ def versions_of_packages_used(op: Op) -> dict[str, str]:
 
 
 def digests_of_op_libraries() -> dict[str, str]:
-    """Return the SHA-256 digests, by file name, of the libraries that registered operators in this process. An op that
-    is only declared here may come from any of them.
+    """Return the SHA-256 digests, by file name, of the libraries that registered operators in this process. All of them
+    are needed, because an op that is only declared here may come from any of them.
     """
     paths = sorted(Path(p) for p in torch.ops.loaded_libraries)
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in paths if p.is_file()}

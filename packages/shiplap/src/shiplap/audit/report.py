@@ -67,8 +67,8 @@ class Report(ResultWithVerdict):
 
     @property
     def untouched(self) -> tuple[Cell, ...]:
-        """The required cells of the ledger that apply to the op but that no sample covered. A cell joins an axis that
-        samples vary (such as size) and an observed property (such as the gradient).
+        """The required cells of the ledger that apply to the op but that no sample covered. A cell is a combination of
+        an axis that samples vary (such as size) and an observed property (such as the gradient).
         """
         return tuple(c for c in self.ledger if c.required and c.state == "untouched")
 
@@ -100,7 +100,7 @@ class Report(ResultWithVerdict):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The findings as table rows with the check, the verdict, the evidence and details."""
+        """The findings as table rows. Each has the check, the verdict, the evidence and lines of detail."""
         return tuple(Row(f.check, f.verdict, f.evidence, _details(f)) for f in self.findings)
 
     def __iter__(self) -> Iterator[Finding]:
@@ -113,8 +113,8 @@ class Report(ResultWithVerdict):
 
 
 def _name_causes(causes: Sequence[Sequence[Finding]]) -> str:
-    """Return the names of the checks that show the causes. Each has the number of other checks that fail for the same
-    reason.
+    """Return the names of the checks that show the ``causes``, in one text. A name is followed by the number of other
+    checks that fail for the same reason.
     """
     shown = []
     for first, *others in causes:
@@ -133,8 +133,8 @@ def _details(finding: Finding) -> tuple[str, ...]:
 
 
 def make_report(subject: str, findings: Sequence[Finding], required: Sequence[str], ledger: Ledger) -> Report:
-    """Return the report on ``subject``, the name of an op, from its findings and the names of the required checks. The
-    ledger counts the samples for each axis and observed property.
+    """Return the report on ``subject``, the name of an op, from its findings and the names of the required checks.
+    ``ledger`` holds the number of samples for each axis and observed property.
     """
     worst = sorted(findings, key=lambda f: ("fail", "incomplete", "ok", "skip").index(f.verdict), reverse=True)
     verdicts = {f.check: (f.verdict, f.evidence) for f in worst}

@@ -31,7 +31,9 @@ UNUSABLE_LINE = re.compile(
 
 @dataclass
 class SanitizerFault:
-    """A record of the report. It holds the first line, the details without host frames, and the sample that ran."""
+    """One fault in a report of compute-sanitizer. It has the first line of the report on it, the details without stack
+    frames of the host, and the sample that ran.
+    """
 
     title: str
     details: list[str] = field(default_factory=list)
@@ -65,8 +67,8 @@ class SanitizerReport:
 
 
 def find_sanitizer() -> str | None:
-    """Return the path of compute-sanitizer, or None if it is not found. It is searched on ``PATH``, below ``CUDA_HOME``
-    and beside ``nvcc``.
+    """Return the path of compute-sanitizer, or None if it is not found. It is searched for on ``PATH``, below
+    ``CUDA_HOME`` and beside ``nvcc``.
     """
     nvcc = shutil.which("nvcc")
     folders = [f"{home}/bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
@@ -164,8 +166,11 @@ def _add_report_line(faults: list[SanitizerFault], text: str, sample: str) -> No
 
 
 def make_script(home: str, name: str, labels: list[str], seed: int, device: str, root: Path | None) -> str:
-    """Return a Python program that calls the op on the samples with these labels. It prints each label before the
+    """Return a Python program that calls the op on the samples with these labels, and prints each label before the
     call.
+
+    The program finds the op ``name`` in the module or file ``home``. ``root`` is a folder to add to ``sys.path``, or
+    None.
     """
     path = f"sys.path.append({str(root)!r})\n" if root else ""
     return (

@@ -37,7 +37,8 @@ SendSessionEvent = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """The remaining part of an audit, with the checks that have no verdict yet and the results of the finished ones.
+    """The part of an audit that is left to do. It has the checks without a verdict and the results of the finished
+    ones.
 
     Attributes:
         lethal: the check in which a sample ended a process, by the label of the sample.
@@ -97,13 +98,13 @@ def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: b
 
 
 def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubject:
-    """Return the state of an audit in this process, with the op, its samples, and the results of earlier child
-    processes from ``plan``. The state sends an event through ``send`` for each sample.
+    """Return the state of an audit in this process. It has the op, its samples, and the results of earlier child
+    processes from ``plan``. For each sample it sends an event through ``send``.
     """
 
     def begins(check: Check, case: SampleCase | None) -> None:
-        """Send an event that ``check`` begins the sample ``case``, with the check's time limits. None stands for the
-        time between samples.
+        """Send an event that ``check`` begins the sample ``case``, with the check's time limits. If ``case`` is None,
+        the event says that no sample runs.
         """
         label = case.label if case else ""
         send({"kind": "case", "check": check.name, "label": label, **check.own_limits})
@@ -155,8 +156,8 @@ def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None
 
 
 def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
-    """Return the finding of one check. It is a failure if the check itself raises. It is incomplete if the time is over
-    or if the reference is not written yet.
+    """Return the finding of one check. It is a failure if the check raises an exception. It is incomplete if the time
+    is over or if the reference is not written yet.
     """
     if time.monotonic() > subject.deadline:
         return Finding(check.name, "incomplete", subject.name, f"out of budget={plan.budget:g}")
@@ -177,10 +178,8 @@ def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
 
 @contextmanager
 def _audited(op: Op, plan: AuditPlan) -> Iterator[None]:
-    """Return a context in which checks run on the op.
-
-    The sample builder of the plan, if there is one, replaces the op's own. A time limit holds for launches in Triton's
-    interpreter.
+    """Return a context in which checks run on the op. If the plan has a sample builder, it replaces the op's own.
+    Launches in Triton's interpreter have a time limit.
     """
     before = op.sampler
     op.sampler = plan.builder or before

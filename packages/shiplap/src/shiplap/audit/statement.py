@@ -50,8 +50,8 @@ class SampleCollector:
         self.seen.setdefault(check, []).append(seen)
 
     def rows(self) -> dict[str, ExaminedSamples]:
-        """Return what each check has examined, by check. This is the number of samples, and the sizes, dtypes, values
-        and layouts in them, each once and sorted.
+        """Return the samples that each check has examined, by name of the check. Each value has the number of samples,
+        and their sizes, dtypes, values and layouts, sorted and without repetitions.
         """
         return {check: _unite_samples(seen) for check, seen in sorted(self.seen.items())}
 

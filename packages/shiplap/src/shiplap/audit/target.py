@@ -47,8 +47,8 @@ def _ops_among(values: Iterable[Any]) -> Iterator[Op]:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """Return the module made by running the file ``path``, with its folder importable. Its name is not ``__main__``. A
-    file that is already loaded is not run again.
+    """Return the module made by running the file ``path``, whose folder is put on ``sys.path``. Its name is not
+    ``__main__``. A file that is already loaded is not run again.
     """
     for module in list(sys.modules.values()):  # running a file twice would declare its ops twice (SL108)
         if getattr(module, "__file__", None) == str(path):
@@ -107,7 +107,7 @@ def write_reproducer(
 
 
 def address_of_op(op: Op) -> tuple[str, Path | None]:
-    """Return ``(module or file, folder to add to sys.path or None)``. By these another process can import the op."""
+    """Return ``(module or file, folder to add to sys.path or None)``, by which another process can import the op."""
     module = op.reference.__module__
     file = inspect.getsourcefile(op.reference)
     if file is None:

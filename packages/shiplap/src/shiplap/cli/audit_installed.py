@@ -108,8 +108,8 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
 
 
 def _read_baseline(options: InstalledOptions) -> frozenset[str]:
-    """Return the texts that identify the findings in the baseline, a file of known findings. Without such a file,
-    return an empty set. Raise ``SL602`` if the file cannot be read.
+    """Return the texts that identify the findings in the baseline, which is a file of known findings. Return an empty
+    set if the options name no such file. Raise ``SL602`` if the file cannot be read.
     """
     # The first run with --update-baseline creates the file.
     if options.baseline is None or (options.update_baseline and not options.baseline.exists()):

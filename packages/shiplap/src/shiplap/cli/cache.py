@@ -89,8 +89,8 @@ Result = tuple[Any, list[str], int]
 
 
 def _stale_fields(entry: StoredEntry) -> list[str]:
-    """Return the reasons why a stored choice cannot be used here, such as ``device``, or a version with the old and the
-    new value. The list is empty if it can be used.
+    """Return the reasons why a stored choice cannot be used here. A reason is a text such as ``device: no CUDA device
+    here``, or a version with the old and the new value. The list is empty if the choice can be used.
     """
     import torch
 
@@ -184,8 +184,8 @@ def _remove_proofs(*, stale: bool) -> tuple[int, list[str]]:
 
 
 def _compiled_bindings(store: ChoiceStore) -> list[dict[str, Any]]:
-    """Return for each compiled native binding its file, its size in bytes and its problem. The bindings lie beside
-    ``store``, the folder of tuned choices. The problem is empty if the binding can be loaded.
+    """Return the file, the size in bytes and the problem of each compiled native binding. The problem is empty if the
+    binding can be loaded. The bindings lie beside ``store``, the folder of tuned choices.
     """
     from shiplap.kernels.native import cache
 
@@ -206,8 +206,8 @@ def _name_of_target(what: str) -> str:
 
 
 def _explain_misses(store: ChoiceStore, what: str) -> Result:
-    """Return ``(JSON value, lines, exit status)`` of ``shiplap cache why``. They state which fields of the stored
-    choices of an op, such as versions and device, differ from those of this process.
+    """Return ``(JSON value, lines, exit status)`` of ``shiplap cache why``. They say which fields of an op's stored
+    choices, such as versions and device, differ from those of this process. ``what`` names the op.
     """
     name = _name_of_target(what)
     entries = list(store.entries(name))
@@ -222,8 +222,8 @@ def _explain_misses(store: ChoiceStore, what: str) -> Result:
 
 
 def _export_entries(store: ChoiceStore, what: str) -> Result:
-    """Write all stored choices to the file ``what`` and return ``(JSON value, lines, exit status)``. Programs read such
-    a frozen table instead of measuring.
+    """Write all stored choices to the file ``what``, a frozen table from which programs read choices instead of
+    measuring. Return ``(JSON value, lines, exit status)``.
     """
     from shiplap.tuning.frozen_table import dump_table
 
@@ -263,8 +263,8 @@ def _remove_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
-    """Return ``done``, the result of a removal of choices, extended by the removal of proofs. ``gone`` is the number of
-    removed proofs, and ``stuck`` holds the files that could not be removed.
+    """Return ``done``, the result of removing choices, with the result of removing proofs added to it. ``gone`` is the
+    number of removed proofs, and ``stuck`` holds the files that could not be removed.
     """
     result, lines, status = done
     lines = [*lines, *([f"removed {gone} proofs"] if gone else []), *(f"cannot remove {path}" for path in stuck)]

@@ -138,8 +138,8 @@ def list_devices() -> list[dict[str, Any]]:
 
 
 def kernel_libraries() -> list[dict[str, Any]]:
-    """Return a row for each C library of the ops of all installed families (packages of ops). A row holds the path,
-    whether the library loads, and how many of its symbols agree with the declarations.
+    """Return a row for each C library of the ops of all installed families (packages of ops). A row holds the path, the
+    problem if the library cannot be loaded, and how many of its symbols agree with the declarations.
     """
     return [entry for family in families() for entry in _libraries_of(family.module)]
 

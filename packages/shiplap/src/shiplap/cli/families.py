@@ -33,8 +33,8 @@ class Family:
 
     @property
     def header(self) -> Path | None:
-        """The path of the family's C header in its source tree, ``csrc/<name>.h``. None for an installed family and for
-        one without C kernels.
+        """The path of the family's C header in its source tree, ``csrc/<name>.h``. It is None for an installed family
+        and for one without C kernels.
         """
         spec = importlib.util.find_spec(self.module)
         if spec is None or spec.origin is None:

@@ -71,7 +71,9 @@ class PackageDraft:
 
 
 def _not_inferred(where: str) -> bool:
-    """Return whether nothing was inferred for a size or type. ``where`` is the text that names its source."""
+    """Return whether a size or type was not inferred. ``where`` is the text that names the source from which it was
+    inferred.
+    """
     return not where or where.startswith("not inferred")
 
 

@@ -13,10 +13,10 @@ from shiplap.scaffold.calls import DispatchRecorder
 
 
 def run_recorded(script: Path, arguments: Sequence[str], recorder: DispatchRecorder) -> str:
-    """Run ``script`` as Python would, with its op calls recorded by ``recorder``. Return a text that describes how it
-    failed, or an empty text.
+    """Run ``script`` as Python would, while ``recorder`` records its calls of ops. Return a text that says how the
+    script failed, or an empty text.
 
-    A name that is not a file, such as ``pytest``, is the name of a module. It runs as ``python -m`` would run it.
+    If ``script`` is not a file, as in ``pytest``, it is the name of a module. The module runs as with ``python -m``.
     """
     with _as_main(script, arguments):
         try:

@@ -33,8 +33,8 @@ _QUALIFIED = re.compile(r"^\w+::\w+$")
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Return ``(home, name)`` of a target, a text such as ``module:op``. They are the module or file, and the name in
-    it. One of them may be empty.
+    """Return ``(home, name)`` of a target, which is a text such as ``module:op``. ``home`` is the module or file, and
+    ``name`` the op in it. Either may be empty.
 
     Raise ``SL501`` if the text has another form.
     """
@@ -54,8 +54,8 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def resolve_targets(targets: Iterable[str]) -> list[Op]:
-    """Return the ops that ``targets`` name, each once, in order. Targets are texts such as ``module``, ``file.py:op``
-    or ``namespace::name``.
+    """Return the ops that ``targets`` name, in order and without repetitions. Targets are texts such as ``module``,
+    ``file.py:op`` or ``namespace::name``.
 
     Raise ``SL501``, with a suggestion, for a target without an op.
     """

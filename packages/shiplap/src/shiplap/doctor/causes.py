@@ -246,9 +246,9 @@ def classify_message(message: BreakMessage) -> str:
 
 
 def classify_break(message: BreakMessage, place: SourcePlace) -> str:
-    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, from torch's message.
-
-    If the message is unspecific, the source line decides. A line with ``.data_ptr(`` then has the cause ``"address"``.
+    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, from torch's message. If the message fits no
+    specific cause, the source line is examined as well. A line with ``.data_ptr(``, for example, has the cause
+    ``"address"``.
     """
     cause = classify_message(message)
     return "address" if cause in ("exception", "object", "other") and ".data_ptr(" in place.code else cause
@@ -369,9 +369,10 @@ def find_call_at(place: SourcePlace, cause: str) -> ast.expr | None:
 
 
 def _innermost_call(calls: list[ast.Call]) -> ast.Call | None:
-    """Return the call whose arguments call nothing else, since it runs first. Return None if there are no calls.
+    """Return the call among ``calls`` whose arguments contain no other call, since it runs first. Return None if there
+    are no calls.
 
-    Casts and constructors of torch only count if there are no other calls.
+    Casts and constructors of torch are left out if there are other calls.
     """
     plain = [c for c in calls if not re.match(r"torch\.|.*\.(numpy|detach|cpu|contiguous)$", ast.unparse(c.func))]
     # ast.walk is breadth first, so the last call is the innermost.
@@ -379,8 +380,8 @@ def _innermost_call(calls: list[ast.Call]) -> ast.Call | None:
 
 
 def _own_expressions(node: ast.stmt) -> Iterator[ast.expr]:
-    """Yield the expressions in the head of a statement, from the outermost on. Those in the bodies of ``if``, ``for``
-    and ``with`` are left out.
+    """Yield the expressions of a statement without its body, from the outermost on. The bodies of ``if``, ``for`` and
+    ``with`` are left out.
     """
     # Statements in the body have lines of their own, and a break there is reported at those.
     own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]

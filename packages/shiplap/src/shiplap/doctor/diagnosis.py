@@ -53,7 +53,8 @@ class SourcePlace:
 
 @dataclass(frozen=True)
 class Break:
-    """A line at which ``torch.compile`` broke the graph, for one reason. Repetitions are counted.
+    """A line at which ``torch.compile`` broke the graph, for one reason. If the line breaks it several times for that
+    reason, one record counts them all.
 
     Attributes:
         place: the line to change, which is the innermost frame outside of torch and Python's standard library.
@@ -101,7 +102,9 @@ class Break:
 
     @property
     def subject(self) -> str:
-        """The call that breaks the graph. For a recompile, the attribute of this name is the value that varied."""
+        """The call that breaks the graph. A ``Recompile`` has an attribute of the same name, which is the value that
+        varied.
+        """
         return self.call
 
     @property
@@ -121,8 +124,8 @@ class Break:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The identity of the break, which stays the same when lines move. It has file, function, cause, call and
-        reason.
+        """The identity of the break, by which breaks of two runs are compared. It has the file, function, cause, call
+        and reason. It has no line number, since edits move lines.
         """
         return self.place.file, self.place.function, self.cause, self.call, self.reason
 
@@ -135,7 +138,9 @@ class Break:
 
     @property
     def effect(self) -> str:
-        """The consequences of the break in words. They are what it cuts, how often, and the compile time."""
+        """The consequences of the break in words. They say what the break cuts, how often, and how much compile time
+        that takes.
+        """
         cut = "runs uncompiled" if self.skipped else f"cuts {_format_count(self.graphs, 'function')}"
         graphs = f"; {_format_count(self.before, 'operation')} in front of it, {self.after} behind it"
         return f"{cut}, seen {self.times}x, {self.seconds:.2f} s of compilation{graphs}"
@@ -166,8 +171,8 @@ class Break:
 
 @dataclass(frozen=True)
 class Recompile:
-    """A function that was compiled again because one guard failed. Repeated failures of that guard are counted. A guard
-    is torch's condition for reusing compiled code.
+    """A function that was compiled again because one guard failed. If that guard failed several times, one record
+    counts them all. A guard is torch's condition for reusing compiled code.
 
     Attributes:
         cause: what varied, such as ``"size"`` or ``"type"`` (a key of ``shiplap.doctor.recompiles.VARIATION_KINDS``).
@@ -212,15 +217,13 @@ class Recompile:
 
     @property
     def at(self) -> SourcePlace:
-        """The place of the line that read the value which varied. It is the place of the function if that line is not
-        known.
-        """
+        """The source line that read the varied value. If it is not known, it is the line of the function."""
         return self.reader or self.place
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The identity of the recompile, which stays the same when lines move. It has file, function, cause and
-        subject.
+        """The identity of the recompile, by which recompiles of two runs are compared. It has the file, function, cause
+        and subject. It has no line number, since edits move lines.
         """
         return self.place.file, self.place.function, "recompile", self.cause, self.subject.partition(", dim ")[0]
 

@@ -21,8 +21,8 @@ Edits = tuple[Edit, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """A break or recompile as editors see it, with its place in the program, its texts, and the program's present
-    source. Editors propose edits that may remove it.
+    """A break or recompile with the data that editors need. They are its line, its texts, and the program's present
+    source. An editor is a function that proposes edits which may remove it.
 
     Attributes:
         file: the file of the break or recompile, relative to the program, or None if it lies outside of it.
@@ -197,10 +197,10 @@ def whole_lines(source: Source, nodes: list[ast.stmt]) -> str:
 
 
 def add_setting(statement: str, *modules: str) -> Editor:
-    """Return an editor that inserts the setting ``statement`` below the imports of the main file.
+    """Return an editor that inserts the setting ``statement`` below the imports of the main file. Imports of torch and
+    ``modules`` that are missing there are added.
 
-    An editor is a function that proposes edits for a break or recompile. Missing imports of torch and ``modules`` are
-    added.
+    An editor is a function that proposes edits for a break or recompile.
     """
 
     def edit(case: Case) -> Iterator[Edits]:
@@ -321,14 +321,14 @@ def _with_dynamic(source: Source, node: ast.expr) -> Edit:
 
 
 def together(*editors: Editor) -> Editor:
-    """Return an editor that makes the first edits of each of ``editors`` at once.
+    """Return an editor that combines the first proposals of all ``editors`` into one. It proposes nothing if one of
+    ``editors`` proposes nothing.
 
-    An editor is a function that proposes edits for a break or recompile. This one proposes none if one of ``editors``
-    has none.
+    An editor is a function that proposes edits for a break or recompile.
     """
 
     def edit(case: Case) -> Iterator[Edits]:
-        """Yield the first edits of all ``editors`` as one proposal, if each editor has some."""
+        """Yield one proposal with the first edits of all ``editors``. Yield nothing if one of them proposes nothing."""
         first = [next(each(case), None) for each in editors]
         if all(first):
             yield tuple(e for edits in first for e in edits or ())
@@ -354,17 +354,17 @@ def guard_effect(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 
 def guard_call(text: str, named: str = "") -> Editor:
-    """Return an editor that puts ``text`` around the call at fault, or around each call whose name matches the pattern
-    ``named``.
+    """Return an editor that replaces calls by ``text``, in which ``{call}`` stands for the call. Compiled code does not
+    run the call then.
 
-    An editor is a function that proposes edits for a graph break. ``{call}`` in the text stands for the call, which
-    compiled code then does without.
+    The call at fault is replaced. If ``named`` is not empty, each call on the line whose name matches this pattern is
+    replaced instead. An editor is a function that proposes edits for a graph break.
     """
 
     @of_statement
     def edit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-        """Yield the edit that puts the text around a call, for each call on the line that is at fault or matches the
-        pattern.
+        """For each call on the line that is at fault or matches the pattern, yield the edit that replaces it by the
+        text.
         """
         for call in _calls_on_line(node, case.line):
             name = source.code(call.func)
@@ -424,7 +424,7 @@ def drop_marker(case: Case) -> Iterator[Edits]:
 
 
 def _ends_in(arguments: list[ast.expr], name: str) -> bool:
-    """Return whether one of the argument expressions is a variable ``name`` or an attribute of this name."""
+    """Return whether the last part of one of the argument expressions is ``name``, as in ``name`` or ``model.name``."""
     return any(ast.unparse(a).rpartition(".")[2] == name for a in arguments)
 
 

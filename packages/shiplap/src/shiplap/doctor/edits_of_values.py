@@ -189,7 +189,9 @@ def _enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None
 
 
 def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
-    """Return the names that may be read after a statement, in its function or a later round of a loop around it."""
+    """Return the names that may be read after a statement in its function. If the statement is in a loop, a later round
+    of the loop may read a name that stands before it.
+    """
     function = _enclosing_function(source, node)
     parents: dict[ast.AST, ast.AST] = source.parents()
     around: ast.AST = node

@@ -85,8 +85,8 @@ def _wait_for_exit(process: subprocess.Popen[Any]) -> int:
 
 
 def shell_status(status: int) -> int:
-    """Return an exit status as a shell reports it. A signal, which ``subprocess`` reports as a negative number, becomes
-    128 plus its number.
+    """Return an exit status as a shell reports it. For a process that a signal ended, ``subprocess`` reports the
+    negative number of the signal, and a shell reports 128 plus the number.
     """
     return status if status >= 0 else 128 - status
 
@@ -158,9 +158,8 @@ def diagnose_trace(
 
 
 def _name_consequence(b: Break, recompiles: tuple[Recompile, ...]) -> Break:
-    """Return a graph break with a reference to the recompiles that cause it, if it is torch's limit of recompiles.
-
-    Other breaks are returned unchanged.
+    """Return a graph break that torch's limit of recompiles has caused, with a reference to the recompiles of its
+    function. Return any other break unchanged.
     """
     if b.cause == "recompiles" and any(r.place == b.place and r.limit for r in recompiles):
         return replace(b, follows=f"the recompiles of {b.place.function} below")
@@ -184,8 +183,8 @@ def _group_breaks(seen: Iterator[Sighting], compiled: list[Compilation], paths: 
 
 
 def _operations_around(rows: list[Sighting], compiled: list[Compilation]) -> tuple[int, int]:
-    """Return the numbers of operations before and after a break with the occurrences ``rows``. They are those of the
-    graphs that end there, and of the largest graph that begins there.
+    """Return the numbers of operations before and after a break, which occurred as ``rows``. The first is the sum over
+    the graphs that end at the break. The second is that of the largest graph that begins there.
     """
     keys, at = {(s.process, s.compile_id) for s in rows}, rows[0].stack
     before = sum(c.operations for c in compiled if c.key in keys)

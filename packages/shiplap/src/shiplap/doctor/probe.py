@@ -32,7 +32,7 @@ _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Probe:
-    """The state of one run of the program.
+    """The state of one run of a program whose compiled functions are observed.
 
     ``spec`` has the keys ``mode`` (``"record"``, ``"compare"`` or ``"time"``), ``recording``, ``result``, ``eager``,
     ``uncompiled`` and ``ignored``. ``eager`` says whether ``torch.compile`` uses its eager backend, and ``uncompiled``
@@ -53,8 +53,8 @@ class Probe:
         self.active = threading.local()
 
     def patch_compile(self, torch: ModuleType) -> None:
-        """Replace ``torch.compile`` by a function that returns compiled functions whose calls are timed, recorded or
-        compared. Random generators are seeded, except for timing.
+        """Replace ``torch.compile`` by a function whose compiled functions are observed. Their calls are timed,
+        recorded or compared. Random generators are seeded, except for timing.
         """
         # torch.compile is only replaced after torch's import, and before any module of the program uses it.
         original = torch.compile
@@ -65,8 +65,8 @@ class Probe:
 
         @functools.wraps(original)
         def compile(model: Any = None, **options: Any) -> Any:
-            """Return ``model`` compiled by torch's own function. Its calls are timed, recorded or compared. Without a
-            model, return a decorator.
+            """Return ``model`` compiled by torch's own function. Calls of the result are timed, recorded or compared.
+            If ``model`` is None, return a decorator.
             """
             if model is None:
                 return lambda fn: compile(fn, **options)
@@ -85,8 +85,8 @@ class Probe:
             torch.compiler.set_stance("force_eager")
 
     def _wrap(self, torch: ModuleType, compiled: Callable[..., Any], model: Any) -> Callable[..., Any]:
-        """Return ``compiled``, made of ``model``, as a function whose calls are timed, recorded or compared. Those
-        inside of another such call are not.
+        """Return ``compiled``, made of ``model``, as a function whose calls are timed, recorded or compared. A call
+        inside another observed call is not observed.
         """
         owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
@@ -111,10 +111,10 @@ class Probe:
     def _observe(
         self, torch: ModuleType, name: str, compiled: Callable[..., Any], owner: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Return the result of ``compiled``. The mode says how the call is observed.
+        """Call ``compiled`` and return its result. The mode determines how the call is observed.
 
-        The call is timed, or recorded with its inputs and results. Otherwise it is repeated on recorded inputs and
-        compared with recorded results.
+        The call is timed, or recorded with its inputs and results, or repeated on recorded inputs and compared with
+        recorded results.
         """
         if self.spec["mode"] == "time":
             start = time.perf_counter()
@@ -172,8 +172,8 @@ class Probe:
         }
 
     def _compare(self, torch: ModuleType, where: str, known: dict[str, Any], found: dict[str, Any]) -> None:
-        """Append a text to ``differences`` for each result that differs. ``found`` has the results of a call at
-        ``where``, and ``known`` the recorded ones.
+        """Append a text to ``differences`` for each result in ``found`` that differs from the recorded one in
+        ``known``. ``where`` names the call in the text.
         """
         for kind in ("outputs", "state", "gradients"):
             expected, got = known[kind], found[kind]
@@ -272,8 +272,8 @@ def restore_rng(torch: ModuleType, state: dict[str, Any]) -> None:
 
 
 def restore_inputs(torch: ModuleType, given: list[tuple[str, Any]], recorded: list[tuple[str, Any]]) -> None:
-    """Copy the values in ``recorded`` into the tensors in ``given`` with the same name, if sizes and dtypes are equal
-    and values differ.
+    """Copy the recorded values into the tensors of ``given``, by name. A tensor is left unchanged if its size or dtype
+    differs from that of the recorded tensor, or if there is none of its name.
     """
     values = dict(recorded)
     with torch.no_grad():
@@ -326,8 +326,8 @@ def find_graph_leaves(targets: list[Any]) -> list[Any]:
 
 
 def leaf_name(leaf: Any) -> str:
-    """Return a name for a tensor, made of its shape and a digest of its values. Equal tensors of two runs have one
-    name.
+    """Return a name for a tensor, made of its shape and a digest of its values. Tensors of two runs with equal values
+    have equal names.
     """
     digest = hashlib.sha256(leaf.detach().double().cpu().numpy().tobytes()).hexdigest()[:12]
     return f"of {tuple(leaf.shape)} {digest}"

@@ -114,8 +114,8 @@ _KIND_OF_TENSOR_GUARD = {"size": "size", "rank": "rank", "stride": "stride", "dt
 
 
 def parse_failed_guard(reason: str) -> GuardFailure:
-    """Return which value varied, and its values, from torch's text of a failed guard, its condition for reusing
-    compiled code.
+    """Return the value that varied and its values before and after, from torch's text of a failed guard. A guard is
+    torch's condition for reusing compiled code.
 
     Such a text is ``0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5``.
     """
@@ -151,7 +151,9 @@ def parse_failed_guard(reason: str) -> GuardFailure:
 
 
 def plain_source(name: str) -> str:
-    """Return a variable as the program spells it, such as ``self.attn`` for torch's ``L['self']._modules['attn']``."""
+    """Return the name of a variable as it is written in the program. For torch's ``L['self']._modules['attn']`` this is
+    ``self.attn``.
+    """
     name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
     return re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", name)
 
@@ -182,7 +184,7 @@ def _guard_condition(reason: str) -> str:
 
 
 def _source_of_guard(guard: str) -> str:
-    """Return the expression on which ``guard``, a condition for reusing compiled code, depends, spelled as in the
+    """Return the expression on which ``guard``, a condition for reusing compiled code, depends, as it is written in the
     program. Return an empty text if there is none.
     """
     match = re.search(r"\(([^,()]+)", guard) or re.match(r"(?:not )?([\w.\[\]']+)", guard)
@@ -190,9 +192,9 @@ def _source_of_guard(guard: str) -> str:
 
 
 def find_reader(reason: str, file: str) -> SourcePlace | None:
-    """Return the place of the line that read the value which a guard compares, or None if it is not there.
+    """Return the source line that read the value which a guard compares, or None if it is not known.
 
-    It is found in ``reason``, torch's text of the failed guard, which has ``# y = x[n] # model.py:12 in forward``.
+    ``reason`` is torch's text of the failed guard, which names the line as in ``# y = x[n] # model.py:12 in forward``.
     """
     match = re.search(r"#\s+(\S*?):(\d+) in (\w+)", reason)
     if match is None:

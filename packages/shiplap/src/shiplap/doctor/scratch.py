@@ -38,7 +38,9 @@ class Program:
     root: Path
 
     def in_copy(self, copy: Path) -> tuple[str, ...]:
-        """Return the arguments of the program with the path of its script in ``copy``, the folder of its copy."""
+        """Return the program's arguments for its copy in the folder ``copy``. The path of the script is that in the
+        copy. A program started by ``-m`` keeps its arguments.
+        """
         if self.arguments[0] == "-m":
             return self.arguments
         script = Path(self.arguments[0]).resolve().relative_to(self.root)

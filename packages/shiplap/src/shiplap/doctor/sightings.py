@@ -55,7 +55,7 @@ class Compilation:
 
     @property
     def operations(self) -> int:
-        """The number of operations in the compiled graph."""
+        """The number of operations in the graph of this compilation."""
         return int(self.metrics.get("graph_op_count") or 0)
 
     @property
@@ -161,8 +161,8 @@ def _sighting_of_failure(c: Compilation) -> Sighting:
 
 
 def parse_break_message(text: str, kind: str = "") -> BreakMessage:
-    """Return torch's message about a graph break, split into reason, explanation, hints and context. ``kind`` is the
-    reason of an empty text.
+    """Return torch's message about a graph break, split into reason, explanation, hints and context. If the message has
+    no reason, ``kind`` becomes the reason.
     """
     skipped = SKIPPED_TEXT in text or "graph break in loop" in text or "results in a skip" in text
     # A skipped frame reports its reason inside of a longer message.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TriedEntry:
-    """A break or recompile and what was found for it.
+    """A break or recompile and the result of trying remedies for it.
 
     Attributes:
         where: the line.
@@ -51,9 +51,9 @@ class TriedEntry:
 
     @classmethod
     def of(cls, entry: Break | Recompile, remedy: Remedy | None = None, **found: Any) -> TriedEntry:
-        """Return the record of a trial on ``entry``, a break or recompile.
+        """Return a record of the trials of remedies for ``entry``, a break or recompile.
 
-        ``remedy`` is the remedy that was applied, if any. ``found`` are further fields of the record.
+        ``remedy`` is the remedy that helped, or None. ``found`` has further fields of the record.
         """
         if remedy is not None:
             found |= {"remedy": remedy.id, "title": remedy.title, "caveat": remedy.caveat}
@@ -109,8 +109,8 @@ class RunTime:
     remedied: float | None
 
     def lines(self) -> Iterator[Line]:
-        """Yield the text line that shows the times of a call of the function. They are those uncompiled, compiled, and
-        with the remedies.
+        """Yield the text line with the times of one call of the function. They are the times without compilation,
+        compiled, and compiled with the remedies.
         """
         if self.compiled is None:
             text = f"called {self.calls}x: a steady call is measured from three calls on"

@@ -31,7 +31,7 @@ _PATIENCE = (4, 60)
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a program under the probe, which observes its compiled functions."""
+    """One run of a program whose compiled functions were observed."""
 
     diagnosis: Diagnosis
     status: int
@@ -59,10 +59,11 @@ class Laboratory:
         self.ignored: tuple[str, ...] = ()
 
     def run(self, texts: dict[str, str], mode: str, *, uncompiled: bool = False, show: bool = False) -> Run | None:
-        """Run a copy of the program with the files ``texts`` changed. Return the run, or None beyond the time limit.
+        """Run a copy of the program in which the files ``texts`` (path to content) are changed. Return the run, or None
+        if it takes longer than the time limit.
 
-        The run has a diagnosis and, in the ``mode`` compare, how its results differ from the recorded run.
-        ``uncompiled`` runs it without compilation, and ``show`` shows its output.
+        The run has a diagnosis. In the ``mode`` compare it also has the differences of its results from the recorded
+        ones. ``uncompiled`` runs the program without compilation, and ``show`` shows its output.
         """
         self.number += 1
         place = self.folder / str(self.number)
@@ -109,10 +110,10 @@ class Laboratory:
 
 
 def relocate_diagnosis(diagnosis: Diagnosis, old: str, new: str) -> Diagnosis:
-    """Return a diagnosis with the folder ``old`` replaced by ``new`` in the paths of all places."""
+    """Return a diagnosis in which the paths of all source lines have the folder ``new`` in place of ``old``."""
 
     def moved(place: SourcePlace) -> SourcePlace:
-        """Return a place with the folder replaced in its path."""
+        """Return a source line with the folder ``new`` in place of ``old`` in its path."""
         return replace(place, file=place.file.replace(old, new, 1))
 
     return replace(
@@ -216,9 +217,10 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
 
 
 def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], dict[str, str], Run]:
-    """Return ``(records, changed files, last run)`` after trying the remedies of each break and recompile.
+    """Try the remedies of each break and recompile. Return ``(records, changed files, last run)``.
 
-    Each is tried on top of the changes of those that helped before. New breaks and recompiles are treated as well.
+    The changes of remedies that have helped are kept for the trials after them. Breaks and recompiles that only show
+    then are treated as well.
     """
     texts: dict[str, str] = {}
     now, done, tried = first, set[tuple[str, ...]](), list[TriedEntry]()
@@ -255,9 +257,10 @@ def _try_entry(
     laboratory: Laboratory, entry: Break | Recompile, texts: dict[str, str], now: Run
 ) -> tuple[TriedEntry, dict[str, str], Run]:
     """Return ``(record, changed files, run)`` of the first remedy that removes ``entry``, a break or recompile.
+    ``texts`` has the files that earlier remedies have changed, by path, and ``now`` is the run with them.
 
-    If none does, return those of the remedy that makes it rarer. If there is none either, return ``texts`` and ``now``
-    unchanged.
+    If no remedy removes it, but some make a recompile rarer, return those of the remedy that leaves the fewest. If none
+    helps, return a record of the failed trials, with ``texts`` and ``now``.
     """
     refused: dict[str, str] = {}
     fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
@@ -296,10 +299,11 @@ def _try_entry(
 def _candidates(
     program: Program, entry: Break | Recompile, texts: dict[str, str]
 ) -> Iterator[tuple[Remedy, dict[str, str]]]:
-    """Yield ``(remedy, changed files)`` for each remedy of ``entry``, a break or recompile, and each alternative of its
-    edit.
+    """Yield ``(remedy, changed files)`` for each remedy of ``entry``, a break or recompile, and each edit that the
+    remedy proposes.
 
-    The edits are made in the files ``texts``. Equal results are yielded once.
+    The edits are made in the files ``texts``, which earlier remedies may have changed. Two proposals with equal results
+    are yielded once.
     """
     seen: list[dict[str, str]] = [texts]
     case = make_case(program, entry, texts)
@@ -315,9 +319,9 @@ def _candidates(
 
 
 def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str]) -> Case:
-    """Return ``entry``, a break or recompile, in the form that the functions which propose edits take.
+    """Return the case that editors get for ``entry``, a break or recompile. Editors are functions that propose edits.
 
-    It has the file, the line, the call at fault or varied value, and the message.
+    The case has the file, the line, the call at fault or varied value, and torch's message.
     """
     place = entry.at
     if isinstance(entry, Break) and not Path(place.file).is_relative_to(program.root):
@@ -336,9 +340,9 @@ def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str])
 
 
 def _measure_times(laboratory: Laboratory, shown: Run, texts: dict[str, str]) -> tuple[RunTime, ...]:
-    """Return the times of a call that compiles nothing, for each compiled function.
+    """Return the times of a call of each compiled function. Calls in which something is compiled are left out.
 
-    They are those uncompiled, compiled, and with the changed files ``texts``.
+    The times are those without compilation, compiled, and compiled with the changed files ``texts``.
     """
     # The limit comes from a run with the eager backend. These runs may generate code, which takes longer.
     laboratory.limit = None

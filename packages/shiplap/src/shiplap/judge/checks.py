@@ -79,17 +79,17 @@ class JudgeSession:
 
     @property
     def problem(self) -> JudgeProblem:
-        """The problem that candidate and reference have to solve. It draws the arguments of calls and computes the
-        results that are expected of the candidate.
+        """The problem that candidate and reference have to solve. It draws the arguments of calls, and computes the
+        results that the candidate must return.
         """
         return self.subject.problem
 
     def wait_for_others(self, prisoner: SandboxedProcess, *paces: StepDeadline) -> None:
-        """Call ``compiled_first``, which waits until other judgements are done. Do nothing if the caller did not give
-        it.
+        """Call ``compiled_first``, which returns when the other judgements are done. Do nothing if the caller did not
+        give it.
 
-        The deadlines of this judgement, of the candidate's process ``prisoner`` and of ``paces`` are then moved by the
-        time that the wait took.
+        The deadlines of this judgement, of the candidate's process ``prisoner`` and of the stages ``paces`` are then
+        moved by the time that the wait took.
         """
         if self.compiled_first is None:
             return
@@ -103,10 +103,10 @@ class JudgeSession:
             pace.last += waited
 
     def note_always_alike(self, name: str, why: str) -> None:
-        """Record under ``name``, with the reason ``why``, that an argument is the same in every draw.
+        """Record under ``name``, with the reason ``why``, that an argument has the same value in every draw.
 
-        It is recorded as a missing check, which makes the verdict incomplete. If the caller has switched off other
-        shapes, it is merely recorded as unchecked.
+        It is recorded as a missing check, which makes the verdict incomplete. If the option ``vary_shapes`` is off, it
+        is recorded as an unchecked property instead.
         """
         if self.options.vary_shapes:
             self.missing[name] = why
@@ -115,10 +115,11 @@ class JudgeSession:
 
     @contextmanager
     def record_faults(self, label: str) -> Iterator[None]:
-        """Return a context that turns a ``CandidateError`` into a recorded reason against the candidate. ``label`` is
-        the input that shows it.
+        """Return a context that records a ``CandidateError`` as a reason against the candidate. ``label`` is the input
+        that shows the fault.
 
-        A ``MachineLack`` is raised on, since it says that the machine lacks something.
+        A ``MachineLack`` leaves the context as an exception, since not the candidate is at fault, but the machine lacks
+        something.
         """
         try:
             yield
@@ -150,9 +151,9 @@ class Endurance:
     def run(self, form: InputForm, args: Args, ends: float, seconds: float) -> None:
         """Call the candidate on new values of ``form`` (shapes and kind of values) and compare all results.
 
-        It is called 100 times, and on a CPU then in batches. Raise ``CandidateError`` for a wrong result, for work that
-        continues after the call, or for a leak. No call begins after ``ends``. ``seconds`` is the time of the whole
-        judgement, of which the batches take a share.
+        The candidate is called 100 times. On a CPU, batches of calls follow. Raise ``CandidateError`` for a wrong
+        result, for work that continues after the call, or for a leak. No call begins after ``ends``. ``seconds`` is the
+        time of the whole judgement, and the batches get a share of it.
         """
         while self.made < ENDURANCE_CALLS and time.monotonic() < ends:
             with self.pace.step(self.witness.prisoner):
@@ -194,8 +195,8 @@ class Endurance:
         self.witness.forget_results()
 
     def _held_resources(self) -> ProcessResources:
-        """Return the files, threads and memory that the candidate's process holds now. The memory of the arguments and
-        results that the judge lets it keep is subtracted.
+        """Return the files, threads and memory that the candidate's process holds now. Memory of arguments and results
+        that the process must keep for the judge is subtracted.
         """
         now, (files, size) = read_process_resources(self.witness.prisoner.pid), self.witness.kept
         return ProcessResources(now.files - files, now.threads, now.memory - size)
@@ -217,11 +218,12 @@ def describe_leak(before: ProcessResources, after: ProcessResources, calls: int)
 def change_parameters(
     state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool], *, zeros: bool = True
 ) -> bool:
-    """Change the parameters in ``state`` by random factors, and load them with ``load``. Return whether that was done.
+    """Multiply the parameters in ``state`` by random factors, and load them with ``load``. Return whether that was
+    done.
 
-    If there are no parameters or ``load`` returns False, return False with ``state`` unchanged. Each number has a
-    factor of its own, so that positive numbers stay positive. With ``zeros``, a parameter whose numbers are all near
-    zero gets positive numbers. A bias or a scale is often like that at first.
+    If there are no parameters or ``load`` returns False, return False with ``state`` unchanged. Each number has its own
+    factor, which is positive. With ``zeros``, a parameter whose numbers are all near zero gets positive numbers
+    instead. New biases and scales are often near zero.
     """
     other = {k: _scaled_parameter(v, zeros=zeros) for k, v in state.items()}
     if not other or not load(other):
@@ -247,11 +249,11 @@ def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
 
 
 def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
-    """Load other parameters into reference and candidate. Then compare a call on inputs of ``form`` and the module's
-    state after it.
+    """Load other parameters into reference and candidate. Then compare the results of a call on inputs of ``form`` and
+    the state of the module after the call.
 
-    A candidate that has computed something from the first parameters has wrong results now. Wrong results and missing
-    checks are recorded in ``case``.
+    If a candidate has computed something from the first parameters in advance, its results are wrong now. Wrong results
+    and missing checks are recorded in ``case``.
     """
     problem, pace = case.problem, StepDeadline(case.budget.last)
     state = case.subject.state
@@ -279,8 +281,9 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
 def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
     """Compare the gradients of the candidate, in the process ``witness``, with those of the reference.
 
-    They are compared on the first of ``forms`` (shapes and kinds of values) twice, on timed ones, and on a secret
-    choice of others. No form is begun after ``ends``. Wrong results and missing checks are recorded in ``case``.
+    They are compared on the first of ``forms`` (shapes and kinds of values) twice, on the forms that will be timed, and
+    on a few random others. No comparison begins after ``ends``. Wrong results and missing checks are recorded in
+    ``case``.
     """
     wanted = case.options.gradients
     # An op that declares a gradient promises it.
@@ -334,10 +337,11 @@ def _compare_form_gradients(
     case: JudgeSession, witness: TargetProcess, form: InputForm, way: str, *, required: bool
 ) -> bool:
     """Compare the gradients on inputs of one form (shapes and kind of values). Return False if the reference has no
-    gradient there.
+    gradient there, otherwise True.
 
-    ``way`` is the memory layout of each result's gradient, as of ``_draw_output_gradient``. Raise ``CandidateError``
-    for wrong gradients. Raise ``_NoGradient`` if the candidate has none and they are not ``required``.
+    ``way`` names the memory layout of each result's gradient (see ``_draw_output_gradient``). Raise ``CandidateError``
+    for wrong gradients. If the candidate has no gradients, raise ``CandidateError`` if they are ``required``, and
+    ``_NoGradient`` otherwise.
     """
     args = case.problem.draw(form)
     try:
@@ -376,10 +380,10 @@ def _compare_form_gradients(
 
 
 def _draw_output_gradient(result: Tensor, way: str) -> Tensor:
-    """Return a random gradient for a result, of its shape and dtype, in the memory layout ``way``.
+    """Return a random gradient for a result, of its shape and dtype, in the memory layout that ``way`` names.
 
-    The layouts are rows (``"plain"``), columns (``"turned"``), and one number for all elements (``"one"``), as behind a
-    sum.
+    In the layout ``"plain"`` the last dim is contiguous, and in ``"turned"`` the first one. In ``"one"``, all elements
+    are one number with stride 0, as in the gradient of a sum.
     """
     if way == "one":
         return torch.randn((), dtype=torch.float64).to(result.device, result.dtype).expand(result.shape)

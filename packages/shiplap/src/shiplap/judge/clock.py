@@ -146,8 +146,8 @@ def measure_form(
 
 @dataclass(frozen=True)
 class _BatchPlan:
-    """The plan of a batch of calls. It says how many calls the batch has, whether they are queued on a GPU, and whether
-    each process gets other values.
+    """The plan of a batch of calls. It has the number of calls, whether they are queued on a GPU before the clock
+    starts, and whether each process gets other values.
     """
 
     count: int = 1
@@ -155,8 +155,8 @@ class _BatchPlan:
     apart: bool = False
 
     def easier(self) -> _BatchPlan:
-        """Return an easier plan for calls that could not be queued on the GPU ahead of its clock. It has half as many
-        calls or, if there are few, calls that are not queued.
+        """Return a plan for calls that could not be queued on the GPU before its clock starts. It has half as many
+        calls. If there are few calls, it has as many, but they are not queued.
         """
         # Fewer calls than this are not worth a queue.
         few = self.count <= LEAST_QUEUED
@@ -217,10 +217,11 @@ def _run_turn(
     *,
     queued: bool = False,
 ) -> tuple[CallOutcome, list[CallOutcome]]:
-    """Return the outcome (times) of one batch of calls on ``sets``, and a list with the outcome of a second batch.
+    """Return the times of one batch of calls on ``sets``, and a list with the times of a second batch.
 
-    The second batch has the same values, and is faster if a candidate stores results. It is made only if results are
-    ``expected``. ``name`` is that of the process ``witness``.
+    The second batch has the same values, so it is faster if the candidate stores results. It is made only if results
+    are ``expected`` and the calls change no argument. Otherwise the list is empty. ``name`` is that of the process
+    ``witness``, and is ``"nothing"`` for an idle one.
     """
     # Caches are emptied before each call, since this process has just written the arguments.
     flush = None if any(map(lies_on_device, tensors_among(sets[0]))) else _flush_room()
@@ -243,7 +244,9 @@ def _run_turn(
 @cache
 @built_outside_modes
 def _flush_room() -> torch.Tensor:
-    """Return memory whose writing empties the caches of the CPU. It is the same in each call."""
+    """Return a tensor that is larger than the caches of the CPU. Writing to it empties the caches. All calls return one
+    tensor.
+    """
     return torch.empty(FLUSH_BYTES, dtype=torch.uint8)
 
 
@@ -303,8 +306,8 @@ def _plan_batches(
 
 
 def _run_unqueued(judged: Mapping[str, TargetProcess], args: Args, pace: StepDeadline, plan: _BatchPlan) -> _BatchPlan:
-    """Make one call in each process of ``judged`` if ``plan`` queues calls, and return ``plan`` unchanged. The first
-    call allocates memory and loads kernels, which would block a queue.
+    """Make one call in each process of ``judged`` if ``plan`` queues calls on a GPU. The first call of a process
+    allocates memory and loads kernels, which would block a queue. Return ``plan`` unchanged.
     """
     for name, process in judged.items() if plan.queued else ():
         with pace.step(process.prisoner):
@@ -320,11 +323,11 @@ def remeasure_without_candidate(
     pace: StepDeadline,
     ends: float = math.inf,
 ) -> Timed:
-    """Return ``timed`` with the reference's times measured again after the candidate's process has ended, if they are
-    lower now.
+    """Measure the reference again after the candidate's process has ended. Return ``timed`` with the times of the
+    reference that are lower now.
 
-    The candidate is stopped while others are timed, but work that it left to a device or to the system may have slowed
-    the reference. After ``ends``, only the least number of rounds is run.
+    The candidate is stopped while other processes are timed. Work that it left to a device or to the system may have
+    slowed the reference nevertheless. After ``ends``, only the least number of rounds is run.
     """
     calls: dict[str, list[CallOutcome]] = {name: [] for name in judged}
     sets = [problem.draw(form) for _ in range(timed.batch)]
@@ -350,7 +353,7 @@ def remeasure_without_candidate(
 def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
     """Return the least seconds of a batch for each process except the idle one, ``"nothing"``.
 
-    They are the wall time less the time for exchanging messages with the process. They are at least the time by the
+    A time is the wall time minus the time for exchanging messages with the process. It is at least the time by the
     process's own clock, which is 0 for a GPU.
     """
     # The first outcome is cold.
@@ -376,9 +379,10 @@ def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[Ca
 def _summarize_timing(
     problem: JudgeProblem, form: InputForm, args: Args, calls: Mapping[str, list[CallOutcome]], count: int = 1
 ) -> Timed:
-    """Return the times of one form, each per call. Each outcome in ``calls`` is that of ``count`` calls.
+    """Return the times of one call for a form (shapes and kind of values). Each outcome in ``calls`` is that of a batch
+    of ``count`` calls.
 
-    Raise ``ImplausibleTiming`` if the clocks disagree or if a time is below what the machine's measured rates allow.
+    Raise ``ImplausibleTiming`` if the clocks disagree, or if a time is shorter than the machine's measured rates allow.
     """
     walls = {name: [c.wall for c in made] for name, made in calls.items()}
     nothing = min(walls["nothing"])

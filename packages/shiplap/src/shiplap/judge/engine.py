@@ -137,11 +137,11 @@ def judge(
 
 
 def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
-    """Return the rows of the report for each pair of an axis of the inputs (such as size) and an obligation (such as
-    the gradient).
+    """Return the cells of the report, one for each pair of an axis of the inputs (such as size) and an obligation (such
+    as the gradient).
 
-    A row says how many samples were compared. A pair that the reference refuses or the caller leaves out has the reason
-    instead.
+    A cell says how many samples were compared. If the reference refuses to vary the axis, or the caller has switched
+    that off, the cell has this reason instead.
     """
     refused, options = "the reference accepts no other than its own", case.options
     case.ledger.absent = {axis: refused for axis in LOOKED_BY if case.tried and axis not in case.tried}
@@ -161,8 +161,8 @@ def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
 
 
 def _target_label(target: JudgeTarget, given: Any) -> str:
-    """Return the name of a target for reports. It is the name of its file, or its module. The object's name follows if
-    the caller named one.
+    """Return the name of a target for reports. It is the name of the target's file, or of its module. If ``given``,
+    which the caller passed, is an object or names one, the object's name follows.
     """
     home = Path(target.home).name if target.home.endswith(".py") else target.home
     named = not isinstance(given, (str, os.PathLike)) or ":" in str(given)
@@ -231,8 +231,8 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
 
 @contextmanager
 def _note_lack(case: JudgeSession) -> Iterator[None]:
-    """Return a context that turns a lack of time, memory, device or another resource into an entry of ``case.missing``.
-    Such an entry makes the verdict incomplete.
+    """Return a context that catches a lack of time, memory, device or another resource, and adds an entry to
+    ``case.missing``. Such an entry makes the verdict incomplete.
     """
     try:
         yield
@@ -247,7 +247,9 @@ def _note_lack(case: JudgeSession) -> Iterator[None]:
 
 
 def _max_other_shapes(case: JudgeSession) -> int:
-    """Return the number of other shapes to try, which is 4 to 14. It is smaller for a slow reference."""
+    """Return the number of shapes to try besides those of the reference's own inputs. It is 4 to 14, and is smaller for
+    a slow reference.
+    """
     return max(LEAST_SHAPES, min(MOST_SHAPES, int(0.02 * case.options.seconds / max(case.problem.takes, 1e-4))))
 
 
@@ -312,8 +314,8 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
     """Compare the candidate, in the process ``witness``, with the reference on inputs of every form (shapes and kind of
     values).
 
-    Forms that will be timed come first, and once more at the end. Wrong results, missing checks and the compared axes
-    of the inputs are recorded in ``case``.
+    Forms that will be timed are compared first, and again at the end. Wrong results, missing checks and the axes of the
+    inputs that were compared are recorded in ``case``.
     """
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed] if not any(f.reduced for f in forms) else []
@@ -341,12 +343,12 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
 
 @contextmanager
 def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
-    """Return a context for the checks of one ``form`` (shapes, layout and kind of values), in which some errors are not
-    held against the candidate.
+    """Return a context for the checks of one ``form`` (shapes, layout and kind of values), in which two kinds of errors
+    do not count against the candidate.
 
-    An exception of the candidate for tensors that are not contiguous is recorded as unchecked, since nobody gets a
-    wrong result. A fault for a tensor in place of None is recorded as missing. Whether the reference is meant for such
-    a tensor is not known.
+    An exception for tensors that are not contiguous is recorded as unchecked, since no caller gets a wrong result from
+    it. If the form has a tensor in place of None, an exception or a wrong result is recorded as a missing check. The
+    reference may not be meant for such a tensor.
     """
     try:
         yield
@@ -366,7 +368,8 @@ def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
 
 def _axes(first: InputForm, form: InputForm) -> list[str]:
     """Return the axes (``size``, ``value``, ``scalar``, ``layout``, ``alignment``, ``absence``) in which inputs of
-    ``form`` differ from those of ``first``. A form describes the shapes, values and layouts of inputs.
+    ``form`` differ from those of ``first``. A form holds the shapes, the memory layout and the kind of values of
+    inputs.
     """
     recipe, usual = form.recipe or SampleRecipe(), first.recipe or SampleRecipe()
     layouts = {form.layout, *dict(recipe.layouts).values()} - {""}
@@ -393,7 +396,8 @@ def _check_one_form(
 
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
         """Call the candidate once on ``args`` and compare its results with the reference's. With ``in_place``, the
-        values are written into the tensors of the call before. This shows results that are kept by address.
+        values are written into the tensors of the call before. A candidate that stores results by address is then
+        wrong.
         """
         with pace.step(witness.prisoner):
             witness.call(args, case.problem.expect_effects(form, args), in_place=in_place)
@@ -444,8 +448,8 @@ def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequenc
 
 
 def _in_any_order(operators: list[OperatorUse] | str) -> list[str] | str:
-    """Return the operators as sorted texts, since threads of one call run theirs in any order. A text, which says why
-    none were read, is returned unchanged.
+    """Return the operators as sorted texts, since the threads of one call run their operators in any order. If
+    ``operators`` is a text, which says why they were not read, return it unchanged.
     """
     return operators if isinstance(operators, str) else sorted(map(repr, operators))
 

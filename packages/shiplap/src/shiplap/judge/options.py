@@ -66,10 +66,11 @@ class StepDeadline:
 
     @contextmanager
     def step(self, asked: SandboxedProcess | None = None) -> Iterator[None]:
-        """Return a context for one step of a judgement. It notes how long this process took, without the time in which
-        the sandboxed process ``asked`` works.
+        """Return a context for one step of a judgement, which records how long this process took. The time in which the
+        sandboxed process ``asked`` works does not count.
 
-        Raise ``Timeout`` at once if a step as long as the longest so far would end after the deadline.
+        A step is expected to take as long as the longest one so far. If it would then end after the deadline, raise
+        ``Timeout`` at once.
         """
         began, before = time.monotonic(), asked.answering if asked else 0.0
         if began + self.longest > self.last:
@@ -88,12 +89,12 @@ class JudgeBudget:
 
     @property
     def ends(self) -> float:
-        """The moment (``time.monotonic``) after which no new work is planned."""
+        """The time (by ``time.monotonic``) after which no new work is planned."""
         return min(self.began + PLANNED_SHARE * self.seconds, self.last)
 
     @property
     def last(self) -> float:
-        """The moment (``time.monotonic``) after which no process of the judgement runs."""
+        """The time (by ``time.monotonic``) at which the last process of the judgement must end."""
         return self.began + self.seconds - min(ENDING_S + ENDING * self.seconds, 0.5 * self.seconds)
 
     @property
@@ -102,6 +103,8 @@ class JudgeBudget:
         return ONE_CALL_SHARE * self.seconds
 
     def time_of_share(self, share: float) -> float:
-        """Return the moment (``time.monotonic``) at which ``share`` of the time from now to ``ends`` is over."""
+        """Return the time (by ``time.monotonic``) at which ``share`` of the time from now to ``ends`` is over.
+        ``share`` is a number from 0 to 1.
+        """
         now = time.monotonic()
         return now + share * max(0.0, self.ends - now)

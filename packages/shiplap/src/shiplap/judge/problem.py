@@ -49,7 +49,7 @@ Args = tuple[Any, ...]
 
 
 class _CalledNames(torch.overrides.TorchFunctionMode):
-    """A context that records the names of the torch functions that run in it."""
+    """A context that records the names of the torch functions that are called in it."""
 
     def __init__(self) -> None:
         """Start with no names of called functions."""
@@ -68,9 +68,8 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
 
 @dataclass
 class JudgeProblem:
-    """The common part of all problems.
-
-    ``call`` is the reference, and ``wide`` is the reference for arguments in float64.
+    """The common part of all problems. ``call`` is the reference as a function of the arguments. ``wide`` is the
+    reference as a function of arguments in float64.
     """
 
     name: str
@@ -107,8 +106,8 @@ class JudgeProblem:
         return sum(map(math.prod, shapes))
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return how many terms are summed for one element of the results on ``args``. The tolerance for rounding
-        errors grows with that number.
+        """Return the number of terms that are summed for one element of the results on ``args``, with the precision of
+        the sums. The tolerance for rounding errors grows with that number.
         """
         raise NotImplementedError
 
@@ -152,10 +151,11 @@ class JudgeProblem:
         return ExpectedEffects(own, against, changed, aliased, lies, loose)
 
     def _wide_results(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
-        """Return the reference's results, then its arguments at the positions ``changed``, for the float64 arguments
-        ``precise``.
+        """Return the reference's results for the float64 arguments ``precise``, then its arguments at the positions
+        ``changed``.
 
-        Return ``own``, those in the usual precision, if the reference refuses float64 or returns other shapes.
+        If the reference refuses float64 or returns other shapes, return ``own``, which are its results for the original
+        arguments.
         """
         try:
             wide = self._run(self.wide, precise, changed)
@@ -180,9 +180,9 @@ class JudgeProblem:
         return False
 
     def why_unfit(self, timed: Sequence[InputForm]) -> tuple[str, str] | None:
-        """Return a reason (its kind and a text) why no candidate can be compared with this reference, or None.
+        """Return why no candidate can be compared with this reference, as (kind, text), or None if one can.
 
-        A reason is that its results are random, or that they are nearly the same for all inputs.
+        The reference is unfit if its results are random, or nearly the same for all inputs, for example.
         """
         args = self.draw(timed[0])
         with SEEDING:
@@ -205,10 +205,10 @@ class JudgeProblem:
         return "results", "the reference has nearly the same results for all inputs: a constant would do"
 
     def note_products(self, args: Args) -> None:
-        """Set ``runs_products`` to whether a call of the reference on ``args`` runs functions of torch that may be
-        matrix products.
+        """Set ``runs_products`` to whether a call of the reference on ``args`` may compute matrix products. The names
+        of the torch functions that it calls show this.
 
-        A compiled script shows none of its functions, so it counts as running some.
+        If no names are seen, as for a compiled script, ``runs_products`` is set to True.
         """
         given = tree_map(lambda t: t.detach().clone(), args)
         with torch.no_grad(), _CalledNames() as called:
@@ -217,15 +217,15 @@ class JudgeProblem:
         self.runs_products = not called.names or any(part in name for name in called.names for part in parts)
 
     def _own_results(self, args: Args, like: ExpectedEffects) -> list[Tensor]:
-        """Return the reference's results and changed arguments for ``args`` in its own precision. ``like`` is the
-        effects of an equal call, and says which arguments are changed.
+        """Return the reference's results for ``args`` in the usual precision, then the arguments that it has changed.
+        ``like`` are the effects of another call, which say which arguments are changed.
         """
         with torch.no_grad():
             return self._run(self.call, args, like.changed)
 
     def gives_numbers(self, args: Args) -> bool:
-        """Return whether the reference computes only finite results on ``args`` with its current parameters and without
-        an error.
+        """Return whether the reference runs on ``args`` without an error and all its results are finite. It is called
+        with its present parameters.
         """
         with torch.no_grad():
             try:
@@ -235,8 +235,8 @@ class JudgeProblem:
         return all(bool(torch.isfinite(o).all()) for o in outs if o.is_floating_point())
 
     def kept_after(self, args: Args) -> dict[str, Tensor]:
-        """Return the parts of the reference's state that one call on ``args`` changes, such as running means, by name
-        with the values after the call. The reference itself is not changed.
+        """Return the state of the reference that one call on ``args`` changes, such as running means. The result maps
+        names of parameters or buffers to values after the call. The reference itself is not changed.
         """
         if not isinstance(self.call, torch.nn.Module):
             return {}
@@ -312,7 +312,9 @@ class JudgeProblem:
 
 
 def _clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return whether a result differs between two lists by more than a tenth of its norm."""
+    """Return whether two lists of results differ clearly. They do if the norm of the difference of a result exceeds a
+    tenth of the sum of both norms.
+    """
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.shape == b.shape and a.numel()]
     return any(float((a - b).norm()) > 0.1 * float(a.norm() + b.norm()) for a, b in pairs if a.itemsize > 1)
 
@@ -328,7 +330,7 @@ def _is_floating_tensor(value: Any) -> bool:
 
 
 def _result_tensors(result: Any) -> list[Tensor]:
-    """Return the tensors and plain values of a result as a list of tensors. Nested containers are flattened."""
+    """Return a result as a flat list of tensors. Containers are flattened, and plain numbers become tensors."""
     return [v if isinstance(v, Tensor) else torch.tensor(v) for v in tree_leaves(result)]
 
 
@@ -389,8 +391,8 @@ class OpProblem(JudgeProblem):
         return Samples(self.op, secrets.randbits(40), self.device).build(form.recipe).args
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return how many terms are summed for one element of the results. The number follows from the declared dims of
-        the op's arguments and results.
+        """Return the number of terms that are summed for one element of the results, with the precision of the sums. It
+        follows from the declared dims of the op's arguments and results.
         """
         return derive_reduction(self.op.spec, self.op.bind(args).env)
 
@@ -473,10 +475,10 @@ class FunctionProblem(JudgeProblem):
         return made
 
     def _look_for_constants(self, first: list[Tensor], second: list[Tensor]) -> None:
-        """Set ``constant``, ``always`` and ``flags`` from two draws of the inputs, ``first`` and ``second``.
+        """Set ``constant``, ``always`` and ``flags`` from ``first`` and ``second``, the inputs of two draws.
 
-        They say which tensors have the same values in both. A candidate can compute with these values in advance, so
-        times on them are not valid.
+        They record which tensors have the same values in both draws. Such values are known to a candidate in advance,
+        so times on them would not be valid.
         """
         if [t.shape for t in first] != [t.shape for t in second] or any(t.is_meta for t in second):
             return
@@ -495,8 +497,8 @@ class FunctionProblem(JudgeProblem):
         """
 
         def runs(form: InputForm) -> bool:
-            """Return whether the reference accepts inputs of ``form`` and returns enough finite numbers. Once the time
-            for this search is over, set ``hurried`` and return False.
+            """Return whether the reference accepts inputs of ``form`` and enough of its results are finite. If the time
+            for trying forms is over, set ``hurried`` and return False.
             """
             if time.monotonic() > self.until:
                 self.hurried = True
@@ -528,16 +530,16 @@ class FunctionProblem(JudgeProblem):
     def draw(self, form: InputForm) -> Args:
         """Return new inputs of this form (shapes and kind of values), varied with a secret seed.
 
-        The reference's input function draws them. That takes long for large inputs, so forms that change the values or
-        the shapes vary an earlier draw of these.
+        The reference's input function draws them. That takes long for large inputs. If a form changes the values of
+        these or reduces their shapes, the first draw is varied instead.
         """
         large = sum(t.numel() for t in tensors_among(self.first)) > LARGE
         made = self.first if large and (form.reduced or form.kind != "drawn") else self._make_arguments()
         return vary_arguments(made, form, secrets.randbits(62))
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return the estimated number of terms behind one element of the results. It follows from the numbers of
-        elements and the floating-point operations of the reference.
+        """Return an estimate of the number of terms that are summed for one element of the results. It follows from the
+        numbers of elements and the floating-point operations of the reference.
         """
         key = str(form.shapes)
         # Sizes decide it, so that it is computed once for each shape.

@@ -60,9 +60,9 @@ class Timed:
 
     @property
     def min_speedup(self) -> float:
-        """The speedup, computed as if the candidate had taken longer by the resolution of the clock.
+        """The speedup, computed as if each call of the candidate had taken longer by the resolution of the clock.
 
-        A candidate gains nothing from errors of measurement in this figure, so it is the one for rewards.
+        A candidate cannot gain from errors of measurement in this number. Use it where a speedup is rewarded.
         """
         return self.reference / max(self.candidate + self.resolution, 1e-9)
 
@@ -117,8 +117,8 @@ class JudgeResult(ResultWithVerdict):
     def rows(self) -> tuple[Row, ...]:
         """The rows of the printed report.
 
-        They are the reasons against the candidate, missing checks and times. Axes of the inputs that do not apply, the
-        number of compared calls and unchecked properties follow.
+        First come the reasons against the candidate, missing checks and times. Axes of the inputs that do not apply,
+        the number of compared calls and unchecked properties follow.
         """
         rows = [Row(r.check, "fail", r.evidence, (f"on {r.input}",) if r.input else ()) for r in self.reasons]
         rows += [Row(name, "incomplete", why) for name, why in self.missing]

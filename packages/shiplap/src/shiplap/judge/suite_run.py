@@ -61,10 +61,11 @@ class SuiteVerdict:
 
 
 class TimingTurns:
-    """Turns of judgements that run side by side. Compilations run together first, then one judgement at a time.
+    """Turns of judgements that run side by side. Several of them may compile at once, but only one at a time runs its
+    timed part.
 
-    A judgement runs inside ``judgement()``. Once it has called the value of that context, no other judgement compiles
-    or runs until it ends.
+    A judgement runs inside ``judgement()``. Once it has called the function that this context yields, no other
+    judgement compiles or runs until it ends.
     """
 
     def __init__(self) -> None:
@@ -86,7 +87,9 @@ class TimingTurns:
         alone = False
 
         def take_turn() -> None:
-            """Wait until no other judgement compiles or runs, then keep others out until this one ends."""
+            """Wait until no other judgement compiles or runs. From then on no other judgement does so until this one
+            ends.
+            """
             nonlocal alone
             with self._state:
                 self._compiling -= 1
@@ -212,7 +215,7 @@ def _digest_of(problem: SuiteProblem, options: JudgeOptions) -> str:
 
 def read_verdicts(file: Path) -> list[SuiteVerdict]:
     """Return the verdicts in a file of JSON lines. A line that was cut off is left out. The list is empty if there is
-    no file. Raises SL602 for a file that cannot be read.
+    no file. Raise ``SL602`` for a file that cannot be read.
     """
     try:
         lines = safe_io.read_file(file, VERDICTS_LIMIT, safe_io.NAMED).splitlines()

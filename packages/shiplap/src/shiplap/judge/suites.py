@@ -73,8 +73,9 @@ class SuiteFolders:
         return file
 
     def find_candidate(self, problem: Path, *names: str) -> Path | None:
-        """Return the first file with one of ``names`` in the folder of candidates, or None. It may lie at the same
-        place as ``problem``, in a folder of its name, or at the top.
+        """Return the first existing file with one of ``names`` in the folder of candidates, or None. It may lie in the
+        subfolder that ``problem`` has in the folder of problems, in a subfolder with the name of the problem's folder,
+        or in the folder itself.
         """
         if not self.candidates:
             return None
@@ -117,8 +118,8 @@ def _unusable_problem(name: str, kind: str, why: str) -> SuiteProblem:
 
 
 def _compiled_candidate(name: str, source: str, folders: SuiteFolders) -> Path:
-    """Write a candidate in KernelBench's format and return its path. It is the reference's ``source``, compiled by
-    torch.
+    """Write a candidate in KernelBench's format to a file of this name, and return its path. The candidate is the
+    reference's ``source``, compiled by torch.
     """
     text = source + "\n\nclass ModelNew(Model):\n    forward = torch.compile(Model.forward)\n"
     return folders.write("candidate", name, text)
@@ -197,7 +198,9 @@ def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
 
 
 def _kernel_file(kernel: Path) -> str:
-    """Return the file name under which a kernel of robust-kbench is written beside its candidate."""
+    """Return the name of the file that holds a kernel of robust-kbench beside its candidate. ``kernel`` is the kernel's
+    original path.
+    """
     return "forward.cu" if kernel.suffix == ".cu" else f"{kernel.stem}_kernel.py"
 
 
@@ -285,9 +288,9 @@ def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProbl
 
 
 def _read_sol_execbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield a problem for each solution of SOL-ExecBench, if ``path`` is a definition.
+    """Yield a problem for each solution of SOL-ExecBench, if ``path`` is a problem's definition.
 
-    The reference gets the inputs of the first workload. The candidate is the solution.
+    The reference gets the inputs of the first workload in the definition. The candidate is the solution.
     """
     if path.name != "definition.json" or not isinstance(definition := _read_json(path), dict):
         return
@@ -406,8 +409,8 @@ def _is_literal(text: str) -> bool:
 
 
 def _read_text(file: Path) -> str:
-    """Return the text of a file of a suite, whose author is anybody: at most ``MAX_SOURCE_BYTES``. Raises OSError where
-    it may not be read.
+    """Return the text of a file of a suite, of which at most ``MAX_SOURCE_BYTES`` are read, since its author is not
+    trusted. Raise ``OSError`` if it cannot be read.
     """
     if not os.access(file, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))

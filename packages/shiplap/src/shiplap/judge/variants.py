@@ -41,7 +41,8 @@ Shapes = tuple[tuple[int, ...], ...]
 class InputForm:
     """The shapes, the memory layout and the kind of values of the inputs of one call.
 
-    For a declared op, ``recipe`` holds all of these. Otherwise the other fields do.
+    For a declared op, ``recipe`` holds all of these. For a function or module, ``recipe`` is None and the other fields
+    hold them.
     """
 
     label: str
@@ -68,8 +69,8 @@ class InputForm:
 
     @property
     def whole(self) -> bool:
-        """Whether every result of the reference must be finite for this form to be used. The reference may not be meant
-        for its values.
+        """Whether this form is used only if every result of the reference is finite. It is so for values that the
+        reference may not be meant for.
         """
         odd = self.plain >= 0 or self.alike >= 0 or self.mark is not None or self.given is not None
         return self.kind in FINITE_KINDS or bool(self.signed) or odd
@@ -108,11 +109,11 @@ def make_input_forms(
 ) -> list[InputForm]:
     """Return the forms (shapes and kinds of values) on which a candidate is called.
 
-    The shapes of ``first`` have every kind of values. At most ``most`` other shapes follow. These are random, so no
-    candidate can know them. ``runs`` says whether the reference accepts a form.
+    The first forms have the shapes of ``first`` and every kind of values. At most ``most`` other shapes follow, which
+    are random, so that no candidate can know them. ``runs`` returns whether the reference accepts a form.
 
     For large shapes, most kinds of values are tried on smaller ones. With ``layouts``, memory that is not contiguous
-    and unaligned starts are tried, too.
+    and unaligned addresses are tried, too.
     """
     own = tuple(tuple(t.shape) for t in tensors_among(first))
     plain = InputForm(_form_label(own, "drawn"), shapes=own)
@@ -152,9 +153,9 @@ def _with_large_forms(
 ) -> list[InputForm]:
     """Return all forms (shapes and kinds of values) for a reference with large inputs.
 
-    First come some forms of the large shapes of ``plain``, most of them timed. Then come ``forms``, which have reduced
-    shapes, and at most ``most`` others near the shapes of ``small``. ``plain`` is the form of the reference's own
-    inputs.
+    ``plain`` is the form of the reference's own inputs. First come some forms of its shapes, most of which are timed.
+    ``forms`` follow, which have reduced shapes. The last are at most ``most`` forms with shapes near those of
+    ``small``.
     """
     first = plain if not facts.constant else replace(plain, kind=wanted[0], label=_form_label(plain.shapes, wanted[0]))
     kinds = sorted({f.kind for f in forms if f.kind in VALUE_KINDS and not (f.layout or f.whole)} - {first.kind})
@@ -170,10 +171,10 @@ def _with_large_forms(
 
 
 def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputForm:
-    """Return a form of smaller shapes that stands for the large ones of ``plain``. Return ``plain`` itself if ``runs``
-    accepts none.
+    """Return a form of smaller shapes that stands for the large shapes of ``plain``. Return ``plain`` itself if
+    ``runs`` accepts none.
 
-    Random sizes are tried first, then halves, since a reference may require multiples.
+    Random sizes are tried first. Halves of the sizes follow, since a reference may require multiples of a number.
     """
     shrinks: list[Callable[[int], int]] = [lambda n: n // 3 + SECRET_RANDOM.randrange(n // 6 + 1), lambda n: n // 2]
     for shrink in shrinks:
@@ -191,8 +192,8 @@ def _unusual_value_forms(
 ) -> Iterator[InputForm]:
     """Yield forms like ``plain`` with values that the reference's own inputs, ``first``, never have.
 
-    Examples are rows of zeros and negative numbers. With ``varied``, scalars, integers that are always alike and
-    arguments that are always None may have other values, too.
+    Examples are rows of zeros and negative numbers. With ``varied``, other values are also tried for scalars, for
+    integers that are the same in each draw, and for arguments that are None in each draw.
     """
     all_of = tensors_among(first)
 
@@ -228,8 +229,8 @@ def _unusual_value_forms(
 
 
 def _shapes_of_absent(shapes: Shapes, results: Shapes) -> list[tuple[int, ...]]:
-    """Return up to six shapes that an argument which is always None may have. They are those of a bias, of results and
-    of other arguments.
+    """Return up to six shapes to try for an argument that is None in each draw. They are the shapes of a bias, of the
+    results and of the other arguments.
     """
     near = [*results, *shapes]
     return list(dict.fromkeys([*((s[-1],) for s in near if s), *near]))[:6]
@@ -248,11 +249,11 @@ def _is_integer_data(t: Tensor) -> bool:
 
 
 def _threshold_scales(numbers: Sequence[float], most: int) -> Iterator[float]:
-    """Yield two factors for each of at most ``most`` of ``numbers``. ``numbers`` are constants in the candidate's code
-    at which it may branch.
+    """Yield two factors for each of at most ``most`` of ``numbers``, which are constants in the candidate's code at
+    which it may branch.
 
-    With the first factor the values of inputs lie below the constant, with the second above it. The choice is secret,
-    with fractions first.
+    Inputs are multiplied by a factor. With the first one their values lie below the constant, with the second above it.
+    The constants are chosen at random and in secret, fractions before whole numbers.
     """
     sizes = {abs(v) for v in numbers if v and abs(v) < LARGEST_THRESHOLD}
     for whole in (False, True):
@@ -272,10 +273,10 @@ def _other_shape_forms(
     *,
     reduced: bool = False,
 ) -> list[InputForm]:
-    """Return forms of other shapes than ``own`` that the reference accepts, as ``runs`` finds out.
+    """Return forms of other shapes than ``own`` that the reference accepts. ``runs`` returns whether it accepts a form.
 
-    There are at most ``most`` random ones, and as many with sizes from ``constants`` of the candidate's code. Shapes of
-    more than ``limit`` elements are left out, since they would take too long in the reference.
+    At most ``most`` of the shapes are random, and at most as many have sizes from ``constants`` of the candidate's
+    code. Shapes of more than ``limit`` elements are left out, since the reference would take too long.
     """
     forms: dict[Shapes, InputForm] = {}
     limit, numbers = max(limit, ROOM), [int(v) for v in constants if v == int(v)]
@@ -310,9 +311,9 @@ def _count_elements(shapes: Shapes) -> int:
 
 
 def _varied_sizes(own: Shapes) -> list[int]:
-    """Return the sizes in the shapes ``own`` that may vary, each once, in descending order.
+    """Return the sizes in the shapes ``own`` that may be varied, in descending order and without repetitions.
 
-    Small sizes that never occur in the first two dims, such as windows of a convolution, are left out.
+    Small sizes that occur in neither of the first two dims, such as windows of a convolution, are left out.
     """
     outer = {n for s in own for n in s[:2]}
     return sorted({n for s in own for n in s if n > 1 and (n > LARGEST_WINDOW or n in outer)}, reverse=True)
@@ -324,8 +325,8 @@ def _replace_size(own: Shapes, size: int, new: int) -> Shapes:
 
 
 def _varied_shapes(own: Shapes) -> Iterator[Shapes]:
-    """Yield random variations of the shapes ``own``. First each size is changed in all places where it occurs, then all
-    sizes at once, then each dim alone.
+    """Yield random variations of the shapes ``own``. First each size is changed, wherever it occurs. Then all sizes are
+    changed at once, and at last each dim alone.
     """
     for new in (lambda n: n + 1 + SECRET_RANDOM.randrange(n), lambda n: 1 + SECRET_RANDOM.randrange(n)):
         for size in _varied_sizes(own):
@@ -348,7 +349,7 @@ def _varied_shapes(own: Shapes) -> Iterator[Shapes]:
 
 def _shapes_from_constants(own: Shapes, numbers: Sequence[int]) -> Iterator[Shapes]:
     """Yield the shapes ``own`` with one size replaced by one of ``numbers``, which are constants of the candidate. The
-    order is secret.
+    order is random and secret.
     """
     pairs = [(size, new) for new in dict.fromkeys(numbers) for size in _varied_sizes(own) if new > 0]
     SECRET_RANDOM.shuffle(pairs)
@@ -409,7 +410,7 @@ def _vary_tensor(t: Tensor, shape: tuple[int, ...], form: InputForm, rng: torch.
 def _vary_values(t: Tensor, form: InputForm, rng: torch.Generator, number: int) -> Tensor:
     """Return ``t`` with values of the kind of ``form``, drawn with ``rng``.
 
-    Return ``t`` unchanged if that kind does not concern its dtype. ``number`` is the position of ``t`` among the tensor
+    Return ``t`` unchanged if that kind is for other dtypes. ``number`` is the position of ``t`` among the tensor
     arguments.
     """
     kind, signed = form.kind, number in form.signed
@@ -434,21 +435,23 @@ def _vary_values(t: Tensor, form: InputForm, rng: torch.Generator, number: int) 
 
 
 def _some_places(t: Tensor, rng: torch.Generator, share: float = 0.25) -> Tensor:
-    """Return a random boolean mask of the shape of ``t`` in which about ``share`` of the places are True."""
+    """Return a random boolean mask of the shape of ``t`` in which about ``share`` (0 to 1) of the elements are True."""
     return (torch.rand(t.shape, generator=rng, device=rng.device) < share).to(t.device)
 
 
 def _has_other_integers(t: Tensor) -> bool:
-    """Return whether ``_other_integers`` can return other values than those of ``t``. The range of ``t`` may consist of
-    one number.
+    """Return whether ``_other_integers`` can return other values than those of ``t``. It cannot if all elements are 0
+    or all are 1, for example.
     """
     low, high = int(t.min()), int(t.max())
     return low < high or high > 1
 
 
 def _other_integers(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return random integers of the range of ``t`` in its shape. They are in order if those of ``t`` are, as the
-    offsets of rows are.
+    """Return random integers between the least and the largest element of ``t``, in its shape. If all elements are one
+    positive number, the integers lie between 1 and that number.
+
+    The integers are sorted if those of ``t`` are, as the offsets of rows are.
     """
     if not t.numel():
         return t
@@ -479,7 +482,7 @@ def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generat
     kind, noise = form.kind, noise.to(t.device)
 
     def uniform(shape: Sequence[int] = ()) -> Tensor:
-        """Return a tensor of this shape of random numbers between 0 and 1. It is on the device of the values."""
+        """Return a tensor of this shape with random numbers between 0 and 1, on the device of ``t``."""
         return torch.rand(tuple(shape), generator=rng, device=rng.device).to(t.device)
 
     # Zeros, halves and minus halves: equal values, and sums without rounding errors.

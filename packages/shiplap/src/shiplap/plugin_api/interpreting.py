@@ -79,7 +79,7 @@ def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:
-    """Return the results of a function, one tensor or several, as a tuple of tensors."""
+    """Return the results of a function as a tuple of tensors. ``result`` is one tensor, or several in a sequence."""
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 

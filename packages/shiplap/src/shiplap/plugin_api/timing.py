@@ -32,11 +32,11 @@ def progress_bar(wanted: bool | None = None) -> AbstractContextManager[Callable[
 def time_in_turn(
     runs: Mapping[str, Callable[[], tuple[Tensor, ...]]], *, device: str, seconds: float
 ) -> dict[str, float]:
-    """Return the median time of one call of each of ``runs``, in seconds.
+    """Return the median time of one call of each of ``runs``, in seconds, by the names in ``runs``.
 
-    The functions run in turn until ``seconds`` are spent, so that other load on the machine affects all of them alike.
-    Each is sampled at least five times. On CUDA a function is captured into a graph if that is possible, and the L2
-    cache is flushed before each call.
+    The functions are called in turn until ``seconds`` are over, so that other load on the machine affects all of them
+    alike. Each is called at least five times. On CUDA a function is captured into a graph if that is possible, and the
+    L2 cache is flushed before each call.
     """
     clock = clock_for(device)
     ready = {name: clock.ready(run) for name, run in runs.items()}

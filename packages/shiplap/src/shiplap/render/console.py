@@ -33,8 +33,8 @@ def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
 
 
 def escape_json(text: str) -> str:
-    """Return the JSON text ``text`` with escapes in place of the characters that a terminal executes. Its value is
-    unchanged.
+    """Return the JSON text ``text`` with escapes in place of the characters that a terminal executes. The value that it
+    represents is unchanged.
     """
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def facts(**more: object) -> dict[str, str]:
-    """Return the circumstances of a result, as texts by name, for the header of a report. ``more`` comes first, such as
-    seed and device. It is followed by versions, processor, cores and the date in UTC.
+    """Return the circumstances of a result, as texts by name, for the header of a report. The facts in ``more``, such
+    as seed and device, come first. Versions, processor, cores and the date in UTC follow.
     """
     # A result without its circumstances cannot be compared with another one, so every report has this header.
     known = {
@@ -55,7 +55,9 @@ def _usable_cores() -> int | None:
 
 
 def _processor_model() -> str:
-    """Return the name of the processor from /proc/cpuinfo. If it is not there, return the platform module's."""
+    """Return the name of the processor from ``/proc/cpuinfo``. If it is not found there, return the name that Python's
+    module ``platform`` gives.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -58,7 +58,7 @@ class CostCardFields(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Sentences that give the reasons why times were not measured. Empty if all were measured."""
+        """The reasons why times were not measured, each a sentence. The sequence is empty if all were measured."""
 
 
 class FindingFields(Protocol):
@@ -94,7 +94,9 @@ class FindingFields(Protocol):
 
     @property
     def varied(self) -> str:
-        """The axes that all failing samples vary, in one text. Empty if the first sample fails, too."""
+        """The axes (such as ``layout``) that all failing samples vary, in one text. It is empty if the plainest sample
+        fails, too.
+        """
 
 
 class CellFields(Protocol):
@@ -297,7 +299,9 @@ def print_costs(costs: Sequence[CostCardFields], console: Console | None = None,
 
 
 def in_ns(time: float | None) -> str:
-    """Return ``time``, in nanoseconds, as text for a table. None is a time that was not measured and becomes a dash."""
+    """Return ``time``, in nanoseconds, as text for a table. Return a dash for None, which stands for a time that was
+    not measured.
+    """
     return "-" if time is None else f"{time:,.0f}"
 
 

@@ -24,8 +24,8 @@ class GraphBox:
 
 
 def graph_svg(boxes: Sequence[GraphBox]) -> str:
-    """Return an ``<svg>`` element of the boxes in layers, with edges, as text. Each of ``boxes`` must come after those
-    that it reads. Text is escaped.
+    """Return an ``<svg>`` element, as text, that shows the boxes in layers and the connections between them. Each of
+    ``boxes`` must come after those that it reads. Names and texts of boxes are escaped.
     """
     layers: dict[str, int] = {}
     for box in boxes:

@@ -38,7 +38,7 @@ class TextTable:
 
 
 def line(text: str = "", style: str = "", *more: tuple[str, str]) -> Line:
-    """Return a line of the part (``text``, ``style``) and the further parts ``more``."""
+    """Return a line of text. Its first part is (``text``, ``style``), and the parts ``more`` follow."""
     return Line(((text, style), *more))
 
 
@@ -103,8 +103,8 @@ def plain_json(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def relative_place(where: str) -> str:
-    """Return the place ``file:line`` relative to the working folder if the file lies below it. Otherwise return it
-    unchanged.
+    """Return the location ``file:line`` with the file relative to the working folder, if the file lies below it.
+    Otherwise return it unchanged.
     """
     try:
         return str(Path(where).relative_to(Path.cwd()))

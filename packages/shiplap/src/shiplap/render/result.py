@@ -38,7 +38,7 @@ class Row:
 
 
 class ResultWithVerdict(ABC):
-    """Base of the results that have a verdict. A result has no truth value, since a verdict has more than two
+    """The base class of results that have a verdict. A result has no truth value, since a verdict has more than two
     values.
     """
 

@@ -85,7 +85,8 @@ def read_file(path: str | os.PathLike[str], limit: int, rule: OwnershipRule = CO
 
 
 def check_content(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> None:
-    """Raise ``Distrusted`` if a folder to work in, or a folder in it, holds a link, a FIFO or a device.
+    """Raise ``Distrusted`` if a folder in which this program will work, or a folder inside it, holds a link, a FIFO or
+    a device.
 
     Another user could have put one there before ``rule`` excluded that user. Work in the folder would then write to the
     target of the link, or wait for ever. Only users who may write the folder can add one later.
@@ -216,7 +217,7 @@ def _open_and_close(here: int, name: str, flags: int) -> int:
 
 
 def _name_exists(here: int, name: str) -> bool:
-    """Return whether the open folder ``here`` contains the name ``name``. A link counts even if its target is
+    """Return whether the open folder ``here`` has an entry called ``name``. A link counts even if its target is
     missing.
     """
     try:
@@ -301,9 +302,11 @@ def open_for_writing(path: str | os.PathLike[str], *, append: bool = False) -> i
 
 
 def _open_parent(path: str) -> tuple[int, str, Path, os.stat_result]:
-    """Return where the file ``path`` is to be written, as (descriptor of its folder, name, path, status of the folder).
+    """Open the folder in which the file ``path`` is to be written. Return (descriptor of the folder, name of the file,
+    its path, status of the folder).
 
-    Links are followed if they belong to this user or to root, or lie where only their owner can write.
+    If ``path`` is a link, the result is that of its target. Links are followed if they belong to this user or to root,
+    or lie in a folder to which only their owner can write.
     """
     for _ in range(LINKS):
         folder, name = os.path.split(path)

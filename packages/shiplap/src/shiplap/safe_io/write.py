@@ -37,10 +37,10 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def write_whole(path: Path, content: bytes, *, private: bool = False, lasting: bool = True) -> None:
-    """Write ``content`` to ``path`` so that the file holds either all of its old content or all of the new one.
+    """Write ``content`` to ``path``. At any time the file holds either all of its old content or all of the new one.
 
-    Raise ``OSError`` if that fails. Others cannot write the file, whatever the umask is, because a reader would refuse
-    it. If ``private`` is set, the group can neither read nor write it.
+    Raise ``OSError`` if writing fails. Other users cannot write to the file, whatever the umask is, since this package
+    refuses to read a file that they can write. If ``private`` is set, the group can neither read nor write it.
 
     If ``lasting`` is false, the file is not synced to disk. It then outlives the process, but a loss of power may leave
     it missing, empty or old.

@@ -25,11 +25,11 @@ LARGEST_COMMON_SIZE = 33  # smaller sizes are covered by other samples
 
 
 def sizes_near_constants(mined: CodeConstants) -> list[int]:
-    """Return some hundred sizes of one dim at most, in ascending order.
+    """Return sizes of one dim to try, in ascending order. There are at most some hundred.
 
-    They are usual sizes, and sizes around the constants ``mined`` from the code of an op and around their doubles.
-    Powers of two and their neighbours are included, because native code may branch on any of them and shows no
-    constants.
+    They are usual sizes, and sizes around the constants ``mined`` from the code of an op and around multiples of these.
+    Powers of two and their neighbours are included, because native code may branch on any of them and its constants
+    cannot always be read.
     """
     sizes: list[int] = []
     for value in (v for v in mined.ints if 3 < v <= LONGEST // 2):
@@ -40,8 +40,9 @@ def sizes_near_constants(mined: CodeConstants) -> list[int]:
 
 
 def joint_sizes(names: list[str]) -> Iterator[dict[str, int]]:
-    """Yield sizes by dim name for several dims at once. In the first mappings all dims exceed one tile of a kernel.
-    Then one dim is far larger, and then one dim has size 1. Yield nothing for fewer than two names.
+    """Yield mappings from the names of several dims to sizes. In the first mappings all dims exceed one tile of a
+    kernel. In the next ones one dim is far larger, and in the last ones one dim has size 1. Yield nothing for fewer
+    than two names.
     """
     if len(names) < 2:
         return
@@ -64,11 +65,10 @@ def variadic_sizes(names: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def uneven_member_sizes(spec: OpSpec) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Yield mappings from the name of a list argument to one size for each of its members. The sizes differ between
-    members.
+    """Yield mappings from the name of a list argument to the sizes of its members, which differ from each other.
 
-    Only lists of tensors with unnamed dims are included. All of them get the same sizes, since a reference may combine
-    the members of two lists.
+    Only lists of tensors with unnamed dims are included. In one mapping all lists get the same sequence of sizes, since
+    a reference may combine the members of two lists.
     """
     free = [arg for arg in spec.tensors if arg.many and unnamed_dims(arg)]
     for sizes in UNEVEN_SIZES if free else ():
@@ -76,8 +76,8 @@ def uneven_member_sizes(spec: OpSpec) -> Iterator[dict[str, tuple[int, ...]]]:
 
 
 def odd_scalar_values(arg: Arg, mined: CodeConstants) -> list[Any]:
-    """Return unusual values of a scalar argument for samples. If the argument declares choices, all of them are
-    returned. Otherwise the values are zero, negative, large, or near the literals ``mined`` from the code.
+    """Return unusual values to try for a scalar argument. If the argument declares choices, all of them are returned.
+    Otherwise the values are zero, negative, large, or near the literals ``mined`` from the code.
     """
     if arg.choices:
         return list(arg.choices)

@@ -31,7 +31,7 @@ def tensors_among(args: Iterable[Any]) -> list[Tensor]:
 
 
 def plain_copies(args: Iterable[Any]) -> tuple[Any, ...]:
-    """Return ``args`` with detached, contiguous copies of all tensors."""
+    """Return ``args`` with every tensor replaced by a detached, contiguous copy."""
     return tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args)
 
 
@@ -72,8 +72,8 @@ class SampleCase:
 
     @property
     def graph_key(self) -> tuple[object, ...]:
-        """A tuple that is equal for two samples that one compiled graph can serve. For each argument it holds the
-        length of a list, or else whether the argument is None.
+        """A tuple by which samples are compared. One compiled graph can serve all samples with equal tuples. For each
+        argument, the tuple holds the length of a list, or else whether the argument is None.
         """
         return tuple(len(v) if isinstance(v, list) else v is None for v in self.args)
 
@@ -105,8 +105,8 @@ def describe_arguments(op: Op, case: SampleCase) -> str:
 
 
 def _format_argument(name: str, value: Any) -> str:
-    """Return one argument as text. A tensor is shown by dtype, shape and unusual strides, and a list of tensors in
-    brackets. Any other value is shown as ``name=value``.
+    """Return one argument as text. A tensor is shown by its dtype, its shape, and its strides if they are not
+    contiguous. A list of tensors is shown in brackets, and any other value as ``name=value``.
     """
     if isinstance(value, Tensor):
         plain = value.is_contiguous() and value.storage_offset() == 0

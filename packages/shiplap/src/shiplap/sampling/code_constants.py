@@ -41,8 +41,8 @@ class CodeConstants:
     @property
     def members(self) -> list[int]:
         """The lengths to try for an argument that is a list of tensors. They are a few usual lengths, one large length,
-        and the successors of up to three small integers of the code. A kernel may take as many members at once as such
-        an integer says.
+        and the successors of up to three small integers of the code. The successors are included because such an
+        integer may be the largest number of members that a kernel takes at once.
         """
         return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in self.ints if 3 < v <= LONGEST_LIST][:3], MANY_MEMBERS)))
 
@@ -84,9 +84,11 @@ def _collect_constants(roots: Iterable[Any], texts: Iterable[str]) -> CodeConsta
 
 
 def threshold_value_kind(mined: CodeConstants, scalars: Iterable[Any]) -> str:
-    """Return the name of the kind of values that lie near certain numbers, for ``draw_values``. The name is
-    ``AROUND_PREFIX`` followed by the magnitudes of the float ``scalars`` and of the numbers ``mined`` from the code. It
-    is empty if there are no such numbers.
+    """Return the name of the kind of values that lie near certain numbers, for ``draw_values``. The name is empty if
+    there are no such numbers.
+
+    The numbers are the magnitudes of the floats among ``scalars`` and of the numbers ``mined`` from the code. The name
+    is ``AROUND_PREFIX`` followed by them.
     """
     given = [v for v in scalars if type(v) is float]
     sizes = dict.fromkeys(abs(v) for v in (*given, *mined.floats, *mined.ints) if 0 < abs(v) < FAR)
@@ -94,7 +96,9 @@ def threshold_value_kind(mined: CodeConstants, scalars: Iterable[Any]) -> str:
 
 
 def integers_in_text(text: str) -> list[int]:
-    """Return the decimal integers in a source text, and the values of shifts of one (``1 << 10``)."""
+    """Return the decimal integers in a source text, and the values of expressions that shift 1 to the left (``1 <<
+    10``).
+    """
     plain = [int(v) for v in re.findall(r"(?<![\w.])(\d{1,7})(?![\w.])", text)]
     return plain + [1 << int(v) for v in re.findall(r"\b1[uUlL]*\s*<<\s*(\d{1,2})\b", text) if int(v) < 24]
 

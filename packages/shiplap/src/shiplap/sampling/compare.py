@@ -43,7 +43,7 @@ class Reduction:
 
     def growth(self, eps: float, wide_sums: bool) -> float:
         """Return the relative rounding error of a sum of ``terms`` numbers that is stored with the machine epsilon
-        ``eps``. If ``wide_sums`` is set, the sum is assumed to be accumulated in float32.
+        ``eps``. If ``wide_sums`` is set, the sum is assumed to be accumulated in float32 and rounded once at the end.
         """
         steps: float = 4 + 2 * self.terms**0.5
         grown = max(eps, self.eps) * steps
@@ -71,8 +71,11 @@ def derive_reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
 
 
 def bitwise_difference(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -> str:
-    """Return a text with the first place where two lists of results differ in bits, shape or dtype. Return an empty
-    text if they do not. NaNs with the same bits are equal. ``than`` names the expected side in the text.
+    """Return a text with the first element at which two lists of results differ in bits, or the first result whose
+    shape or dtype differs. Return an empty text if the lists agree.
+
+    NaNs with the same bits are equal. ``than`` names the second list in the text. If it is empty, the word is
+    "expected".
     """
     for index, (g, e) in enumerate(zip(got, expected, strict=True)):
         if problem := _shape_problem(g, e):
@@ -170,8 +173,8 @@ def agrees_without_float64(
 
 
 def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, near: NeighbourSize) -> bool:
-    """Return whether one result ``got`` is within the tolerance whatever the reference is in float64. ``own`` is the
-    reference in its own precision.
+    """Return whether one result ``got`` is within the tolerance whatever the reference's values in float64 are. ``own``
+    are the reference's values in its own precision.
     """
     if _shape_problem(got, own):
         return False
@@ -219,7 +222,7 @@ class _ToleranceModel:
 
 def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None) -> Difference:
     """Return the difference of one result from the reference. A large result is compared in parts. If a part differs,
-    the whole result is compared at once, so that the reported place is right.
+    the whole result is compared again, so that the reported index is right.
     """
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
@@ -233,8 +236,8 @@ def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceMod
 
 
 def _compare_parts(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel) -> Difference:
-    """Return the difference of the first part of a large result that has one. If no part has one, return the largest
-    error of all parts. The place in the text is counted from the start of the part.
+    """Return the difference of the first part of a large result that differs from the reference. The index in its text
+    is counted from the start of the part. If no part differs, return a difference with the largest error of all parts.
     """
     parts = [*zip(*(t.reshape(-1).split(PART) for t in (got, own, wide)), strict=True)]
     # That of the whole result, as where it is not compared part by part.
@@ -341,8 +344,8 @@ def _same_finiteness(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _first_difference(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
-    """Return a difference that names the first place of the mask ``bad``, both values there and the number of such
-    places. Return an empty difference if the mask has no place.
+    """Return a difference that names the first index at which the mask ``bad`` is set, both values there, and the
+    number of set elements. Return an empty difference if no element is set.
     """
     if not bad.any():
         return Difference()

@@ -71,10 +71,10 @@ def against_run(
 def reference_derivatives(
     op: Op, case: SampleCase, derive: Callable[..., list[Any]]
 ) -> tuple[list[Any], list[Any], Callable[[], list[Any]]]:
-    """Return derivatives of the op's reference at the case's arguments, as (own precision, float64, function).
+    """Return derivatives of the op's reference at the case's arguments, as a tuple of two lists and a function.
 
-    The function computes those in float64 again. ``derive(forward, args)`` returns the derivatives of ``forward`` at
-    ``args``. It may change ``args``.
+    The first list is in the reference's own precision and the second in float64. The function computes those in float64
+    again. ``derive(forward, args)`` returns the derivatives of ``forward`` at ``args``, and may change ``args``.
     """
     reference = partial(surrogate_results, op)
 
@@ -137,8 +137,8 @@ def narrowest_dtype(results: Sequence[Tensor]) -> torch.dtype:
 
 
 def _may_be_rounding(got: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
-    """Return whether rounding can explain a difference between ``got`` and ``own``. Their shapes and dtypes must agree,
-    and at least one result must be floating-point or complex.
+    """Return whether rounding can explain a difference between the results ``got`` and ``own``. It cannot if their
+    shapes or dtypes differ, or if no result is floating-point or complex.
     """
     alike = len(got) == len(own) and all(
         g.shape == o.shape and g.dtype == o.dtype for g, o in zip(got, own, strict=True)

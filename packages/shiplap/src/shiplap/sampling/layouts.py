@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def _offset_start(t: Tensor) -> Tensor:
-    """Return a contiguous copy that does not start at the start of its storage. Its address is aligned to one element
-    only.
+    """Return a contiguous copy that begins one element behind the start of its storage, so its address is aligned to
+    one element only.
     """
     room = t.new_zeros(t.numel() + 8)
     view = room[3 : 3 + t.numel()].view(t.shape)
@@ -18,13 +18,15 @@ def _offset_start(t: Tensor) -> Tensor:
 
 
 def _padded_rows(t: Tensor) -> Tensor:
-    """Return a copy that is a slice of columns. Its rows are contiguous, and the row stride is larger than a row."""
+    """Return a copy whose rows are contiguous and have gaps between them. It is a slice of the columns of a wider
+    tensor.
+    """
     room = t.new_zeros((*t.shape[:-1], t.shape[-1] + 3))
     return room[..., 1 : 1 + t.shape[-1]].copy_(t)
 
 
 def _strided_columns(t: Tensor) -> Tensor:
-    """Return a copy that is a slice of every second element of the last dim."""
+    """Return a copy whose elements along the last dim are two apart in memory."""
     room = t.new_zeros((*t.shape[:-1], max(1, 2 * t.shape[-1])))
     return room[..., ::2][..., : t.shape[-1]].copy_(t)
 
@@ -46,7 +48,7 @@ def _channels_last(t: Tensor) -> Tensor:
 
 
 def _column_major(t: Tensor) -> Tensor:
-    """Return a copy as a row slice of a matrix that is stored by columns, with gaps between the columns."""
+    """Return a copy whose last two dims are stored by columns, with gaps between the columns."""
     return _padded_rows(t.transpose(-1, -2)).transpose(-1, -2)
 
 
@@ -58,13 +60,15 @@ def _swapped_heads(t: Tensor) -> Tensor:
 
 
 def _sliced_dims(t: Tensor) -> Tensor:
-    """Return a copy that is a slice of every dim. All dims but the last have gaps between their elements."""
+    """Return a copy that is a slice of a tensor which is larger in every dim. All dims but the last have gaps between
+    their elements.
+    """
     room = t.new_zeros([size + 2 for size in t.shape])
     return room[tuple(slice(1, 1 + size) for size in t.shape)].copy_(t)
 
 
 def _channels_last_sliced(t: Tensor) -> Tensor:
-    """Return a channels-last copy that is a slice of the last dim, with gaps between rows and images."""
+    """Return a copy in channels-last order whose channels are a slice, with gaps between rows and between images."""
     moved = t.movedim(1, -1)
     room = t.new_zeros((*moved.shape[:-2], moved.shape[-2] + 2, moved.shape[-1]))
     return room[..., 1 : 1 + moved.shape[-2], :].copy_(moved).movedim(-1, 1)

@@ -174,7 +174,9 @@ class Cell:
 
 
 class Ledger:
-    """The samples that checks have looked at, by check, axis and obligation."""
+    """The numbers of samples that each check has examined, for each axis (what samples vary) and obligation (what a
+    check observes).
+    """
 
     def __init__(self) -> None:
         """Make an empty ledger."""
@@ -183,9 +185,8 @@ class Ledger:
         self.absent: dict[str, str] = {}  # axis → the reason why the declaration admits no such sample
 
     def look(self, check: str, axes: Iterable[str], obligations: Iterable[str], samples: int = 1) -> None:
-        """Record that ``check`` has looked at ``samples`` samples that vary all ``axes`` (such as size and layout).
-
-        In them it has observed all ``obligations`` (such as value and gradient).
+        """Record that ``check`` has examined ``samples`` samples, each of which varies all ``axes`` (such as size and
+        layout). In them it has observed all ``obligations`` (such as value and gradient).
         """
         named = tuple(obligations)
         for axis in axes:
@@ -228,7 +229,7 @@ class Ledger:
 
     def samples(self, axis: str, obligation: str) -> int:
         """Return the number of samples that vary ``axis`` (such as a size) and in which a check has observed
-        ``obligation`` (such as the gradient). A sample that two checks looked at counts twice.
+        ``obligation`` (such as the gradient). A sample that two checks have examined counts twice.
         """
         return sum(n for (_, key), n in self._looked.items() if key == (axis, obligation))
 
@@ -310,10 +311,11 @@ def absent_axes(samples: Samples) -> dict[str, str]:
 
 
 def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> bool:
-    """Return whether the declaration admits another size for at least one of the dims ``free`` than the plainest sample
-    has.
+    """Return whether the declaration admits another size than that of the base sample, for at least one of the dims
+    ``free``.
 
-    ``free`` maps the dims whose size a sample may choose to their kinds. ``base`` is the recipe of the plainest sample.
+    ``free`` maps the dims whose size a sample may choose to their kinds. ``base`` is the recipe of the base sample,
+    which has the plainest sizes.
     """
     usual = dict(base.sizes)
     wanted = ((n, (3, 1) if kind == "variadic" else v) for n, kind in free.items() for v in SIZES)

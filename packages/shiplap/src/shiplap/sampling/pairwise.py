@@ -26,8 +26,8 @@ AFFORDED_S = 2.0  # seconds of processor time for a series of samples with many 
 
 
 def pairs_of_scalars(samples: Samples) -> Iterator[SampleCase]:
-    """Yield the base sample with two scalars at once at values other than their defaults, for at most ``PAIRS`` pairs.
-    Then yield it with all scalars at other values.
+    """Yield the base sample with two scalars at once at values other than their defaults, for at most ``PAIRS`` pairs
+    of scalars. Then yield the base sample with all scalars at other values.
     """
     others = _other_scalar_values(samples)
     yield from _make_cases(
@@ -52,16 +52,16 @@ def scalars_of_sizes(samples: Samples) -> Iterator[SampleCase]:
 
 
 def scalars_of_ties(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples with one scalar at another value than its default and with many equal elements. The order of equal
-    elements is often an option.
+    """Yield samples that have many equal elements and one scalar at a value other than its default. A scalar often
+    determines the order of equal elements.
     """
     others = _other_scalar_values(samples)
     yield from _make_cases(samples, (samples.base.but(scalars={n: v}, values="ties") for n, v in others.items()))
 
 
 def padded_multiples(samples: Samples) -> Iterator[SampleCase]:
-    """Yield the base sample with one dim at ``PADDED`` (64), for each dim of one axis in turn. This size is a multiple
-    of the usual padding of rows.
+    """Yield the base sample with one dim changed to the size ``PADDED`` (64), once for each dim. This size is a
+    multiple of the usual padding of rows.
     """
     for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
         yield from _make_cases(samples, [samples.base.but(sizes={name: PADDED})])
@@ -83,11 +83,11 @@ def _other_scalar_values(samples: Samples) -> dict[str, Any]:
 
 
 def _uneven_tuples(usual: Any, number: int) -> list[Any]:
-    """Return two tuples with unequal members, each the reverse of the other.
+    """Return two tuples with unequal members, each the reverse of the other, to try in place of ``usual``. If the
+    members were equal, a kernel could mix up the strides or dilations of two axes unnoticed.
 
-    The list is empty unless ``usual`` is a tuple or list of several ints. ``number`` is that of the argument. Its
-    parity determines which tuple comes first, so that two arguments differ. If the members were equal, strides and
-    dilations of two axes could be mixed up unnoticed.
+    The list is empty unless ``usual`` is a tuple or list of several ints. ``number`` is the position of the argument.
+    Two successive arguments get tuples in opposite order, since these differ then.
     """
     if not (isinstance(usual, (tuple, list)) and len(usual) > 1 and all(type(v) is int for v in usual)):
         return []
@@ -103,7 +103,7 @@ def _name_pairs(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 def layouts_of_dtypes(samples: Samples) -> Iterator[SampleCase]:
     """Yield samples of every dtype but that of the base sample, with all tensors in each of a few memory layouts
-    (``DTYPE_LAYOUTS``). Fast paths are written by dtype.
+    (``DTYPE_LAYOUTS``). They are tried together because kernels often have separate fast code for each dtype.
     """
     recipes = [c.recipe for c in samples.dtypes() if c.recipe.dtypes != samples.base.dtypes]
     yield from _make_cases(samples, (r.but(layouts={"every": layout}) for r in recipes for layout in DTYPE_LAYOUTS))
@@ -118,8 +118,8 @@ def layouts_of_ones(samples: Samples) -> Iterator[SampleCase]:
 
 
 def powers_of_two(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples in every dtype with one dim of 256 elements, whose values are powers of two and their
-    neighbours.
+    """Yield samples in every dtype with one dim of 256 elements. Their values are powers of two and the numbers next to
+    these.
     """
     recipes = [c.recipe for c in samples.dtypes()] or [samples.base]
     for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
@@ -129,15 +129,16 @@ def powers_of_two(samples: Samples) -> Iterator[SampleCase]:
 
 
 def large_samples(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples larger than one tile of a kernel, then one larger than a piece of a parallel loop. End when the
-    time for them (``AFFORDED_S``) is used up.
+    """Yield samples larger than one tile of a kernel, then one so large that torch splits loops over it between
+    threads. End when the time for them (``AFFORDED_S``) is used up.
     """
     yield from within_time(chain(samples.wide(), islice(samples.grains(), 1)))
 
 
 def within_time(cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
-    """Yield ``cases``, which grow in size, without those that would exceed ``AFFORDED_S`` seconds of processor time in
-    all. The time of a case is estimated from what the caller took for earlier ones.
+    """Yield ``cases``, which grow in size, as long as they are expected to take at most ``AFFORDED_S`` seconds of
+    processor time in all. Others are left out. The time of a case is estimated from the time that the caller took for
+    earlier ones.
     """
     spent, pace = 0.0, 0.0
     for case in cases:

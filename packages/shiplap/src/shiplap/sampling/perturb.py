@@ -24,9 +24,10 @@ _secret = random.SystemRandom()
 
 
 def perturb_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return ``args`` with pairs of elements of each floating tensor exchanged.
+    """Return ``args`` with pairs of elements of each floating-point tensor exchanged.
 
-    Shapes, sums, and half of the elements or more stay the same, so a cache keyed by these returns a wrong result.
+    Shapes, sums, and half of the elements or more stay the same. A candidate that caches results by these returns a
+    wrong result.
     """
     return tuple(_exchange_pairs(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
@@ -51,8 +52,8 @@ def _exchange_pairs(t: Tensor) -> Tensor:
 def swap_stretches(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return ``args`` with two random stretches of elements of each floating-point tensor exchanged.
 
-    A stretch has at most a quarter of all elements. Shapes, sums, and often most elements stay the same. A cache keyed
-    by these then returns a wrong result. The exchange takes no longer than a copy.
+    A stretch has at most a quarter of all elements. Shapes, sums, and often most elements stay the same. A candidate
+    that caches results by these returns a wrong result. The exchange takes no longer than a copy.
     """
     return tuple(_swap_two_stretches(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
@@ -86,10 +87,10 @@ def _can_exchange(t: Tensor) -> bool:
 class FreshArguments:
     """Arguments of one recipe with secret values that differ in each call.
 
-    Drawing normal numbers takes longer than most kernels. If any values are valid and the recipe asks for normal ones,
-    they are drawn once. Each call then gets weighted sums of two elements at a secret distance, with secret weights.
-    These sums are normal numbers again. The drawn values themselves are never passed to a candidate (a kernel that is
-    not trusted).
+    Drawing normal numbers takes longer than most kernels. If the recipe asks for normal numbers and any values are
+    valid, one sample is drawn. Each call then gets weighted sums of two of its elements, at a secret distance and with
+    secret weights. These sums are normally distributed again. The drawn sample itself is never passed to a candidate (a
+    kernel that is not trusted).
     """
 
     def __init__(self, op: Op, recipe: SampleRecipe, device: str) -> None:
@@ -105,8 +106,8 @@ class FreshArguments:
         )
 
     def store(self, count: int) -> None:
-        """Draw ``count`` samples in advance for ``cases``. Nothing is drawn if new samples can be mixed cheaply from
-        the first one.
+        """Draw ``count`` samples in advance, which ``cases`` then returns. Nothing is drawn if new samples can be mixed
+        cheaply from the first one.
         """
         if not self._mixes:
             self._stored += [self._build() for _ in range(count)]

@@ -70,7 +70,8 @@ class SampleRecipe:
 
     def members(self, arg: Arg) -> list[bool]:
         """Return, for each member of the list argument ``arg``, whether the sample has a tensor there. False stands for
-        None. It occurs only as the second of three members, if the declaration allows absent members.
+        a member that is None. If the declaration allows absent members, the second member of a list of three is None.
+        No other member is.
         """
         given = dict(self.lists).get(arg.name, arg.length or 2)
         count = len(given) if isinstance(given, tuple) else given
@@ -93,8 +94,8 @@ class SampleRecipe:
 
     @property
     def values_key(self) -> str:
-        """The part of the label that determines the drawn values. It has all fields but the layouts, because a layout
-        must not change values.
+        """The part of the recipe's label that determines the drawn values. It has all fields but the layouts, because a
+        layout must not change values.
         """
         return str(replace(self, layouts=()))
 

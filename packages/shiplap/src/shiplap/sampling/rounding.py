@@ -40,9 +40,8 @@ def rounding_allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tenso
     """Return, for each result, a tensor with the deviation of each element that rounding errors of relative size
     ``eps`` explain.
 
-    ``run`` computes the reference in float64, and ``wide`` are its results without such errors. The deviation is
-    infinite where rounding determines whether the element is finite. Return None if the reference cannot run with added
-    errors.
+    ``run`` computes the reference in float64. ``wide`` are its results without added errors. The deviation is infinite
+    if rounding determines whether the element is finite. Return None if the reference cannot run with added errors.
     """
     worst = [torch.zeros(w.shape, dtype=torch.float64, device=w.device) for w in wide]
     for seed in range(RUNS):
@@ -121,13 +120,15 @@ class _RoundingMode(TorchDispatchMode):
         return result
 
     def _off(self, t: Any, growth: float = 1.0) -> Any:
-        """Return ``t`` with each element multiplied by a random factor within ``1 +- growth * eps``. A value that is
-        not a tensor of wide floats is returned unchanged.
+        """Return ``t`` with each element multiplied by a random factor between ``1 - growth * eps`` and ``1 + growth *
+        eps``. A value that is not a tensor of wide floats is returned unchanged.
         """
         return t * self._noise(t, growth) if _can_round(t) else t
 
     def _noise(self, t: Tensor, growth: float) -> Tensor:
-        """Return a tensor of the shape of ``t`` with random factors, uniform within ``1 +- growth * eps``."""
+        """Return a tensor of the shape of ``t`` with random factors, which are uniform between ``1 - growth * eps`` and
+        ``1 + growth * eps``.
+        """
         width = growth * self.eps
         # Drawn on the CPU, so that every device gets the same factors.
         noise = torch.rand(t.shape, generator=self.rng, dtype=torch.float64).mul_(2).sub_(1).mul_(width).add_(1)
@@ -174,10 +175,12 @@ SCATTER_OPERATORS = (
 
 
 def _rounding_growth(name: str, args: Any) -> float:
-    """Return the factor by which the rounding error of the operator ``name`` exceeds that of one operation.
+    """Return the factor by which the rounding error of the operator ``name``, called with ``args``, exceeds that of one
+    operation.
 
-    For scans and scatters it is the square root of the number of additions, which the dims of a declaration do not
-    show. For other operators it is 1.
+    For scans (such as ``cumsum``) and scatters (such as ``index_add``) it is the square root of the number of
+    additions. For all other operators it is 1. The sums of other operators, such as a matrix product, are allowed for
+    elsewhere, by the dims of the op's declaration.
     """
     first = args[0] if args and isinstance(args[0], Tensor) else None
     if first is None:

@@ -80,8 +80,8 @@ def _layer_norm(
 def _vector_norm(
     x: Tensor, order: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    """Return the 2-norm of ``x`` over ``dim`` (all dims if None). Return ``NotImplemented`` for another order, for
-    complex numbers or if ``dtype`` is given.
+    """Return the 2-norm of ``x`` over ``dim`` (all dims if None). Return ``NotImplemented`` if ``order`` is not 2, if
+    ``x`` is complex or if ``dtype`` is given.
     """
     if order != 2 or x.is_complex() or dtype is not None:
         return NotImplemented
@@ -104,7 +104,7 @@ ROW_FORMULAS: dict[str, Callable[..., Any]] = {
 
 def row_formula(name: str, args: Sequence[Any]) -> Callable[..., Any] | None:
     """Return a function that computes the aten operator ``name`` from elementary operators. Return None if there is no
-    such formula for ``name``, or if the first of ``args`` has no elements or is narrower than float64.
+    such formula, or if the first of ``args`` is not a tensor of float64 with at least one dim and one element.
     """
     x = args[0] if args else None
     if not isinstance(x, Tensor) or not x.numel() or not x.dim() or not x.is_floating_point() or x.itemsize < 8:

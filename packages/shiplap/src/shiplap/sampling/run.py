@@ -64,7 +64,9 @@ def run_op(op: Op, case: SampleCase) -> tuple[Tensor, ...]:
 
 
 def require_gradients(op: Op, args: tuple[Any, ...], names: Container[str]) -> tuple[Any, ...]:
-    """Return ``args`` after setting those in ``names``, in place, to require gradients."""
+    """Set the tensors among ``args`` whose argument is in ``names`` to require gradients, in place. Return ``args`` as
+    a tuple.
+    """
     return tuple(v.requires_grad_() if n in names else v for n, v in arguments_by_name(op, args).items())
 
 
@@ -108,8 +110,8 @@ reference_mark = ReferenceMark()
 
 
 def reference_effects(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the effects of the op's reference on copies of ``args``: its results, then the arguments that it mutates.
-    Random ops draw from a fixed seed.
+    """Return the effects of the op's reference on copies of ``args``. These are its results, then the arguments that it
+    mutates. The reference of a random op draws from a fixed seed.
     """
     copies = copy_generators(plain_copies(args))
     if op.spec.random:  # without a generator argument, the op draws from torch's own
@@ -141,8 +143,8 @@ def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def draws_otherwise(op: Op, case: SampleCase) -> bool:
-    """Return whether a random op and its reference give different results for the same seed. If so, values cannot be
-    compared. Return False for an op that is not random.
+    """Return whether a random op and its reference draw different random numbers for the same seed. If so, their values
+    cannot be compared. Return False for an op that is not random.
     """
     if not op.spec.random:
         return False
@@ -238,7 +240,7 @@ def sum_to_real(t: Tensor) -> Tensor:
 
 
 def why_no_backward(op: Op, case: SampleCase) -> str:
-    """Return a text that says why the op has no backward that can run on this case, or an empty text if it has one."""
+    """Return why the op has no backward that can run on this case. Return an empty text if it has one."""
     names = floating_args(op, case)
     if not names or op.spec.mutated:
         return "it mutates arguments" if op.spec.mutated else "no floating-point tensor argument"

@@ -76,7 +76,7 @@ def with_other_values(op: Op, case: SampleCase) -> SampleCase:
 
 
 class Samples:
-    """The samples of one op for one seed. Most methods yield cases, usual ones first."""
+    """The samples of one op for one seed. Most methods yield samples, the usual ones first."""
 
     def __init__(self, op: Op, seed: int, device: str = "cpu") -> None:
         """Make the source of samples for an op. The seed and the recipe of a sample together determine its values."""
@@ -123,7 +123,7 @@ class Samples:
 
     def _env(self, recipe: SampleRecipe) -> dict[str, Any]:
         """Return the value of each dim and scalar of a recipe by name. Raise ``SL502`` if the declaration does not
-        admit them or if the results would not fit in memory.
+        admit these values or if the results would not fit in memory.
         """
         sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
         scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
@@ -150,7 +150,7 @@ class Samples:
         return SampleCase(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
 
     def blank(self, recipe: SampleRecipe) -> Binding:
-        """Return the bound call of a recipe with tensors on the meta device, which have no values. It serves checks of
+        """Return the bound call of a recipe with tensors on the meta device, which have no values. It is used to check
         sizes, dtypes and layouts.
         """
         drawn = self._drawn(recipe, self._env(recipe), None)
@@ -244,7 +244,7 @@ class Samples:
     # Series of samples for the checks.
 
     def plain(self) -> Iterator[SampleCase]:
-        """Yield only the base sample, with small distinct sizes, default scalars and float32."""
+        """Yield the base sample, which has small distinct sizes, default scalars and float32. Yield no other."""
         yield from self._cases([self.base])
 
     def values(self) -> Iterator[SampleCase]:
@@ -313,8 +313,8 @@ class Samples:
         return find_code_constants(self.op)
 
     def thresholds(self) -> Iterator[SampleCase]:
-        """Yield samples of every dtype whose values lie at numbers of the code and at scalars, where the code may
-        branch. Yield nothing for an op with a builder of samples.
+        """Yield samples of every dtype whose values lie at and near the op's scalars and the numbers in its code, where
+        the code may branch. Yield nothing for an op with a builder of samples.
         """
         if (
             kind := threshold_value_kind(self.code_constants, dict(self.base.scalars).values())
@@ -423,7 +423,9 @@ class Samples:
                 yield from self._resized({name: MILLION_ELEMENTS // others + 1})
 
     def wide(self) -> Iterator[SampleCase]:
-        """Yield samples with one dim at a few sizes beyond one tile of a kernel, for checks that take long."""
+        """Yield samples with one dim at a few sizes larger than one tile of a kernel. Checks that take long use these
+        instead of all sizes.
+        """
         sizes = [n + 1 for n in self.code_constants.ints if LARGEST_COMMON_SIZE < n < LONG_SUM // 4][:4]
         for size in dict.fromkeys((65, *sizes, 1025)):
             for name, kind in free_dims(self.spec).items():
@@ -431,8 +433,8 @@ class Samples:
                 yield from (c for c in cases if c.numel <= MAX_SAMPLE_ELEMENTS >> 3)
 
     def grains(self) -> Iterator[SampleCase]:
-        """Yield samples with one dim so long that torch splits loops over a tensor between threads, which it does from
-        32,768 elements on.
+        """Yield samples with one dim of at least 32,768 elements. From this number on, torch splits loops over a tensor
+        between threads.
         """
         for name, kind in free_dims(self.spec).items():
             base = self.make(self.base)
@@ -507,7 +509,7 @@ class Samples:
             yield from self._cases([resized])
 
     def _elements(self, recipe: SampleRecipe) -> int:
-        """Return the number of elements of all arguments of a recipe, computed on the meta device. Return 0 if the
+        """Return the number of elements of all arguments of a recipe together, without allocating them. Return 0 if the
         declaration refuses the sizes.
         """
         try:
@@ -516,7 +518,8 @@ class Samples:
             return 0
 
     def _fitted(self, sizes: dict[str, Any]) -> SampleRecipe | None:
-        """Return a recipe in which one dim has the size that ``sizes`` gives by its name. Return None if there is none.
+        """Return a recipe in which the one dim named in ``sizes`` has the size given there. Return None if the
+        declaration admits no such recipe.
 
         All other sizes and scalars are chosen so that the declaration admits the recipe. Results are cached.
         """

@@ -37,16 +37,18 @@ def free_dims(spec: OpSpec) -> dict[str, str]:
 
 
 def broadcast_ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
-    """Return ``{dim: 1}`` for each dim that a call broadcasts. Its size is 1, and the dim that it repeats is larger.
+    """Return ``{dim: 1}`` for each dim that a call broadcasts, that is, whose size is 1 although the dim to which it
+    belongs is larger.
 
-    Recipes hold sizes for these dims only. Other repeated dims have the size of the dim that they repeat.
+    Recipes hold sizes for these dims only. Any other dim that may broadcast has the size of the dim to which it
+    belongs.
     """
     return {own: 1 for own, of in spec.broadcasts.items() if env.get(own) == 1 != env.get(of)}
 
 
 def name_groups(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[str, ...]]:
-    """Yield tuples of names, first each name alone and at last all names. With ``every``, yield also the pairs of three
-    names between them.
+    """Yield tuples of names. First each name alone is yielded, and at last all names together. If ``every`` is set and
+    there are three names, their pairs are yielded in between.
     """
     names = tuple(names)
     among = range(2, len(names)) if every and len(names) < 4 else ()
@@ -78,7 +80,7 @@ def dim_environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str
 
 def results_are_affordable(spec: OpSpec, env: Mapping[str, Any]) -> bool:
     """Return whether each result of a call with the dims and scalars ``env`` is small enough for any machine. A scalar
-    such as 2^40 may be a number of rows.
+    as large as 2^40 may be a number of rows, so results may be huge.
     """
     known = {**env, **dict.fromkeys(spec.dynamic, 0)}
     return all(math.prod(declared_output_shape(out, known)) <= MAX_RESULT_ELEMENTS for out in spec.outputs)
@@ -161,8 +163,8 @@ def _requirement_refuses(requirements: list[Expr], chosen: Mapping[str, Any]) ->
 def _value_pools(
     spec: OpSpec, fixed_sizes: Mapping[str, Any], fixed_scalars: Mapping[str, Any]
 ) -> tuple[list[str], list[Sequence[Any]]]:
-    """Return the names of the free dims and scalars, and in a parallel list the values to try for each. A fixed dim or
-    scalar has a single value.
+    """Return the names of the free dims and scalars, and a list of the values to try for each name in the same order. A
+    fixed dim or scalar has a single value.
     """
     pools: dict[str, Sequence[Any]] = {}
     asked = _sizes_in_requirements(spec)
@@ -192,7 +194,7 @@ def _sizes_in_requirements(spec: OpSpec) -> list[int]:
 
 
 def _product_outwards(pools: list[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Yield tuples of one value from each pool. Tuples that differ little from the first values of the pools come
+    """Yield tuples of one value from each pool, in all combinations. Combinations of the first values of the pools come
     first. Tuples may repeat.
     """
     if not all(pools):

@@ -124,8 +124,9 @@ def compilers_of_library(library: Path) -> tuple[str, ...]:
 
 @cache
 def _read_cached(library: Path, changed: int) -> LibraryState:
-    """Return the variables in the writable memory of ``library``, read from its ELF symbols. ``changed`` is its time of
-    change, which is only a part of the cache's key. Raise ``ValueError`` if there is no readable symbol table.
+    """Return the variables in the writable memory of ``library``, read from its ELF symbols. Raise ``ValueError`` if
+    there is no readable symbol table. ``changed`` is the time of the file's last change. It is not read, but is a part
+    of the cache's key.
     """
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
@@ -209,10 +210,12 @@ def _owner_of_symbol(name: str) -> str:
 
 
 def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
-    """Return the runtime of a GPU's vendor to which a symbol belongs, or an empty text for a symbol of the library.
+    """Return the name of the runtime of a GPU's vendor to which a symbol belongs, or an empty text for a symbol of the
+    library itself.
 
-    ``offload`` is the runtime with which the library's device code is registered. It is empty if there is none. A
-    variable of the device has a shadow on the host with the author's name. The shadow is state of the library.
+    ``offload`` is the runtime with which the library's device code is registered, or an empty text. ``size`` is the
+    symbol's size in bytes. A variable of the device's code has a copy on the host under the author's name, and this
+    copy counts as the library's own.
     """
     if archive := VENDOR_STATIC.fullmatch(name):
         return f"{archive[1]}, linked in"

@@ -14,10 +14,11 @@ MAX_MATCHED_ROWS = 2048  # rows that are matched one by one
 
 
 def _unordered_rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Tensor | None]:
-    """Return the indices of the results whose rows have no order, and the rows of these results.
+    """Return the indices of the results whose rows have no order, and a float64 matrix with the rows of all these
+    results side by side.
 
-    The rows lie side by side in one float64 matrix. It is None if the results differ in their number of rows, which a
-    comparison of shapes reports.
+    The matrix is None if there are no such results or if they differ in their number of rows. A comparison of shapes
+    reports the latter.
     """
     places = [i for i, name in enumerate(spec.results) if name in spec.unordered]
     if len(outs) < len(spec.results) or not places:
@@ -38,8 +39,8 @@ def _exact_doubles(t: Tensor) -> Tensor:
 
 
 def sort_unordered_rows(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return ``outs`` with the rows sorted in those results that the declaration calls unordered. All these results are
-    permuted alike. The order is that of their rows, taken side by side.
+    """Return ``outs`` with the rows of those results sorted that the declaration calls unordered. The rows of all these
+    results are compared side by side, and get one permutation.
     """
     if not spec.unordered:
         return outs
@@ -54,10 +55,10 @@ def sort_unordered_rows(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor,
 
 
 def match_unordered_rows(spec: OpSpec, outs: Sequence[Tensor], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return ``outs`` with the rows of unordered results permuted, so that each lies at the place of the nearest row of
+    """Return ``outs`` with the rows of unordered results permuted, so that each row has the index of the nearest row of
     ``like``.
 
-    ``like`` are the results to compare with. Rounding may have changed the order of sorted rows.
+    ``like`` are the results to compare with. Both are sorted, but rounding may have changed the order of rows.
     """
     places, rows = _unordered_rows(spec, outs)
     _, wanted = _unordered_rows(spec, like)

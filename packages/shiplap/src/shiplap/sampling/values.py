@@ -102,8 +102,8 @@ def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Ge
     finfo = torch.finfo(dtype)
 
     def some(share: float) -> Tensor:
-        """Return a random boolean mask of the shape of ``values``. About the ``share`` (0 to 1) of the places is set,
-        and at least one.
+        """Return a random boolean mask of the shape of ``values``. At least one element is set. The expected share of
+        set elements is ``share`` (0 to 1).
         """
         at = torch.rand(values.shape, generator=rng) < share
         if at.numel() and not at.any():
@@ -190,9 +190,9 @@ def _rows_with_peak(values: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _repeat_pool(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
-    """Return a large tensor of repeated normal numbers. To draw 10^8 different ones would take seconds.
+    """Return a large tensor whose normal numbers repeat, because drawing 10^8 different ones would take seconds.
 
-    The length of the pool is prime, so that no two rows or tiles of a tensor are alike.
+    The numbers repeat after a prime number of elements, so that no two rows or tiles of a tensor are equal.
     """
     pool = torch.randn(POOL_NUMBERS, generator=rng, dtype=torch.float64).to(dtype)
     count = math.prod(shape)

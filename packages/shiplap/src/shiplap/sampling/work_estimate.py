@@ -31,7 +31,8 @@ def on_one_thread() -> Iterator[None]:
     """Return a context in which torch's operators use one thread. It is meant for references of at most a few million
     elements.
 
-    On a busy machine, several threads use much more processor time. Samples that seem slow are left out.
+    On a busy machine, several threads use much more processor time than one. An audit would then take a sample to be
+    slow and leave it out.
     """
     # Threads that wait for a thread which a busy machine does not run use up to 90 times the processor time of a
     # comparison of 10^5 elements (two cores, load 12, 2026-11-27).
@@ -80,10 +81,10 @@ class _WorkLimit(TorchDispatchMode):
 
 
 def why_too_large(op: Op, case: SampleCase) -> str:
-    """Return why ``case`` should not run, or an empty text.
+    """Return why the op should not be run on ``case``, or an empty text.
 
-    The reason is a scalar beyond 32 bits that makes the work too large. Such a scalar may be a size, for which that
-    much memory would be allocated.
+    The only reason is that a scalar beyond 32 bits makes the work too large. Such a scalar may be a size, for which
+    that much memory would be allocated.
     """
     huge = any(type(v) is int and v in HUGE_INTEGERS for _, v in case.recipe.scalars)
     return _why_too_much_work(op, case) if huge else ""

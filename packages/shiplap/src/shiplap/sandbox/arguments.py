@@ -46,7 +46,7 @@ class ArgumentArena:
         self._size = ARENA_GAP * (1 + self._gaps.randrange(64))
 
     def pack(self, value: Any) -> Packed:
-        """Reserve places for the tensors in ``value`` in the shared memory. Return the description from which the other
+        """Reserve room in the shared memory for the tensors in ``value``. Return the description from which the other
         process unpacks the value.
 
         ``value`` is a tensor, a plain value, or a list, tuple or dict of these. Raise ``TypeError`` for another type.
@@ -66,9 +66,10 @@ class ArgumentArena:
         raise TypeError(f"an argument of type {type(value).__name__}")
 
     def _place(self, t: Tensor) -> int:
-        """Reserve a place for a tensor and return its offset in bytes.
+        """Reserve room for a tensor and return its offset in bytes.
 
-        The place is in the file, or in the GPU block if the tensor lies on a GPU. Random gaps separate the places.
+        The offset is that in the file, or in the GPU block if the tensor lies on a GPU. The tensors are separated by
+        random gaps.
         """
         length = strided_extent(t.shape, t.stride())
         flat = torch.as_strided(t.detach(), (length,), (1,), t.storage_offset())
@@ -98,8 +99,8 @@ class ArgumentArena:
         return handle
 
     def _most_room(self) -> int:
-        """Return the largest size in bytes that an existing GPU block may have to be used again for these arguments. A
-        smaller block is made if the existing one is larger.
+        """Return the largest size in bytes of an existing GPU block that may be used again for these arguments. If the
+        existing block is larger, a new one is made.
         """
         return max(MOST_SPARE * self._device_size, SPARE_BYTES)
 
@@ -136,8 +137,9 @@ class ArgumentArena:
 
 @dataclass(frozen=True)
 class MappedArguments:
-    """Arguments in a file that a process has mapped. It holds the device and inode of the file, the places of the
-    tensors, and the mapped memory.
+    """Arguments in a file that a process has mapped.
+
+    A record holds the device and the inode of the file, the locations of the tensors, and the mapped memory.
     """
 
     file: tuple[int, int]
@@ -146,8 +148,8 @@ class MappedArguments:
 
     @classmethod
     def of(cls, handle: int, packed: Packed, memory: mmap.mmap | None = None) -> MappedArguments:
-        """Return the record of the arguments in the file of ``handle``, laid out as ``packed`` describes. ``memory`` is
-        the mapping of the file. If it is None, the file is mapped.
+        """Return the record of the arguments in the file with the descriptor ``handle``, laid out as ``packed``
+        describes. ``memory`` is the mapping of the file. If it is None, the file is mapped here.
         """
         stat = os.fstat(handle)
         places = tuple(packed_locations(packed))
@@ -164,10 +166,10 @@ def packed_locations(value: Packed) -> list[TensorLocation]:
 
 
 def unpack_arguments(value: Packed, memory: Any, block: DeviceBlock | None = None) -> Any:
-    """Return the value that ``value`` describes, in the process that receives the arguments. It is the inverse of
-    :meth:`ArgumentArena.pack`.
+    """Return the value that the description ``value`` stands for, in the process that receives the arguments. It is the
+    inverse of :meth:`ArgumentArena.pack`.
 
-    Its tensors lie in the mapped file ``memory`` or in the GPU ``block``.
+    The tensors of the result lie in the mapped file ``memory`` or in the GPU ``block``.
     """
     if isinstance(value, PackedList):
         listed = [unpack_arguments(v, memory, block) for v in value.items]

@@ -49,11 +49,11 @@ class BatchRun:
 
 
 class CallBatch:
-    """A context with calls that a sandboxed process has prepared, on arguments in memory that both sides share.
+    """A context with calls that a sandboxed process has prepared, on arguments in memory that both processes share.
 
-    ``index`` is that of a candidate. ``poison`` is a byte that fills the memory which it allocates. The arguments of a
-    ``blank`` batch, by default one of index -1, hold zeros until ``fill`` writes values. On a GPU, calls may be
-    ``queued`` before the clock starts.
+    ``index`` is that of a candidate. If ``poison`` is not None, memory that the candidate allocates is filled with this
+    byte. If the batch is ``blank``, its arguments hold zeros until ``fill`` writes values. By default a batch of index
+    -1 is blank. If ``queued`` is set, calls on a GPU are queued before the clock starts.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class CallBatch:
     def close(self) -> None:
         """Close the file of the arguments.
 
-        If their GPU block is the one that is mapped now, the sandboxed process releases this batch and the block is
-        unmapped here. Otherwise that process releases its memory of the batch with the next one.
+        If their GPU block is mapped now, the sandboxed process releases this batch, and the block is unmapped here.
+        Otherwise that process releases this batch when it prepares the next one.
         """
         self.witness.batches.discard(self._number)
         if self._clock is not None and self.witness.block is self._clock.block:

@@ -52,9 +52,8 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 @dataclass(frozen=True)
 class ResultSpan:
-    """The bytes of a result as they were read, with the memory and the place in which they lie.
-
-    The memory is ``"host"`` or the handle of an allocation on a GPU. The block of the arguments has an empty handle.
+    """The bytes of a result as they were read. The result begins at offset ``at`` of ``memory``, which is ``"host"``
+    (where ``at`` is an address) or the handle of a GPU allocation. The block of the arguments has an empty handle.
     """
 
     memory: bytes | str
@@ -157,7 +156,7 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
 
 @dataclass(frozen=True)
 class _KeptResults:
-    """The results of one call that stay in use, and the bytes of its arguments and results, in all and on the host."""
+    """The results of one call that the process still keeps, and the bytes of its tensors, in all and on the host."""
 
     spans: ResultSpans
     size: int
@@ -251,11 +250,9 @@ class TargetProcess:
     def list_operators(
         self, args: Sequence[Any], expected: ExpectedEffects, *, trusted: bool = False
     ) -> list[protocol.OperatorUse] | str:
-        """Run one call of the target and return each torch operator that it runs. Return a text that says why if they
-        cannot be listed.
-
-        Raise ``CandidateError`` if the results differ from ``expected`` meanwhile, or if the call leaves something
-        behind that could compute later. The latter is not checked for a ``trusted`` target.
+        """Run one call of the target and return each torch operator that it runs, or the reason why they cannot be
+        listed. Raise ``CandidateError`` if the results differ from ``expected``. Raise it also if the call leaves
+        threads, changed settings or GPU work behind, unless the target is ``trusted``.
         """
         arena = ArgumentArena()
         try:
@@ -332,8 +329,8 @@ class TargetProcess:
         self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
     ) -> list[Tensor]:
         """Return the target's gradients of the floating-point arguments for the output gradients ``seeds``, then those
-        of ``parameters`` if it has them all. ``like`` gives the dtypes and shapes that they must have. Raise
-        ``CandidateError`` for others.
+        of ``parameters`` if it has them all. Raise ``CandidateError`` for other dtypes or shapes than those of
+        ``like``.
         """
         arena = ArgumentArena()
         message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
@@ -355,7 +352,7 @@ class TargetProcess:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The number of calls whose results the process keeps, and the bytes of these in the memory of the host."""
+        """The number of calls whose results the process keeps, and the bytes of these results on the host."""
         return len(self._earlier), sum(call.host for call in self._earlier)
 
     def forget_results(self) -> None:
@@ -368,13 +365,13 @@ class TargetProcess:
         self.release(self._earlier.popleft().spans)
 
     def release(self, spans: ResultSpans) -> None:
-        """Count one use less of the GPU memory of each of these results. Memory without a use is unmapped."""
+        """Count one user less of the GPU memory of each of these results. Memory without a user is unmapped."""
         for span in spans:
             if isinstance(span.memory, bytes) and span.memory:
                 self.opened.drop(span.memory)
 
     def last_spans(self) -> ResultSpans:
-        """Return the bytes of the device results read last, and drop the copies. Host results give an empty list."""
+        """Return the bytes of the GPU results that were read last, and delete the stored copies of them."""
         last = self._earlier[-1]
         if not all(isinstance(span.content, Tensor) for span in last.spans):
             return []
@@ -383,7 +380,7 @@ class TargetProcess:
 
     def _in_use(self) -> int:
         """Return how many of the last calls' results the process must keep, so that later calls can be checked for
-        changing them. Drop the records of all earlier calls. More calls are kept if their results are small.
+        changing them. More are kept if they are small. The records of all earlier calls are deleted.
         """
         sizes, kept = 0, 0
         # The latest results stay.
@@ -397,7 +394,9 @@ class TargetProcess:
         return kept
 
     def pieces(self, at: MappedArguments) -> MappedPieces:
-        """Return (address, bytes, file offset), by offset, of each mapping of the arguments' file ``at``."""
+        """Return the memory mappings of the file ``at``, which holds the arguments of the call, in the target process.
+        Each is (address, size in bytes, offset in the file). They are sorted by offset and must not overlap.
+        """
         try:
             pieces = sorted(find_mapped_pieces(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
@@ -416,8 +415,8 @@ class TargetProcess:
         pieces: MappedPieces | None = None,
     ) -> float:
         """Compare a call's results and arguments in the process's memory with ``expected``. Return the error in units
-        of the tolerance. ``pieces``, the mappings of the arguments' file, is given for a call of a batch. Results of
-        earlier calls are then not compared again. Raise ``CandidateError`` for a difference.
+        of the tolerance. Raise ``CandidateError`` for a difference. For a call of a batch, ``pieces`` has the mappings
+        of the arguments' file, and results of earlier calls are not compared again.
         """
         given, spans = tensors_among(args), list[ResultSpan]()
         outs = len(expected.own) - len(expected.changed)
@@ -448,8 +447,8 @@ class TargetProcess:
     def _places(
         self, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
     ) -> list[TensorLocation]:
-        """Return the location of each tensor argument, in the GPU block or where the process's memory map shows it. The
-        process itself could report a copy of the arguments instead of those that it changed.
+        """Return the location of each tensor argument, in the GPU block or where Linux's map of the process shows it.
+        The process itself could report a copy of the arguments instead of those that it changed.
         """
         if pieces is None:
             pieces = self.pieces(at) if not all(map(lies_on_device, given)) else []
@@ -465,7 +464,7 @@ class TargetProcess:
         return places
 
     def _read_results(self, places: Sequence[Place], like: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of the results at ``places``. Raise ``CandidateError`` if they differ from ``like`` in form."""
+        """Return copies of the results at ``places``. Their number, types, dtypes and shapes must be as in ``like``."""
         spans: ResultSpans = []
         try:
             return self._results(places, like, spans)
@@ -494,8 +493,8 @@ class TargetProcess:
         return got
 
     def _tensor(self, number: int, place: TensorLocation, like: Tensor, room: int) -> tuple[Tensor, ResultSpan | None]:
-        """Return a copy of result ``number`` and its span of memory, or None if it is empty. Its dtype and shape must
-        be those of ``like``. Gaps may take ``room`` bytes at most. Raise ``CandidateError`` otherwise.
+        """Return a copy of result ``number`` and its span of memory, or None if it is empty. Gaps may take ``room``
+        bytes at most. Raise ``CandidateError`` if its dtype, shape or device is not that of ``like``.
         """
         shape, stride, wanted = place.shape, place.stride, TensorLocation.of(like, 0)
         if shape != wanted.shape or place.dtype != wanted.dtype:

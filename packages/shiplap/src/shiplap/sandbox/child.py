@@ -97,8 +97,8 @@ def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[
 
 
 def take_baseline() -> None:
-    """Take a snapshot of the functions of all imported modules, in the launcher at its start and after each import that
-    it is asked for, so that all processes forked from it share the snapshot.
+    """Take a snapshot of the functions of all imported modules. All processes that are forked later share it. The
+    launcher does this at its start and after each import that a request makes.
     """
     global _baseline
     _baseline = FunctionSnapshot(_baseline)
@@ -175,9 +175,9 @@ class Child:
     def _describe_place(self, value: Any) -> Place:
         """Return the location of a result for the reply.
 
-        For a tensor on the host it is the address. For one on the GPU it is the offset in the arguments' block, or the
-        handle of its allocation with an offset. A plain number is returned as it is. A value that cannot be returned
-        becomes a ``Foreign`` with the name of its type.
+        The location of a tensor on the host is its address. The location of a tensor on the GPU is its offset in the
+        arguments' block, or the handle of its allocation with an offset. A plain number is returned itself. For any
+        other value, return a ``Foreign`` with the name of its type.
         """
         if type(value) not in (Tensor, torch.nn.Parameter) or not lies_on_device(value) or not value.numel():
             return _describe_place(value)
@@ -204,8 +204,8 @@ class Child:
 
     @handles(protocol.Inspect)
     def _inspect(self, message: protocol.Inspect, file: int) -> protocol.Inspection:
-        """Return what the target has done since it was loaded. The reply has the functions and settings that it has
-        changed, its reads of other code's frames or objects, and the number of its threads.
+        """Return what the target has done since it was loaded. The reply has the functions and settings that the target
+        has changed, its reads of other code's frames or objects, and the number of its threads.
         """
         seen = self._watch.read_observations()
         texts = self._intact.changed()[:20], seen["looked"], seen["left"]
@@ -352,8 +352,8 @@ class Child:
         return protocol.BatchCalled(calls, 0 if on_device else spent)
 
     def _repeat_first_call(self, run: Callable[[], Any], repeats: int) -> protocol.BatchCalled:
-        """Run one call ``repeats`` times and return the time of all. A short first run is not counted, since its caches
-        were cold.
+        """Run one call ``repeats`` times and return the time of all runs together. If the first run is short, it is not
+        counted, since the caches were cold, and another one is made in its place.
         """
         with torch.no_grad():
             started = perf_counter_ns()
@@ -435,8 +435,8 @@ def _on_devices(args: list[Any]) -> list[Any]:
 
 
 def _describe_place(value: Any) -> Place:
-    """Return the location of a strided tensor at its address, or a plain number or bool itself. For another value,
-    return a ``Foreign`` with the name of its type.
+    """Return the location of a strided tensor at its address. Return a plain number or bool itself. For any other
+    value, return a ``Foreign`` with the name of its type.
     """
     if isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter):
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():

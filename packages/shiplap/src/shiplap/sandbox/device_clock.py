@@ -25,15 +25,18 @@ WRITTEN_EVERY_S = 1e-3  # seconds after which the end is written again for calls
 
 
 class CallsNotQueued(Exception):
-    """An error for calls that cannot be queued behind a gate. They are too many, or wait for the device."""
+    """An error for calls that cannot all be queued before the clock starts. They are too many, or they wait for the
+    device.
+    """
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Elements of a result, with the allocation and the place of the result, the numbers of the elements, and their
-    values.
+    """Some elements of a result, read directly after a call.
 
-    A number counts units of ``size`` bytes in the ``length`` bytes of the result.
+    ``memory`` is the handle of the result's allocation, and ``at`` the offset of the result in it. ``numbers`` are the
+    indices of the elements and ``values`` their bits. An element has ``size`` bytes, and the result has ``length``
+    bytes.
     """
 
     memory: bytes
@@ -44,15 +47,15 @@ class Probe:
     values: Tensor
 
     def agrees_with(self, content: Tensor) -> bool:
-        """Return whether ``content`` has the values of this probe. ``content`` is the bytes of the whole result, read
-        later. The probe was read at once.
+        """Return whether ``content``, the bytes of the whole result as they were read later, has the values of this
+        probe.
         """
         return torch.equal(unit_view(content, self.size)[self.numbers], self.values)
 
 
 def unit_view(content: Tensor, size: int) -> Tensor:
-    """Return a tensor of bytes viewed as integers of ``size`` bytes, so that elements can be indexed. For a size above
-    8, the view has rows of int64.
+    """Return a tensor of bytes viewed as integers of ``size`` bytes each, which can be indexed. For a ``size`` above 8,
+    the view is a matrix of int64 with one row for each unit.
     """
     units = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return content.view(units[size]) if size in units else content.view(torch.int64).view(-1, size // 8)
@@ -67,8 +70,8 @@ class RunTime:
 
 
 class DeviceClock:
-    """The clock of calls on a GPU. It has the gate and the end of one block of arguments, and the values that the block
-    gets when the clock starts.
+    """The clock of calls on a GPU. It has the block of arguments, the two words in it at which GPU streams wait (gate
+    and end), and the values that the block gets when the clock starts.
 
     Attributes:
         values: memory of this process in which values are prepared. It is laid out as the block is.
@@ -102,9 +105,9 @@ class DeviceClock:
         self.driver.empty_caches()
 
     def close_gate(self) -> None:
-        """Clear the two words in shared memory at which GPU streams wait, the gate and the end.
+        """Clear the two words in shared memory at which GPU streams wait. They are called the gate and the end.
 
-        The sandboxed process's stream waits at the gate before its calls, and writes the end behind them.
+        The sandboxed process's stream waits at the gate before its calls, and sets the end after them.
         """
         self.block.bytes_at(0, FLAG_BYTES).zero_()
         self.driver.synchronize()
@@ -123,8 +126,8 @@ class DeviceClock:
                 self.driver.write_word(self.block, GATE_AT)
 
     def time_queued(self, probe: Callable[[], None]) -> RunTime:
-        """Write the arguments' values, open the gate, and return the times until the queued calls and ``probe`` are
-        done and until the values are written.
+        """Write the arguments' values, open the gate, and return the times. They are the seconds until the queued calls
+        and ``probe`` are done, and the seconds until the values are written.
 
         The gate is the word in shared memory at which the other process's GPU stream waits. Raise ``CallsNotQueued`` if
         the calls do not end in time.
@@ -166,8 +169,8 @@ class DeviceClock:
     def _wait_until(self, event: torch.cuda.Event, seconds: float) -> None:
         """Wait until ``event`` is done.
 
-        After ``seconds``, write the end word in place of the process and raise ``CallsNotQueued``. The streams of this
-        process can then continue.
+        If that takes more than ``seconds``, write the end word, for which the streams of this process wait, in place of
+        the other process. Then raise ``CallsNotQueued``.
         """
         ends = time.monotonic() + seconds
         while not event.query():
@@ -179,10 +182,10 @@ class DeviceClock:
                 raise CallsNotQueued(f"they have not ended after {seconds:.3g} s")
 
     def pick_probes(self, results: Sequence[tuple[bytes, int, int, int, DeviceBlock]]) -> list[Callable[[], Probe]]:
-        """Return functions that each read a few elements of one of ``results`` at secret places. Some of the results
-        are chosen for this.
+        """Return functions that each read a few elements of one of ``results`` at random, secret indices. Only some of
+        the results are read.
 
-        The functions are run directly behind the calls, to detect work that is finished later. A result is (handle of
+        The functions are called directly after the calls, to detect work that is finished later. A result is (handle of
         its allocation, offset in it, bytes, bytes of an element, the mapped allocation).
         """
         if not results:

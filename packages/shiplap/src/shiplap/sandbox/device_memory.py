@@ -67,7 +67,9 @@ class _Handle(ctypes.Structure):
 
 
 class _Span:
-    """Bytes of a block in the form in which torch adopts foreign memory. The block lives as long as a tensor on it."""
+    """Bytes of a block as an object from which torch can make a tensor without a copy (by
+    ``__cuda_array_interface__``). The block lives as long as that tensor.
+    """
 
     def __init__(self, address: int, length: int, block: DeviceBlock) -> None:
         """Describe ``length`` bytes at ``address`` for torch, and keep alive the block to which they belong."""
@@ -121,7 +123,7 @@ class DeviceBlock:
 
 
 class PrivateBlock(DeviceBlock):
-    """Memory of this process alone that is laid out as a block.
+    """Memory of this process alone that has the size and the layout of a block.
 
     Attributes:
         words: the memory behind the words at which streams wait.
@@ -196,8 +198,8 @@ class DeviceDriver:
         return self._map(handle, size, -1)
 
     def _map(self, handle: c_uint64, size: int, file: int) -> DeviceBlock:
-        """Return the physical GPU memory of ``handle`` as a block that is mapped for reading and writing. ``file`` is
-        its shareable file, or -1.
+        """Map the physical GPU memory ``handle`` for reading and writing, and return it as a block. ``file`` is the
+        descriptor by which the memory can be shared, or -1.
         """
         address, access = c_uint64(), _Access(_Location(1, self._number), 3)
         self.call("cuMemAddressReserve", byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0))
@@ -307,7 +309,7 @@ class OpenedAllocations:
         return self._opened[handle][0]
 
     def drop(self, handle: bytes) -> None:
-        """Count one user less of the GPU allocation with this handle. It is unmapped after its last user."""
+        """Count one user less of the GPU allocation with this handle. Without a user, the allocation is unmapped."""
         block, users = self._opened.pop(handle)
         if users > 1:
             self._opened[handle] = block, users - 1

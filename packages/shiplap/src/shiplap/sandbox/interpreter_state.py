@@ -185,23 +185,23 @@ class InterpreterWatch:
         sys.addaudithook(self._record_event)
 
     def reset(self) -> None:
-        """Drop all observations and take the present settings as the expected ones. This is called after the imports of
-        the user's own modules, since they may change settings.
+        """Delete all observations and take the present settings as the expected ones. This method is called after the
+        imports of the user's own modules, since they may change settings.
         """
         self._looked.clear()
         self._before = read_interpreter_state()
 
     def loaded(self) -> None:
-        """Take the present seed of torch as the expected one. Loading the code under test has set it to initialise
-        parameters.
+        """Take the present seed of torch as the expected one. This method is called after the code under test was
+        loaded, which sets the seed to initialise parameters.
         """
         self._before["torch.initial_seed"] = torch.initial_seed()
 
     def read_observations(self) -> dict[str, list[str]]:
-        """Return what the code under test has done, as lists of names.
+        """Return what the code under test has done, as a dict of lists of names.
 
-        ``looked`` has the frame and object accessors that it has used. ``left`` has the settings that it has left
-        changed.
+        The list ``looked`` has the functions with which it has read frames or objects of other code. The list ``left``
+        has the settings that are still changed.
         """
         frozen = ["gc.freeze"] if gc.get_freeze_count() > self._frozen else []
         return {"looked": list(self._looked), "left": changed_interpreter_state(self._before) + frozen}
@@ -255,9 +255,9 @@ class InterpreterWatch:
     def _is_foreign(self, frame: FrameType | None) -> bool:
         """Return whether code under test made the call in ``frame``.
 
-        The frames are searched from there outwards. Library functions that read frames for their callers are skipped.
-        The code of the next frame counts as code under test if it is neither Python's, an installed package's nor
-        Shiplap's.
+        The frames are searched from ``frame`` to its callers. Library functions that read frames for their callers are
+        skipped. The first other frame determines the result. It is foreign if its code does not belong to Python, an
+        installed package or Shiplap.
         """
         while frame is not None:
             code = frame.f_code

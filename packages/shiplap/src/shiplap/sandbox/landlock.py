@@ -69,7 +69,7 @@ CAPSET = {"x86_64": 126, "aarch64": 91}
 
 @dataclass(frozen=True)
 class SandboxPolicy:
-    """The permissions of a process after it is locked in.
+    """The permissions of a process after ``lock_process`` has restricted it.
 
     Attributes:
         scratch: the folder that the process may write.
@@ -87,8 +87,8 @@ class SandboxPolicy:
 
 
 def readable_places(*, device: bool = False) -> list[str]:
-    """Return the existing files and folders from which Python, its packages and the system libraries are read, and with
-    ``device`` the driver of an accelerator.
+    """Return the existing files and folders that a sandboxed process may read. They are those of Python, its packages
+    and the system libraries. With ``device``, those of an accelerator's driver are added.
     """
     places = [*SYSTEM_PLACES, *hardware_places(), sys.prefix, sys.base_prefix, *(p for p in sys.path if p)]
     # An editable install may be a link to a folder elsewhere, which must be readable itself.
@@ -98,16 +98,16 @@ def readable_places(*, device: bool = False) -> list[str]:
 
 
 def hardware_places() -> list[str]:
-    """Return the files and folders below ``/sys`` that a process may read: root may read nothing there that is hidden
-    from others.
+    """Return the files and folders below ``/sys`` that a sandboxed process may read. They have nothing that only root
+    may read, since root may run the sandbox.
     """
     found = (path for pattern in HARDWARE.split() for path in Path("/sys").glob(pattern))
     return [str(part) for path in found if not NUMBERED.fullmatch(path.name) for part in _open_parts(path)]
 
 
 def _open_parts(path: Path) -> list[Path]:
-    """Return ``path`` if everybody may read what its owner may read there, or else the parts of it for which that
-    holds.
+    """Return ``[path]`` if everybody may read all that its owner may read there. Otherwise return those files and
+    folders inside ``path`` for which this holds.
     """
     try:
         if not path.is_dir():
@@ -120,10 +120,11 @@ def _open_parts(path: Path) -> list[Path]:
 
 
 def start_removal(folder: str) -> int:
-    """Start a process that removes a folder in which a sandboxed process has written, with all it holds, and return its
-    id. Raises OSError where none can be started.
+    """Start a process that removes the folder in which a sandboxed process has written, with everything in it. Return
+    the id of the new process. Raise ``OSError`` if it cannot be started.
 
-    ``rm`` descends to any depth and follows no links. Folders that their owner cannot list are made so first.
+    The command ``rm`` descends to any depth and follows no links. If its owner cannot list some folders, their
+    permissions are changed first.
     """
     script = 'rm -rf -- "$0" || { chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }'
     # Its errors have names that the sandboxed process has chosen. A shell that redirects needs one more descriptor.

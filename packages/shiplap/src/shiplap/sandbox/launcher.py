@@ -117,8 +117,8 @@ def _wait_for_status(pid: int) -> int:
 
 
 def _reap_orphans(forked: set[int]) -> None:
-    """Wait for the ended processes that this one has adopted and has not ``forked`` itself. They then count for no
-    later sandboxed process.
+    """Wait for the ended processes that this one has adopted, that is, for those that are not in ``forked``. They would
+    otherwise count as children of a later sandboxed process.
     """
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in forked:
@@ -126,7 +126,7 @@ def _reap_orphans(forked: set[int]) -> None:
 
 
 def _all_children_gone() -> bool:
-    """Wait at most ``END_CHILDREN_S`` seconds for all children of this process, which were killed or have ended before.
+    """Wait at most ``END_CHILDREN_S`` seconds until all children of this process, which were killed before, are gone.
     Return whether all are gone.
     """
     ends = time.monotonic() + END_CHILDREN_S

@@ -30,7 +30,7 @@ LauncherSurroundings = tuple[object, ...]
 
 def _launcher_surroundings() -> LauncherSurroundings:
     """Return the settings of this program that a launcher inherits when it starts. They are the interpreter, the
-    environment variables, the folder, limits, processors, priority and users.
+    environment variables, the working folder, resource limits, allowed processors, priority and user ids.
     """
     here = ""
     with contextlib.suppress(OSError):  # a folder that was removed
@@ -55,8 +55,8 @@ class IdleLauncher(SandboxLauncher):
         self._surroundings: LauncherSurroundings = ()
 
     def _start(self) -> socket.socket:
-        """Start the launcher's process and return the connection to it. The settings of the program with which it
-        starts are recorded.
+        """Start the launcher's process and return the connection to it. Record the settings that the program has at
+        that time.
         """
         self._surroundings = _launcher_surroundings()
         return super()._start()
@@ -144,8 +144,8 @@ class LauncherPool:
         return IdleLauncher()
 
     def leave(self, launcher: IdleLauncher) -> None:
-        """Put a launcher into the pool for the next use. A launcher that waited there before is ended. If ``launcher``
-        must not be used again, it is ended itself.
+        """Put a launcher into the pool for the next use, and end the one that waited there before. If ``launcher`` must
+        not be used again, end it instead.
         """
         if not launcher.rest(self.seconds + GRACE_S):
             launcher.close()

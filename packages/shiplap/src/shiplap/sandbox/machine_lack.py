@@ -82,11 +82,11 @@ def _exceeds_quota(folder: str) -> bool:
 
 
 def find_lack(text: str, process: SandboxedProcess) -> str:
-    """Return the error ``text`` of a sandboxed process with the name of the resource that the machine lacks. Return an
-    empty text if no lack explains the error.
+    """Return the error ``text`` of a sandboxed process, followed by the name of the resource that the machine lacks.
+    Return an empty text if no lack explains the error.
 
-    A process that exceeds its own limits gives the same texts. The machine must therefore have less left than the
-    process may use.
+    A process that exceeds its own limits fails with the same texts. A resource therefore counts as lacking only if the
+    machine has less of it left than the process may use.
     """
     disk, bounds = os.statvfs(process.launcher.folder), process.bounds
     full = disk.f_files > 0 and disk.f_favail < FREE_NAMES

@@ -117,8 +117,8 @@ class _FunctionOwner(NamedTuple):
 
     @classmethod
     def of(cls, name: str, value: Any) -> _FunctionOwner:
-        """Return a record of a module or class. It holds its present attributes, the parts of its functions, and copies
-        of its dicts of functions.
+        """Return a record of the module or class ``value``. The record holds its present attributes, the parts of its
+        functions, and copies of its dicts of functions.
         """
         held = dict(vars(value))
         is_class = isinstance(value, type)
@@ -161,9 +161,9 @@ class _FunctionOwner(NamedTuple):
         return [*replaced, *self._tables()]
 
     def _is_lost(self, name: str, now: Any) -> bool:
-        """Return whether ``now``, the present value of the attribute ``name``, is a replacement that counts.
+        """Return whether the attribute ``name`` was replaced in a way that counts. ``now`` is its present value.
 
-        Code of Python, torch or an installed package does not count as a replacement. In guarded modules and for public
+        A replacement by code of Python, torch or an installed package does not count. In guarded modules and for public
         constants, any replacement counts.
         """
         before = self.held[name]
@@ -180,7 +180,8 @@ class _FunctionOwner(NamedTuple):
         return _is_replaced_function(before, now)
 
     def _hides(self, name: str, now: Any) -> bool:
-        """Return whether the added attribute ``name`` hides an attribute of a base class, or a builtin.
+        """Return whether the added attribute ``name`` hides an attribute of a base class or a builtin, or is a special
+        name such as ``__call__``.
 
         It does not count if its value ``now`` is code of Python, torch or an installed package.
         """
@@ -287,8 +288,8 @@ def _is_table(value: dict[Any, Any]) -> bool:
 
 
 def _is_shared(key: Any) -> bool:
-    """Return whether a key of a table is a class of Python, torch or an installed package. Code other than the
-    candidate's uses such a class, too.
+    """Return whether a key of a table is a class of Python, torch or an installed package. Such a class is also used by
+    code other than the candidate's.
     """
     return isinstance(key, type) and is_trusted_module(key)
 

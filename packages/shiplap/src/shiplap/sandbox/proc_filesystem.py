@@ -45,8 +45,10 @@ def stat_fields(pid: int | str) -> list[str]:
 
 
 def has_ended(stat: Sequence[str]) -> bool:
-    """Return whether a process has ended, by its ``stat_fields``. While other threads run after the first one has
-    ended, Linux shows the state of a process that has ended.
+    """Return whether a process has ended, judged by its ``stat_fields``.
+
+    If only the first thread has ended, Linux shows the state of an ended process, too. The number of threads tells the
+    two apart.
     """
     return stat[0] in "ZX" and int(stat[THREADS]) <= 1
 
@@ -138,8 +140,10 @@ def resident_bytes(pid: int) -> int:
 
 
 def read_memory_sizes(pid: int) -> tuple[int, int]:
-    """Return the bytes of a process's address space and those of memory that it holds: physical memory, and what its
-    pipes and sockets can hold, by their number. Zeros if it is gone.
+    """Return the bytes of a process's address space and of the memory that it holds, or zeros if the process is gone.
+
+    The memory is its physical memory, and an estimate of what its pipes and sockets can hold, which follows from the
+    number of its open files.
     """
     folder = _living_folder(pid)
     size, resident = _memory_sizes_in(folder)
@@ -147,8 +151,10 @@ def read_memory_sizes(pid: int) -> tuple[int, int]:
 
 
 def unseen_bytes(pids: Iterable[int]) -> int:
-    """Return the bytes of memory that processes hold and that do not count as theirs: page tables, huge pages, and
-    memory without a file that they share and whose pages they have dropped, which frees nothing.
+    """Return the bytes of memory that processes hold but that their resident sizes do not show.
+
+    They are page tables, huge pages, and shared memory without a file whose pages were unmapped. Unmapping such a page
+    does not free it.
     """
     shared, held, resident = dict[str, int](), 0, 0
     for folder in map(_living_folder, pids):
@@ -227,8 +233,10 @@ class RequestTime:
 
     @classmethod
     def of(cls, wall: float, waited: float, ran: float) -> RequestTime:
-        """Return the times of a request. The second one is the wall time without the seconds ``waited`` for a
-        processor, but at least what the processor time ``ran`` requires.
+        """Return the times of a request, computed from its seconds on the wall clock.
+
+        The quiet time is ``wall`` without the seconds ``waited`` for a processor. It is at least ``ran``, the processor
+        time, divided by the number of processors.
         """
         return cls(wall, min(wall, max(wall - waited, ran / len(os.sched_getaffinity(0)))))
 
@@ -247,7 +255,8 @@ def read_scheduler_usage(pid: int, thread: int) -> SchedulerUsage:
 
 
 def find_mapped_pieces(pid: int, file: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """Return ``(address, bytes, offset)`` of each piece of memory in which a process shares a file.
+    """Return ``(address, size in bytes, offset in the file)`` of each part of a process's memory that is a shared
+    mapping of ``file``.
 
     ``file`` is the device and the inode of the file. Raise ``OSError`` if the memory map of the process cannot be read.
     """

@@ -86,8 +86,10 @@ class TensorLocation(Message, frozen=True):
 
     @classmethod
     def of(cls, t: Tensor, at: int, block: bytes = b"") -> TensorLocation:
-        """Return the description of the tensor ``t`` at the offset or address ``at``, in the allocation with the handle
-        ``block``.
+        """Return the location, dtype, shape, strides and device type of the tensor ``t``.
+
+        ``at`` is the address of the tensor, or its offset in a file or block of memory. If the tensor is on a GPU,
+        ``block`` is the handle of its allocation. An empty ``block`` stands for the block of the arguments.
         """
         return cls(*_describe_form(t.dtype, t.shape, t.stride()), at, t.device.type, block)
 
@@ -120,8 +122,8 @@ class PackedDict(Message, frozen=True):
 
 
 class PackedText(Message, frozen=True):
-    """A value of another kind as text. The kind is ``"dtype"``, ``"device"``, or ``"int"`` for an integer of more than
-    64 bits.
+    """A value that is sent as text, with its kind. The kind is ``"dtype"``, ``"device"``, or ``"int"`` for an integer
+    of more than 64 bits.
     """
 
     kind: str
@@ -188,7 +190,9 @@ class Inspection(Reply, frozen=True):
 
 
 class CallTraces(Message, frozen=True):
-    """The signs of other work of a process around a call, on streams, on its settings, and in threads."""
+    """Signs that a call has left other work behind. They are work on other streams, changed settings and running
+    threads.
+    """
 
     raced: bool = False
     left: ReportTexts = []
@@ -196,7 +200,7 @@ class CallTraces(Message, frozen=True):
 
 
 class CallPlaces(Message, frozen=True):
-    """The locations of the results of a call, and the structure in which they are nested."""
+    """The locations of the results of a call, and the nesting of tuples, lists and dicts around them."""
 
     outs: Places
     structure: Structure | None = None
@@ -254,8 +258,8 @@ class AwaitExit(Request[Number], frozen=True):
 
 
 class Rest(Request[Answer], frozen=True):
-    """A request to wait for a number of seconds for the next request. The reply says whether all forked processes are
-    gone.
+    """A request to wait for the next request for a number of seconds, and to end afterwards. The reply says whether all
+    forked processes are gone.
     """
 
     seconds: float
@@ -387,7 +391,9 @@ def decoder_of(kinds: tuple[type[Message], ...]) -> msgspec.msgpack.Decoder[Any]
 
 @cache
 def reply_of(request: type[Request[ReplyT]]) -> type[ReplyT]:
-    """Return the class of the reply to requests of the class ``request``. It is the type argument of the base class."""
+    """Return the class of the reply to requests of the class ``request``. It is the type argument with which
+    ``request`` is derived from ``Request``.
+    """
     reply: type[ReplyT] = get_args(vars(request)["__orig_bases__"][0])[0]
     return reply
 
@@ -458,8 +464,8 @@ def make_sealed_file(name: str, size: int) -> int:
 
 
 class Heartbeat:
-    """Memory that two processes share. It holds the number of the run in progress (-1 if there is none) and the time of
-    its start.
+    """Memory that two processes share, by which one of them sees how long a run of the other takes. It holds the number
+    of the run in progress (-1 if there is none) and the time of its start.
     """
 
     FORM = struct.Struct("=qd")

@@ -25,8 +25,8 @@ def seed_torch(seed: int) -> None:
 
 
 def rng_positions() -> dict[str, int]:
-    """Return the states of the random generators of Python, NumPy and torch's CPU, each hashed to a number. They are
-    named by the function that would set them.
+    """Return a hash of the state of each random generator of Python, NumPy and torch's CPU. The key is the name of the
+    function that would set the state.
     """
     place = np.random.get_state(legacy=False)["state"]
     return {
@@ -52,8 +52,8 @@ class RngWatch:
         torch.rand(1)
 
     def stuck_generators(self) -> list[str]:
-        """Return the names of the generators that are at the same position as when this method was last called. The
-        candidate has set them.
+        """Return the names of the generators whose state is the same as when this method was last called. Since the
+        generators were advanced in between, the candidate must have set them.
         """
         before, self._after = self._after, rng_positions()
         return [name for name, place in self._after.items() if before.get(name) == place]

@@ -108,8 +108,11 @@ def _ranges(column: int, device: bool) -> Iterator[tuple[int, int]]:
 
 
 def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list[Line]]]:
-    """Yield, for each system call whose permission depends on its arguments, its number and the filter instructions
-    that test the arguments.
+    """Yield the number of each system call whose permission depends on its arguments, with the filter instructions that
+    test the arguments.
+
+    ``column`` is that of the machine in the tables of system calls, ``pid`` the id of this process. ``device`` allows
+    the calls that a GPU driver needs.
     """
     yield FUTEX[column], _one_of(SECOND_AT, FUTEX_OPERATIONS, FUTEX_OPERATION)  # first, since it is called most
     for name, numbers in OWN_PROCESS_CALLS.items():

@@ -112,10 +112,10 @@ def _list_sources_beside(folder: Path) -> list[Path]:
 
 
 def read_source(file: str | Path) -> bytes:
-    """Return the content of a source file, of which one byte more than the limit is read. Empty for what is no regular
-    file, and for a file that cannot be read.
+    """Return the content of a source file, of which at most one byte more than ``MAX_SOURCE_BYTES`` is read. It is
+    empty for a file that cannot be read or that is not a regular file.
 
-    A file in ``/proc`` states no size and may have no end.
+    The size of a file in ``/proc`` is not known in advance, and reading one may never end.
     """
     content = b""
     try:
@@ -141,11 +141,11 @@ def _read_source_text(file: Path) -> str:
 
 
 def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
-    """Return a text ``line N: reason`` for each suspicious name in a Python file, or in a module beside it that it
+    """Return a text ``line N: reason`` for each suspicious name in a Python file, and in the modules beside it that it
     imports.
 
     A suspicious name reads frames or objects of other code, patches the process, or reads the date. ``targets`` are the
-    names of the file's functions that callers outside use.
+    names of the file's functions that other code calls.
     """
     reasons = _suspicious_names_in(file, targets)
     used = re.findall(r"\w+", _read_source_text(Path(file)))  # a function of another module is called by its name
@@ -156,8 +156,8 @@ def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
 
 
 def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
-    """Return ``line N: reason`` for each suspicious name in one Python file. ``called`` are the names of its functions
-    that other code calls. Empty for a file that no Python can parse.
+    """Return a text ``line N: reason`` for each suspicious name in one Python file. The list is empty for a file that
+    cannot be parsed. ``called`` are the names of its functions that other code calls.
     """
     if len(content := read_source(file)) > MAX_SOURCE_BYTES:
         return [f"more than {MAX_SOURCE_BYTES} bytes, which nobody looks through"]
@@ -230,7 +230,7 @@ def _is_main_guard(node: ast.AST) -> bool:
 
 def marks_in_source(file: str) -> list[int]:
     """Return the integers with which the source of a reference compares values, or which it passes as an index to
-    ignore.
+    ignore. If the source computes a loss, the usual index to ignore is added.
 
     The reference may treat these values specially, so samples should contain them.
     """

@@ -130,8 +130,8 @@ def open_unnamed_file(folder: str) -> int:
 
 
 def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
-    """Remove ``folder`` with all it holds. If that takes longer than ``seconds``, this function returns and the removal
-    goes on.
+    """Remove ``folder`` with everything in it. If that takes longer than ``seconds``, return while the removal
+    continues in another process.
     """
     try:
         pid = start_removal(folder)
@@ -223,7 +223,9 @@ class SandboxLauncher:
                 os.kill(pid, signal.SIGKILL)
 
     def finish(self) -> None:
-        """Kill everything and refuse to start again. Another thread that waits for a reply gets ``ProcessEnded``."""
+        """Kill the launcher and all processes that it started, and refuse to start again. A thread that waits for a
+        reply gets ``ProcessEnded``.
+        """
         self._over = True
         self.close()
 
@@ -442,8 +444,8 @@ class SandboxedProcess:
             raise Timeout("the time of the judgement is over")
 
     def _keep_within(self, ends: float, seconds: float) -> None:
-        """Kill the process and raise ProcessEnded, or Timeout, if it exceeds a limit. Raise BrokenMessage if it has
-        ended. ``ends`` is the time at which the reply is due, after ``seconds``.
+        """Kill the process and raise ``ProcessEnded`` or ``Timeout`` if it exceeds a limit. Raise ``BrokenMessage`` if
+        it has ended. ``ends`` is the time at which the reply is due, which is ``seconds`` after the request.
         """
         if thread_states(self.pid) <= {"Z", "X"}:  # a child of it may hold the connection
             raise BrokenMessage("it has ended")
@@ -458,8 +460,9 @@ class SandboxedProcess:
         self._in_time()
 
     def _exceeded_limit(self, ends: float, seconds: float) -> str:
-        """Return a text that describes the limit on time, memory, processes or threads that the process exceeds, or an
-        empty text. The reply is due at the time ``ends``, after ``seconds``.
+        """Return a text that describes the limit on time, memory, processes or threads that the process exceeds. Return
+        an empty text if it exceeds none. ``ends`` is the time at which the reply is due, which is ``seconds`` after the
+        request.
         """
         if self.run is not None:
             allowed, since = self.run()
@@ -525,7 +528,9 @@ class SandboxedProcess:
             os.killpg(self.pid, number)
 
     def _wait_until_stopped(self) -> bool:
-        """Wait until all threads are stopped, and return whether they were at the first look."""
+        """Wait until all threads of the process are stopped. Return whether they were stopped already at the first
+        test. Raise ``ProcessEnded`` if the process has ended or cannot be stopped.
+        """
         now = time.monotonic()
         ends = max(now + 1, min(now + 60, self.until))
         for look in count():

@@ -140,8 +140,9 @@ def _values_held_by(function: FunctionType) -> list[Any]:
 
 
 def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
-    """Return whether a value is not callable, or is code of Python, torch or an installed package with all that it
-    holds. Held functions are followed to ``depth``.
+    """Return whether a value is not callable, or is code of Python, torch or an installed package.
+
+    The functions that it holds in its defaults and closure must be such code, too. They are followed to ``depth``.
     """
     if isinstance(value, (FunctionType, MethodType, staticmethod, classmethod)):
         return depth > 0 and is_trusted_function(value, depth)

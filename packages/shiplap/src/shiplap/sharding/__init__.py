@@ -16,8 +16,9 @@ __all__ = ["on_refused"]
 
 
 def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
-    """Handle the failure ``cause`` of a call with DTensors by registering the op's sharding rules with DTensor. Return
-    True if the call is worth another try, or raise the error behind the failure. Return False for another failure.
+    """Register the op's sharding rules with DTensor if a call with DTensors failed with ``cause`` because they were
+    missing. Return whether the call may be tried again. If another error of Shiplap is behind the failure, raise that
+    error. Return False for any other failure.
 
 
     Raises:

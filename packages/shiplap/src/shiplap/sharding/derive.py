@@ -66,8 +66,8 @@ def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
     """Return the sharding rules for a call with ``args``. They depend on the numbers of dims of its tensors, but not on
     their sizes.
 
-    The rules are those that ``op.sharding`` declares. Without them, rules are derived once from the declaration and the
-    reference.
+    The rules are those that ``op.sharding`` declares. If it declares none, rules are derived from the declaration and
+    the reference at the first call.
     """
     if op.shardings is not None:
         return op.shardings
@@ -85,10 +85,10 @@ def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
 
 
 def _rule_key_part(op: Op, arg: Arg, value: Any) -> object:
-    """Return the part of an argument's value on which sharding rules depend, for the key of a cache.
+    """Return the part of an argument's value on which sharding rules depend, as a part of a cache key.
 
-    For a tensor it is the number of dims, and which of those that broadcast have size 1. For a scalar it is the text of
-    the value, or None if the scalar is a size.
+    For a tensor it is the number of dims. If the argument may broadcast, it also says which dims have size 1. For a
+    scalar it is the text of the value, or None if the scalar is the size of a dim.
     """
     if hasattr(value, "shape"):
         repeated = arg.tensor is not None and bool(arg.broadcasts)
@@ -212,16 +212,18 @@ def _rank_of_tensor(tensor: TensorType, env: dict[str, Any]) -> int:
 
 
 def _axis_of_label(axes: Sequence[str], label: str) -> ShardedPart:
-    """Return the axis that has the label, or ``"whole"`` if the tensor is not cut along it."""
+    """Return the index of the axis that has the label ``label``. Return ``"whole"`` if no axis has it, since the tensor
+    is then not cut.
+    """
     return axes.index(label) if label in axes else "whole"
 
 
 def _rule_variants(op: Op, rule: ShardingRule, case: SampleCase) -> Iterable[ShardingRule]:
-    """Yield copies of ``rule`` with every combination of ways to merge the outputs that lack the cut dim. Such an
-    output is reduced over the ranks by a sum, max or min.
+    """Yield copies of ``rule`` with every way to merge the outputs that lack the cut dim. Such an output is reduced
+    over the ranks by a sum, a max or a min.
 
-    Then yield copies in which one argument, such as a bias, is present on the first rank only and the outputs are
-    summed.
+    Then yield copies in which all outputs are summed, and one argument, such as a bias, is replaced by zeros on all
+    ranks but the first.
     """
     free = [i for i, part in enumerate(rule.outputs) if part == "whole"]
     # The number of combinations grows with a power of the outputs, and each needs runs of the reference.

@@ -19,8 +19,8 @@ _registered: dict[str, tuple[object, ...]] = {}
 
 
 def register_with_dtensor(op: Op) -> bool:
-    """Register the sharding rules of ``op`` with DTensor, and return True. Return False if they are already registered
-    for this edition of the op.
+    """Register the sharding rules of ``op`` with DTensor, and return True. Return False if this was done before for the
+    present declaration of the op.
     """
     # A call may reach DTensor above or below autograd, by either of both overloads.
     overloads = tuple({id(o): o for o in (op.overload, op.below_autograd)}.values())

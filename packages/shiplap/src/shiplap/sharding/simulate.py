@@ -17,7 +17,9 @@ Run = Callable[[tuple[Any, ...]], Sequence[Tensor]]
 
 
 class NotAdmitted(Exception):
-    """Raised if a shard breaks a precondition of the declaration by its sizes. That proves nothing against a rule."""
+    """An error that says that a shard has sizes which the declaration does not admit. It is no evidence against a
+    sharding rule.
+    """
 
 
 def chunk_sizes(size: int, world: int) -> list[int]:

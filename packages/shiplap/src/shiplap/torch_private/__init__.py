@@ -105,20 +105,20 @@ CAPABILITIES = (
 
 
 def available(name: str) -> bool:
-    """Return whether the capability ``name`` may be used. A capability is one use of private names of torch.
+    """Return whether the capability ``name``, which is one use of private names of torch, may be used.
 
-    It may be used if a test run has verified it on the installed torch. Code that also has a public way
-    (``Capability.otherwise``) asks this first.
+    It may be used if a test run has verified it on the installed version of torch. Code that also works without it (by
+    ``Capability.otherwise``) calls this function first.
     """
     return name in verified_on(torch.__version__)
 
 
 @contextmanager
 def fake_mode(symbolic: bool, *, fallbacks: bool = True) -> Iterator[Any]:
-    """Return a context in which a ``FakeTensorMode`` is active, and which yields the mode.
+    """Return a context in which a new ``FakeTensorMode`` is active. The context yields the mode.
 
-    With ``symbolic``, the sizes of converted tensors become symbols. Torch runs a real kernel on zeros for some ops
-    without a fake implementation. Without ``fallbacks`` it does not.
+    With ``symbolic``, the sizes of converted tensors become symbols. With ``fallbacks``, torch runs a real kernel on
+    zeros for ops that lack a fake implementation.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -140,8 +140,8 @@ def make_fake_tensor(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Te
 
 
 def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
-    """Return the value of a fake tensor's size, or None if the value of one of its symbols is missing. ``unbacked`` has
-    the values of symbols that depend on data, by name.
+    """Return the value of a fake tensor's size. Return None if one of its symbols has no value. ``unbacked`` has the
+    values of symbols that depend on data, by name.
     """
     if isinstance(size, int):
         return size
@@ -171,8 +171,8 @@ def size_symbol(size: Any) -> str:
 
 
 def size_constant(size: Any) -> int | None:
-    """Return the number to which the compiler has specialised a symbolic size by now. Return None while the size may
-    still vary.
+    """Return the number to which the compiler has specialised a symbolic size so far. Return None if the size may still
+    vary.
     """
     if isinstance(size, int):
         return size
@@ -288,7 +288,7 @@ def _abandon_capture(device: int, pool: Any) -> None:
 
 
 def reset_compiler() -> None:
-    """Drop all code that Dynamo has compiled in this process, and reset its counters and metrics."""
+    """Discard all code that Dynamo has compiled in this process, and reset its counters and metrics."""
     import torch._dynamo
 
     torch._dynamo.reset()
@@ -297,8 +297,8 @@ def reset_compiler() -> None:
 
 
 def forget_compile_threads() -> None:
-    """Drop Inductor's thread pool in a forked child process. The pool's threads do not exist there, so submitted work
-    would never run.
+    """Discard Inductor's thread pool in a forked child process. The pool's threads do not exist there, so submitted
+    work would never run.
     """
     if (compiling := sys.modules.get("torch._inductor.async_compile")) is not None:
         compiling.AsyncCompile.pool.cache_clear()

@@ -159,8 +159,8 @@ def _make_declaration(f: Any, group: Any, indices: Any) -> AtenDeclaration:
 
 
 def _make_argument(binding: Any, outs: set[str]) -> AtenArgument:
-    """Return one argument of an operator from torchgen's binding. ``outs`` are the names of the arguments that are
-    outputs.
+    """Return one argument of an operator, made from torchgen's ``binding`` of a C++ parameter. ``outs`` are the names
+    of the arguments that are outputs.
     """
     # dtype, layout, device and pin_memory share one TensorOptionsArguments; each binding is one of its fields.
     a = getattr(binding.argument, binding.name) if not hasattr(binding.argument, "type") else binding.argument
@@ -170,7 +170,9 @@ def _make_argument(binding: Any, outs: set[str]) -> AtenArgument:
 
 
 def _make_structured(group: Any, signature: Any) -> StructuredMeta:
-    """Return the C++ class, header and arguments with which the meta function of a structured operator is called."""
+    """Return the C++ class, header and arguments with which the meta function (shape inference) of a structured
+    operator is called.
+    """
     from torchgen.api import meta, structured
     from torchgen.api.translate import translate
 

@@ -31,10 +31,11 @@ _frames: Any = torch._C._dynamo.eval_frame
 
 
 def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """Return a function that makes ``call`` and then reports to autograd that the arguments at ``places`` were written.
+    """Return a function that calls ``call`` and then reports to autograd that it has written to the arguments at the
+    positions ``places``.
 
-    A backward that saved their values then raises an error. Torch's own operators that write report this themselves,
-    but kernels behind a C function do not.
+    If a backward has saved the old values of such an argument, it then raises an error. Torch's own operators report
+    their writes, but kernels behind a C function do not.
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -51,10 +52,11 @@ def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callab
 
 
 def keep_from_dynamo(function: Implementation) -> Implementation:
-    """Mark ``function`` so that Dynamo compiles neither its frames nor those of what it calls, and return it.
+    """Mark ``function`` so that Dynamo compiles neither its frames nor those of the functions that it calls. Return
+    ``function``.
 
-    At an op that breaks a graph, torch calls the op while Dynamo compiles each frame that runs, which takes seconds.
-    ``torch.compiler.disable`` would prevent it as well, but adds two frames to each call.
+    If an op breaks a graph, torch calls it while Dynamo is active, and Dynamo would compile each Python frame of the
+    call, which takes seconds. ``torch.compiler.disable`` would prevent this as well, but adds two frames to each call.
     """
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is not None and available("calls past OpOverload.__call__"):
@@ -108,10 +110,12 @@ _AUTOCAST_KEYS = {  # by device type; the one without a name is the device of an
 
 
 def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
-    """Return ``aten/name/key`` of torch's own operators that Python code has replaced at a dispatch key that computes.
+    """Return the names ``aten/name/key`` of torch's operators that Python code has replaced at a dispatch key with a
+    kernel.
 
-    An operator is left out if ``own(file)`` is True for each file that did so. Torch's own files replace operators for
-    tensors without data and, in some versions, a few GPU operators. It works on torch 2.11 to 2.15.
+    An operator is left out if ``own(file)`` is True for each file that has replaced it. Torch's own files replace
+    operators for tensors without data and, in some versions, a few GPU operators. The function works on torch 2.11 to
+    2.15.
     """
     made = (k for k in torch.library._impls if k.startswith("aten/") and k.endswith(_COMPUTE))
     return frozenset(k for k in made if not all(map(own, _files_of(k.split("/")[1]))))
@@ -123,8 +127,8 @@ def _files_of(operator: str) -> list[str]:
 
 
 def name_of_edition(name: str, edition: int) -> str:
-    """Return the name under which torch has the ``edition``-th schema that was declared for ``name`` in this process.
-    It is ``name__2`` for the second.
+    """Return the name under which torch knows the schema number ``edition`` that this process has declared for
+    ``name``. For the second schema it is ``name__2``.
     """
     base, dot, overload = name.partition(".")
     return name if edition == 1 else f"{base}__{edition}{dot}{overload}"
@@ -154,8 +158,8 @@ class Registrations:
 
     @classmethod
     def of(cls, namespace: str, name: str) -> Registrations:
-        """Return a new registration of the op ``name`` in ``namespace``. If the process has defined this name before,
-        torch gets a numbered name (an edition), since it admits one schema for a name.
+        """Return a new registration of the op ``name`` in ``namespace``. Torch admits one schema for each name. If the
+        process has defined this name before, the op gets a name with a number.
         """
         edition = _editions[namespace, name] = _editions.get((namespace, name), 0) + 1
         return cls(namespace, edition)
@@ -168,16 +172,16 @@ class Registrations:
         self._library.define(f"{self._named(name)}{opening}{rest}", tags=tuple(tags))
 
     def _named(self, name: str) -> str:
-        """Return the name under which torch has the op ``name``. It ends in a number (an edition) if an earlier schema
-        had the same name in this process.
+        """Return the name under which torch knows the op ``name``. If an earlier schema had the same name in this
+        process, it ends in a number.
         """
         return name_of_edition(name, self.edition)
 
     def overload(self, name: str) -> Overload:
         """Return the overload ``name`` or ``name.overload`` as users call it.
 
-        The first request replaces its function by one that raises Shiplap's errors in place of torch's. If the op has a
-        part below autograd, this function calls it directly unless autograd is needed.
+        The first call replaces the function of the overload by one that raises Shiplap's errors in place of torch's. If
+        the op has a part below autograd, that function calls this part directly unless autograd is needed.
         """
         base, _, suffix = self._named(name).partition(".")
         packet: Any = getattr(getattr(torch.ops, self.namespace), base)
@@ -232,17 +236,17 @@ class Registrations:
     def _wrap(self, op: Any, packet: Any, function: Implementation) -> None:
         """Make Python calls of ``op``, an overload or its packet, call ``function`` instead of torch's own function.
 
-        A call of ``torch.ops.ns.name`` without gradients takes a seventh less time by this if a Python kernel serves it
-        (torch 2.13, AMD EPYC, 2026-11-28). Native errors keep their classes. Torch has no public hook for either. It is
-        done only on a torch on which a run has verified it, by :meth:`overload`.
+        A call of ``torch.ops.ns.name`` without gradients then takes a seventh less time if a Python kernel computes it
+        (torch 2.13, AMD EPYC, 2026-11-28). Errors of native code keep their classes. Torch has no public hook for this.
+        :meth:`overload` calls this method only on a version of torch on which a test run has verified it.
         """
         op._op = keep_from_dynamo(function)
         self._functions.append(function)  # TorchScript knows functions by their id, and asks for the one in ``_op``
         torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
 
     def show_to_modes(self, name: str, above: str) -> None:
-        """Make dispatch modes, tensor subclasses and traced graphs see the op ``above``, which users call, when
-        ``name`` is called. ``name`` is its part below autograd.
+        """Show calls of ``name`` to dispatch modes, tensor subclasses and tracers as calls of ``above``. ``above`` is
+        the op that users call, and ``name`` its part below autograd.
         """
         self._above[name] = above
 
@@ -258,14 +262,15 @@ class Registrations:
     def translate_errors(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
         """Register ``refusal(error, args, kwargs)`` for the op ``name``.
 
-        It returns the ``ShiplapError`` to raise in place of a ``RuntimeError`` of a call, or None to keep that one.
-        ``check(args, kwargs)`` is called before torch converts the arguments, and raises an error for wrong ones.
+        It returns the ``ShiplapError`` to raise in place of a ``RuntimeError`` of a call. If it returns None, the
+        original error is raised. ``check(args, kwargs)`` is called before torch converts the arguments, and raises an
+        error for wrong ones.
         """
         self._refusals[name], self._checks[name] = refusal, check
 
     def publish(self) -> None:
-        """Make ``torch.ops.<namespace>.<name>`` the op of this edition (the schema declared last), for each op defined
-        here.
+        """Make ``torch.ops.<namespace>.<name>`` the op that was defined here, for each op of this object. An earlier op
+        of that name then has only its numbered name.
         """
         namespace = getattr(torch.ops, self.namespace)
         for name in self._defined if self.edition > 1 else ():
@@ -319,15 +324,15 @@ class Registrations:
         return result
 
     def implement_by_ops(self, name: str, function: Implementation) -> None:
-        """Register ``function``, which computes the op by calls of other ops. Transforms and traces then see those and
-        not this op (torch's ``CompositeImplicitAutograd``).
+        """Register ``function``, which computes the op by calls of other ops (torch's ``CompositeImplicitAutograd``).
+        Transforms and traces then see the other ops in place of this one.
         """
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def map(self, name: str, function: Implementation, *, always: bool = False) -> None:
-        """Register ``function`` as the implementation for tensors over which ``torch.vmap`` maps. With ``always``, it
-        serves every call inside ``torch.vmap``.
+        """Register ``function`` as the implementation that ``torch.vmap`` calls if it maps over one of the tensors.
+        With ``always``, it is called inside ``torch.vmap`` for any tensors.
         """
         for key in ("FuncTorchBatched", *(("FuncTorchVmapMode",) if always else ())):
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
@@ -341,8 +346,8 @@ class Registrations:
         self._library.impl(self._named(name), keep_from_dynamo(function), "Autograd", with_keyset=True)
 
     def skip_autograd(self, name: str) -> None:
-        """Send calls of the op directly below autograd. This is for an implementation that handles gradients itself or
-        has none.
+        """Make calls of the op skip autograd. This is for an implementation that computes gradients by itself or has
+        none.
         """
         self._library.impl(self._named(name), torch.library.fallthrough_kernel, "Autograd")
 
@@ -404,11 +409,12 @@ def _below_autograd(
     *,
     cast: bool = False,
 ) -> Implementation:
-    """Return a function that calls ``raw``, the op's part below autograd, if nothing has to see the call.
+    """Return a function that calls ``raw``, the op's part below autograd, if neither autograd, autocast, ``torch.func``
+    nor a tracer is involved.
 
-    If autograd, autocast, ``torch.func`` or a tracer has to, it calls ``check`` and ``plain``, the op's function in
-    torch. Errors and ``leave`` are as in :func:`_with_own_errors`. ``cast`` says that autocast has already converted
-    the arguments. Autograd's formula is a Python function, and would take longer than most small kernels.
+    Otherwise it calls ``check`` and then ``plain``, the op's function in torch. Errors and ``leave`` are as in
+    :func:`_with_own_errors`. ``cast`` says that autocast has already converted the arguments. Skipping autograd matters
+    because its formula is a Python function, which takes longer than most small kernels.
     """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     any_autocast: Callable[[], bool] = bool if cast else torch._C._is_any_autocast_enabled
@@ -421,8 +427,8 @@ def _below_autograd(
     enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Call the part of the op below autograd directly if no autograd, mode or tracer has to see the call. Otherwise
-        check the arguments and call the op's function in torch.
+        """Call the part of the op below autograd if no gradient, mode or tracer is involved. Otherwise check the
+        arguments and call the op's function in torch.
         """
         try:
             if (
@@ -457,7 +463,7 @@ def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) 
     """Return a function that calls ``above``, the op with its gradient, if an argument needs a gradient or a tangent.
 
     Otherwise it calls ``plain``, the function of the part below autograd. Errors are as in :func:`_with_own_errors`. A
-    graph of ``torch.fx.symbolic_trace`` holds calls of that part, and can be trained by this.
+    graph of ``torch.fx.symbolic_trace`` contains calls of that part. This function makes such a graph trainable.
     """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
@@ -509,8 +515,8 @@ def registered_names() -> frozenset[str]:
 
 
 def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
-    """Return whether a name of this op is taken in ``torch.ops`` by an attribute of torch's own. The op could then not
-    be found there.
+    """Return whether ``torch.ops`` already has an attribute of torch's own with a name of this op. The op could then
+    not be found there.
     """
     levels = (
         (torch.ops, namespace, torch._ops._OpNamespace),
@@ -545,8 +551,8 @@ def library_namespaces(package: str) -> frozenset[str]:
 
 
 def is_composite(name: str) -> bool:
-    """Return whether the op ``namespace::name`` is composed of other ops. A dispatch mode then sees those in place of
-    it.
+    """Return whether the op ``namespace::name`` is composed of other ops. A dispatch mode then observes the other ops
+    in place of it.
     """
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 

@@ -50,9 +50,9 @@ def transform_level() -> int:
 def is_nested(own: int, tensors: Iterable[Tensor]) -> bool:
     """Return whether derivatives of the gradients that a backward computes may be needed.
 
-    That is so with an outer ``grad``, with forward mode, or if one of ``tensors``, which the backward uses, requires a
-    gradient. ``own`` is the number of the ``torch.func`` level whose gradients are computed. The level may have ended,
-    as in ``jacrev``. The wrappers of ``tensors`` are then no longer open.
+    They may be needed inside an outer ``grad``, in forward mode, or if one of ``tensors``, which the backward uses,
+    requires a gradient. ``own`` is the number of the ``torch.func`` level whose gradients are computed. The level may
+    have ended already, as in ``jacrev``. The wrappers of ``tensors`` show this.
     """
     stack = [(str(each.key()), each.level()) for each in torch._C._functorch.get_interpreter_stack() or ()]
     graphs = [number for key, number in stack if "Grad" in key]
@@ -84,8 +84,8 @@ def is_differentiated(tensor: Tensor) -> bool:
 
 
 def graph_nodes(tensor: Tensor) -> list[Any]:
-    """Return the autograd nodes whose result the tensor is. There is one for each level of ``torch.func``, and for
-    plain autograd, that records it.
+    """Return the autograd nodes that have the tensor as a result. Plain autograd and each level of ``torch.func`` that
+    records the tensor have one such node.
     """
     return [t.grad_fn for t in _transform_layers(tensor) if t.grad_fn is not None]
 
@@ -126,10 +126,10 @@ def carries_tangent(values: Iterable[Any]) -> bool:
 
 
 def with_tangents(values: Any, other: Any) -> Any:
-    """Return ``values`` (tensors, lists of them or numbers) with each tensor as a dual tensor.
+    """Return ``values`` (tensors, numbers, or lists of them) with each tensor as a dual tensor of forward mode.
 
-    Its tangent is that of the tensor at the same place in ``other``. If that one has no tangent, the tensor stays
-    plain.
+    The tangent of a tensor is that of the tensor at the same position in ``other``. If that tensor has no tangent, the
+    result is the plain tensor.
     """
     if not isinstance(values, Tensor):
         if not isinstance(values, (list, tuple)):
@@ -144,12 +144,12 @@ def with_tangents(values: Any, other: Any) -> Any:
 def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
     """Return a function that calls ``overload`` with autograd skipped at the innermost transform of ``torch.func``.
 
-    Transforms further out see the call. ``keys`` are the dispatch keys of the call.
+    Outer transforms still apply to the call. ``keys`` are the dispatch keys of the call.
     """
     redispatch = partial(overload.redispatch, keys & _AFTER_AUTOGRAD)
 
     def below(*args: Any, **kwargs: Any) -> Any:
-        """Dispatch the call below autograd. Gradients and tangents are enabled for the transforms further out."""
+        """Dispatch the call below autograd. Gradients and tangents stay enabled for the outer transforms."""
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # a Function's forward has both off
             return redispatch(*args, **kwargs)
 

@@ -40,8 +40,8 @@ def has_plain_tensors(cause: Exception) -> bool:
 def register_sharding_rules(
     overloads: Iterable[Overload], first_scalar: int, find: Callable[..., Sequence[CallPlacements]]
 ) -> None:
-    """Register the function ``find(mesh_sizes, *args)`` with DTensor for ``overloads``. It returns the ways to shard a
-    call over one dimension of a mesh.
+    """Register the function ``find(mesh_sizes, *args)`` with DTensor for ``overloads``. It returns the possible
+    placements of the arguments and results of a call over one dimension of a mesh.
 
     Args:
         overloads: the ops to register.

@@ -71,10 +71,9 @@ def cudagraph_skips() -> int:
 
 def cudagraph_inputs() -> int:
     """Return the number of inputs that Inductor's CUDA graphs copy before each replay, as recorded since
-    ``reset_compiler``.
+    ``reset_compiler``. It is 0 if no graph was recorded.
 
-    It is 0 if no graph was recorded. The number is only meaningful for a function with at least one input that is
-    neither parameter nor buffer.
+    The number is only meaningful for a function with at least one input that is neither a parameter nor a buffer.
     """
     from torch._dynamo.utils import counters
 
@@ -124,10 +123,10 @@ def _name_unsafe_folder() -> None:
 
 
 def keep_calls_apart(overload: Any) -> None:
-    """Make the partitioner of training graphs keep equal calls of the random op ``overload`` apart.
+    """Make the partitioner of training graphs keep two equal calls of the random op ``overload`` as two calls.
 
-    It does so for torch's own random operators. At least up to torch 2.13, it merges equal calls of all operators that
-    are not in a list, whatever their tags say.
+    Up to torch 2.13 at least, the partitioner merges equal calls of an operator unless the operator is in its list of
+    random ones. Tags of the operator are not considered. This function adds the op to the list.
     """
     from torch._functorch import compile_utils
 

@@ -80,9 +80,9 @@ _keys: list[Key] = []
 def install_graph_key(key: Key) -> None:
     """Make ``key(operators)``, a text, a part of the cache key of every graph that torch compiles from now on.
 
-    ``operators`` names the operators of the graph (:class:`GraphOperators`). An empty text adds nothing. It holds for
-    all threads, and only the first call has an effect. It must be made before compile caches are read. It is therefore
-    made at each trace of an op after torch has loaded the modules of its caches.
+    ``operators`` has the names of the operators in the graph (:class:`GraphOperators`). An empty text changes no key.
+    The call holds for all threads, and only the first call has an effect. Call this function before compile caches are
+    read. It is therefore called at each trace of an op after torch has loaded the modules of its caches.
     """
     # copyreg holds one function a class, so a second registration would replace the first.
     if _keys:
@@ -99,9 +99,9 @@ def install_graph_key(key: Key) -> None:
 def _reduce_key_details(details: Any) -> Any:
     """Return how to pickle ``details``, torch's object from which the key of a cached graph is computed.
 
-    It is pickled together with the text that the function of ``install_graph_key`` returns for the graph. If that text
-    is empty, it is pickled as usual. Raise ``PicklingError`` if the function fails, so that torch compiles without its
-    caches.
+    The result includes the text that the function of ``install_graph_key`` returns for the graph. If that text is
+    empty, ``details`` is pickled as usual. Raise ``PicklingError`` if the function fails, so that torch compiles
+    without its caches.
     """
     try:
         text = _keys[0](operators_of(details))
@@ -146,8 +146,8 @@ def foreign_operators(names: Collection[str]) -> list[str]:
 
 
 def _called_targets(graph: GraphModule) -> Iterator[Any]:
-    """Yield what the nodes of a graph call. These are functions, operators that are arguments of higher-order ones, and
-    classes of submodules.
+    """Yield the objects that the nodes of a graph call. They are functions, operators that are arguments of
+    higher-order operators, and classes of submodules.
     """
     for node in graph.graph.nodes:
         if node.op == "call_function":

@@ -45,7 +45,7 @@ PLAIN = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torc
 
 
 class _Unusual(Exception):
-    """An error that says that a call cannot be recorded."""
+    """An error that says that ``record_graph`` cannot record a call."""
 
 
 def record_graph(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:
@@ -121,8 +121,8 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _call(self, func: Any, name: str, args: Sequence[Any], named: dict[str, Any]) -> Node:
-        """Append a node for a call of a torch function and return it. The node is a call of a function, method,
-        operator or attribute, as users write it.
+        """Append a node for a call of a torch function and return it. The node calls a function, a method or an
+        operator, or reads an attribute, in the form in which users write the call.
         """
         given = map_aggregate((tuple(args), dict(named)), self.node)
         assert isinstance(given, tuple)
@@ -162,7 +162,9 @@ def _has_nodes(passed: Any, named: Any) -> bool:
 
 
 def node_value(node: Node) -> Any:
-    """Return the fake value of a node, or None if it has none. Its name depends on the stage of the compiler."""
+    """Return the fake value of a node, or None if it has none. The key of ``node.meta`` with this value depends on the
+    stage of the compiler.
+    """
     return node.meta.get("val", node.meta.get("example_value"))
 
 
@@ -200,10 +202,8 @@ def is_aten(node: Node) -> bool:
 
 def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
     """Return the operator and its arguments by name if ``node`` is a functionalised call of an operator that writes to
-    whole tensors.
-
-    Such a call is torch's ``auto_functionalized`` or ``auto_functionalized_v2``, and each tensor must be a base of its
-    own. Return None for any other call.
+    whole tensors, else None. Such a call is torch's ``auto_functionalized`` or ``auto_functionalized_v2``. No two of
+    its written tensors are views of one base.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 
@@ -224,12 +224,13 @@ def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
 
 
 def separate_written_views(graph: Graph, operators: Collection[Any], level: str) -> None:
-    """Change functionalised calls of ``operators`` that write to a tensor through a view of all its elements.
+    """Change functionalised calls of ``operators`` that write to a tensor through a view of all its elements. They then
+    write to the view itself.
 
-    They are changed to write to the view itself, in the graph of the compiler's stage ``level``. Such a call (torch's
-    ``auto_functionalized_v2``) holds the shapes of the view as numbers and returns the base. Nodes that view the result
-    again then read it directly. Views of the graph's arguments stay, since Inductor writes to an argument in place only
-    if it is the base.
+    ``level`` is the compiler's stage of the graph. The original call (torch's ``auto_functionalized_v2``) holds the
+    shapes of the view as numbers and returns the base. After the change, nodes that view the result again read it
+    directly. Views of the graph's arguments are left, since Inductor writes to an argument in place only if the
+    argument is the base.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 
@@ -410,10 +411,10 @@ HOMES = (torch, torch.nn.functional, _C._nn, _C._linalg, torch.Tensor)
 
 
 def operator_of(node: Node) -> Any:
-    """Return what ``node`` calls, in one form for all spellings.
+    """Return what ``node`` calls, independent of how the call is written.
 
-    It is a name such as ``"linear"`` for torch's own operators, ``"ns::name"`` for other ops, and the function itself
-    for the rest.
+    The result is a name such as ``"linear"`` for torch's own operators, a name ``"ns::name"`` for other ops, and the
+    function itself for any other call.
     """
     target = node.target
     if node.op == "call_method":
@@ -429,8 +430,8 @@ def operator_of(node: Node) -> Any:
 
 
 def _canonical_name(name: str) -> str:
-    """Return one name for all spellings of a torch operator. It is ``"view"`` for all operators that only change the
-    shape.
+    """Return the name under which all variants of a torch operator are compared. It is ``"view"`` for all operators
+    that only change the shape.
     """
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]

@@ -38,8 +38,7 @@ def register_node(
     dump: Callable[[Any], Any],
     load: Callable[[Any], Any],
 ) -> None:
-    """Register ``cls`` with torch's pytrees as a container of tensors. A class that is already registered stays
-    unchanged.
+    """Register ``cls`` with torch's pytrees as a container of tensors. If the class is already registered, do nothing.
 
     Args:
         take: a function that returns the children of an object in order, and the rest of it. Torch compares the rest
@@ -116,10 +115,11 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
         return lambda: None
 
     def trace(function: Any, given: list[Any], text: Callable[..., str]) -> tuple[Any, Any]:
-        """Return an entry, as key and value, for Dynamo's table of handlers.
+        """Return a key and a value for Dynamo's table of handlers. With this entry, Dynamo traces a call of
+        ``function`` as a call of ``text``.
 
-        By it, ``function`` (``str``, ``repr`` or ``str.format``), called on variables of the kinds ``given``, is traced
-        as a call of ``text``.
+        ``function`` is ``str``, ``repr`` or ``str.format``. The entry is for arguments of the classes ``given`` of
+        Dynamo's variables.
         """
         usual = make_handler(function, given, False)
 

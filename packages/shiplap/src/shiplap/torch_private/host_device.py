@@ -86,8 +86,8 @@ def _make_interface(device: str, module: ModuleType) -> type:
 
         @staticmethod
         def get_device_properties(which: Any = None) -> Any:
-            """Return the properties of a device, which were read before the worker started. ``which`` is an index, a
-            name, or None for the first device.
+            """Return the properties of a device, which were read before the worker process started. ``which`` is an
+            index, a name, or None for the first device.
             """
             index = which if isinstance(which, int) else torch.device(which).index if which is not None else 0
             return Worker.properties[index or 0]
@@ -182,11 +182,11 @@ def register_interface(device: str, module: ModuleType) -> None:
 
 @cache
 def inductor(device: str, discrete: bool) -> dict[str, Any]:
-    """Return Inductor's code generators for ``device`` by the names in ``INDUCTOR``. Register the CPU's device
-    functions for it.
+    """Return Inductor's code generators for ``device``, by the names in ``INDUCTOR``. Register the functions of the CPU
+    for it as well.
 
-    The device's code runs on the host. ``discrete`` says that the host cannot address its memory, so that loops are
-    refused.
+    The device's code runs on the host. If the host cannot address the device's memory (``discrete``), generating loops
+    raises an error.
     """
     from torch._inductor.codegen import common, wrapper
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu

@@ -73,8 +73,8 @@ def _name_in_wrapper(wrapper: Any, written: str) -> str:
 
 
 def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
-    """Return a lowering, Inductor's function from IR arguments to IR nodes, that calls ``overload`` as a whole.
-    ``known`` adds it to torch's set of ops without a lowering of their own.
+    """Return a lowering (Inductor's function from IR arguments to IR nodes) that calls ``overload`` as a whole.
+    ``known`` adds the op to torch's set of ops without a lowering of their own.
     """
     plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
 
@@ -87,7 +87,7 @@ def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
 
 
 def _lowered(value: Any) -> Any:
-    """Return an IR node in the form in which lowerings return it, and other values unchanged."""
+    """Return an IR node wrapped as lowerings return it, and any other value unchanged."""
     if not isinstance(value, ir.IRNode):
         return value
     return value.wrap_for_lowering() if hasattr(value, "wrap_for_lowering") else ir.TensorBox.create(value)
@@ -115,7 +115,7 @@ class SizeSymbol:
 
 
 def _simplified_size(size: Any) -> Any:
-    """Return a size as a sympy expression of symbols that are not replaced by others."""
+    """Return a size as a simplified sympy expression, with precomputed expressions in place of their symbols."""
     expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.sympify(size)
     sizes = V.graph.sizevars
     return sizes.simplify(expr.xreplace(sizes.inv_precomputed_replacements))
@@ -160,7 +160,9 @@ def conditions_admit(conditions: Iterable[Any], values: Mapping[Any, int]) -> bo
 
 
 def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]]:
-    """Return the set of numbers with which conditions compare ``symbol``, and those that have to divide it."""
+    """Return two sets of numbers from those of ``conditions`` in which ``symbol`` occurs. The first has the constants
+    in these conditions, and the second the divisors of remainders.
+    """
     compared, divisors = set[int](), set[int]()
     for expr in conditions:
         if symbol in expr.free_symbols:
@@ -216,8 +218,8 @@ def limit_size(symbol: Any, upper: int) -> bool:
 def replace_lowering(overload: Any, lower: Callable[..., Any]) -> None:
     """Register ``lower`` as Inductor's lowering of ``overload``, in place of an earlier one.
 
-    Since torch 2.13, lowerings of users are called first. If one returns None it has declined, and the next one is
-    called. Both would call an op without results, so such an op gets no lowering of users.
+    Since torch 2.13, Inductor calls lowerings of users first. If one returns None, the next lowering is called. An op
+    without results would then be called twice, so such an op is not registered among those of users.
     """
     if hasattr(lowering, "user_lowerings"):
         lowering.user_lowerings.pop(overload, None)
@@ -231,8 +233,8 @@ def replace_lowering(overload: Any, lower: Callable[..., Any]) -> None:
 def call_below(overload: Any, raw: Any) -> None:
     """Make the code that Inductor generates call the op ``raw`` for graph nodes of ``overload``.
 
-    ``raw`` is the part of ``overload`` below autograd, whose Python generated code does not need. The layouts that
-    inputs must have stay those of ``overload``.
+    ``raw`` is the part of ``overload`` below autograd. Generated code records no gradients, so it does not need the
+    Python code of ``overload``. The layouts that inputs must have stay those of ``overload``.
     """
     constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(overload, with_default=True))
     lowering.add_needs_realized_inputs(overload)
@@ -330,9 +332,8 @@ def memory_layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
 
 
 def launch_run(run: Callable[[], None]) -> None:
-    """Run ``run``, a function that Inductor's ``make_run_fn`` prepared to launch a kernel, on the current stream.
-
-    Up to torch 2.13 it holds the stream that was current when it was prepared. In 2.15 it reads the current stream.
+    """Run ``run``, a function that Inductor's ``make_run_fn`` prepared to launch a kernel, on the current stream. Up to
+    torch 2.13 it launches on the stream that was current when it was prepared. In 2.15 it reads the current one.
     """
     named = dict(run.keywords) if isinstance(run, partial) else {}
     if "stream" not in named:
@@ -385,9 +386,9 @@ def with_inner_dim(node: Any, dim: int) -> Any:
 
 
 def layout_key(node: Any) -> tuple[str, ...]:
-    """Return texts that describe the strides of an IR node, for a cache key, or none while the layout is open.
-
-    They are its axes by ascending stride, with each stride that is 1 or 0. The speed of a kernel depends on them.
+    """Return texts that describe the strides of an IR node, for a cache key, or an empty tuple while its layout is
+    open. They are its axes by ascending stride, each with the stride if that is 0 or 1. The speed of a kernel depends
+    on them.
     """
     # The layout of such a node is not decided yet, so it must not be part of a key.
     if node.maybe_get_stride() is None:
@@ -425,8 +426,8 @@ def trace_to_aten(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.Gra
 
 
 def fixed_fake(value: Any) -> Any:
-    """Return a fake tensor with its sizes and strides as the numbers of the call that is compiled. A symbolic number
-    becomes its number, and other values stay.
+    """Return a fake tensor with the sizes and strides of the call that is compiled, as numbers. A symbolic number
+    becomes its number in that call. Other values are returned unchanged.
     """
     if not isinstance(value, Tensor):
         return size_hint(value) if isinstance(value, SymInt) else value
@@ -446,10 +447,11 @@ def fake_contiguous(shape: Sequence[Any], dtype: torch.dtype, device: torch.devi
 
 
 def real_tensor_like(value: Any, given: Tensor | None) -> Any:
-    """Return a real tensor like the fake tensor ``value``, filled with ``given`` or else with random values.
+    """Return a real tensor like the fake tensor ``value``, filled with ``given``, or with random values if ``given`` is
+    None.
 
-    It has the sizes, strides, dtype and device of ``value``. A symbolic number becomes that of the call, and other
-    values stay.
+    It has the sizes, strides, dtype and device of ``value``. A symbolic number becomes that of the call that is
+    compiled. Any other value is returned unchanged.
     """
     if not isinstance(value, Tensor):
         return size_hint(value) if isinstance(value, SymInt) else value

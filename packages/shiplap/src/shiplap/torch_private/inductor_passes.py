@@ -58,11 +58,10 @@ class InductorPass(custom_graph_pass.CustomGraphPass):
         self.run(graph)
 
     def uuid(self) -> Any | None:
-        """Return the text values by which this pass enters the key of cached graphs, or None so that no graph is
-        cached.
+        """Return the values by which this pass enters the key of cached graphs. Return None if no graph may be cached.
 
-        They are its own identity and those of the user's passes that it wraps. They are None if one of those passes has
-        none.
+        The values are the identity of this pass, and those of the user's passes around which it is installed. The
+        result is None if one of those passes has no uuid.
         """
         inner = [p.uuid() if isinstance(p, custom_graph_pass.CustomGraphPass) else None for p in self.inner]
         return None if None in inner else ("shiplap", self.identity(), *inner)
@@ -93,13 +92,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextmanager
 def install_passes(make: Callable[[str, Any], InductorPass]) -> Iterator[None]:
-    """Return a context in which ``make(level, previous pass)`` is installed at each place that takes a pass over
-    graphs.
+    """Return a context in which ``make(level, previous pass)`` is installed at each option of Inductor's configuration
+    that holds a pass over graphs.
 
-    The places are options of Inductor's configuration, and ``level`` is the stage of the compilation. A place that
-    already has a pass of Shiplap keeps it. The configuration belongs to the process before torch 2.13, and to the
-    thread since then. A pass therefore stays until the last context that found it has ended. ``make`` must return a
-    pass that does nothing in other threads. A pass that other code installed meanwhile stays.
+    ``level`` is the stage of the compilation. An option that already has a pass of Shiplap keeps it. The configuration
+    belongs to the process before torch 2.13, and to the thread since then. A pass therefore stays until the last
+    context that found it has ended. ``make`` must return a pass that does nothing in other threads. If other code has
+    installed another pass meanwhile, that pass stays.
     """
     handles = {level: _enter_place(place, level, make) for level, place in PLACES.items()}
     try:
@@ -160,7 +159,7 @@ def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: d
 
 
 class _Uncached(InductorPass):
-    """A pass without a uuid. A graph compiled with it neither reads nor fills a cache."""
+    """A pass without a uuid. Torch neither reads a cached graph nor caches one if this pass is installed."""
 
     def uuid(self) -> Any | None:
         """Return None, so that torch caches no graph that this pass has seen."""
@@ -186,11 +185,10 @@ def without_autocast() -> Iterator[None]:
 
 @contextmanager
 def preserving_state() -> Iterator[None]:
-    """Return a context for a compilation inside another one. At its end torch's counters and stack of events are as
-    before.
+    """Return a context for a compilation inside another one. At its end torch's counters and event log are as before.
 
-    One thread at a time runs the body, by the lock that a compilation holds. With a second lock, two threads that took
-    the two in different orders would wait for each other.
+    One thread at a time is inside the context, by the lock that every compilation holds. If there were a second lock,
+    two threads that took both locks in different orders would wait for each other forever.
     """
     from torch._dynamo.convert_frame import compile_lock
 

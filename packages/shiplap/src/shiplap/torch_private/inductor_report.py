@@ -94,7 +94,7 @@ def observe_graphs() -> Iterator[list[ReportedGraph]]:
     def after_fusion(nodes: list[Any]) -> list[Any]:
         """Append the report of a graph to the list, and return its fused scheduler ``nodes`` unchanged.
 
-        Trials, which are graphs that Shiplap compiles only to measure a candidate kernel, are left out.
+        Graphs that Shiplap compiles only to measure a candidate kernel are left out.
         """
         # Trials compile graphs of their own inside the compilation that is observed.
         if not _is_trial_graph():
@@ -103,8 +103,8 @@ def observe_graphs() -> Iterator[list[ReportedGraph]]:
         return nodes
 
     def log(record: logging.LogRecord) -> None:
-        """Store the code of the last graph, or the reason why two nodes were not fused. Ignore a log record of Inductor
-        that has neither.
+        """Handle a log record of Inductor. Store the code of the last graph, or the reason why two nodes were not
+        fused. Ignore a record that has neither.
         """
         if _is_trial_graph():
             return

@@ -45,11 +45,12 @@ def cpp_choice(
     values: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> Any:
-    """Return a candidate kernel for Inductor's choice that renders the C++ template ``source``.
+    """Return a candidate kernel that renders the C++ template ``source``, for a choice that Inductor makes among
+    kernels.
 
-    ``arguments`` holds input buffers by name. ``values`` and ``config`` are variables of the template. The attribute
-    ``sized`` of the candidate is a function. It gets a function that evaluates a size (``evaluate_size`` of
-    ``inductor_lowering.py`` with values), and returns the last arguments of the kernel.
+    ``arguments`` holds input buffers by name. ``values`` and ``config`` are variables of the template. The candidate
+    has the attribute ``sized``. This is a function that returns the last arguments of the kernel, which are sizes. Its
+    argument is a function that evaluates a size, such as ``evaluate_size`` with values.
     """
     template = _Template(name, source, dict(arguments), layout, {**values, **config})
     made = CppTemplate.generate(template)
@@ -59,8 +60,8 @@ def cpp_choice(
 
 
 class _Template(CppTemplate):
-    """A template that is rendered twice. The first rendering has no epilogues and is verified and timed. The scheduler
-    asks for the second, with epilogues.
+    """A template that is rendered twice. The first rendering has no epilogues, and is verified and timed. The second
+    has epilogues, and is made for Inductor's scheduler.
     """
 
     def __init__(self, name: str, source: str, arguments: dict[str, Any], layout: Any, values: dict[str, Any]) -> None:
@@ -77,8 +78,8 @@ class _Template(CppTemplate):
         epilogue_nodes: list[Any] | None = None,
         **_: Any,
     ) -> str:
-        """Return the C++ source of the kernel, rendered from the template as Inductor's scheduler asks for it.
-        ``epilogue_nodes`` are the fused neighbours that are computed when the result is stored.
+        """Return the C++ source of the kernel, rendered from the template for Inductor's scheduler. ``epilogue_nodes``
+        are the fused neighbours that are computed when the result is stored.
         """
         self.alone = self.alone or kernel
         # The scheduler passes the buffer in its second rendering only.
@@ -108,16 +109,16 @@ class _Template(CppTemplate):
         return text
 
     def _buffer(self, name: str, raw: Any) -> Any:
-        """Return the buffer of an argument by name. The output's name ``"out"`` stands for ``raw``."""
+        """Return the buffer of the argument ``name``. For ``"out"``, the name of the output, return ``raw``."""
         return raw if name == "out" else self.arguments[name]
 
 
 class _Store:
-    """The way in which the kernel stores a tile of results. It stores them as computed, after the fused epilogues, or
-    both.
+    """The way in which the kernel stores a tile of results. It stores the results as computed, or after the fused
+    epilogues, or both.
 
-    A raw output with another reader is stored first, and the epilogues read it back. If they were given the tile
-    itself, Inductor would remove the raw buffer as unused.
+    If the results as computed have another reader, they are stored first, and the epilogues read them back. If the
+    epilogues got the tile itself, Inductor would remove that buffer as unused.
     """
 
     def __init__(self, kernel: Any, raw: Any, epilogues: list[Any], keep_raw: bool) -> None:
@@ -203,7 +204,7 @@ def _merge_leading_dims(buffer: Any, rank: int) -> Any:
 
 
 class _Quoted(str):
-    """The value of a compile-time constant, in a form that Inductor can write into the kernel with ``format``."""
+    """The value of a compile-time constant as text that Inductor's ``format`` writes into the kernel."""
 
     def __format__(self, spec: str) -> str:
         """Return the ``repr`` of the text. A string value is then written into Triton code with quotes."""
@@ -231,7 +232,9 @@ class _Kernel(TritonTemplateKernel):
         type(self).latest = self
 
     def size(self, name: str | None, index: int) -> Any:
-        """Return the text of one size of a tensor, in brackets unless it is one name or number."""
+        """Return the text of the size of a tensor at ``index``. The text is in brackets unless it is one name or
+        number.
+        """
         return _bracketed(super().size(self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> Any:
@@ -241,8 +244,8 @@ class _Kernel(TritonTemplateKernel):
         return text if index is None else _bracketed(text)
 
     def _named(self, name: str | None) -> str | None:
-        """Return torch's name of a tensor. It is None for the output, which templates call ``out``, unless an input has
-        that name.
+        """Return the name by which torch knows a tensor. For the output, which templates call ``out``, it is None,
+        unless an input is called ``out``.
         """
         return None if name == "out" and name not in self.named_input_nodes else name
 
@@ -256,8 +259,8 @@ class _Kernel(TritonTemplateKernel):
 
 
 def _bracketed(text: str) -> str:
-    """Return the text of a size, in brackets unless it is one name or number. ``at % {{size("out", 0)}}`` then reads it
-    as one value.
+    """Return the text of a size, in brackets unless it is one name or number. An expression such as ``at %
+    {{size("out", 0)}}`` in a template then uses it as one value.
     """
     return text if re.fullmatch(r"\w+", text) else f"({text})"
 

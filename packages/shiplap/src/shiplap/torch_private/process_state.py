@@ -55,8 +55,8 @@ def process_settings() -> dict[str, Any]:
 
 
 def _count_hooks(hooks: Any) -> int:
-    """Return the number of hooks. For a flag, such as the one that says whether backward hooks are full ones, return 0
-    or 1.
+    """Return the number of entries in a dict of hooks. For a flag, such as the one for full backward hooks, return 0 or
+    1.
     """
     return len(hooks) if isinstance(hooks, Mapping) else int(hooks is not None)
 

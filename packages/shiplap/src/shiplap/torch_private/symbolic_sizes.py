@@ -100,17 +100,17 @@ def unknown_size_error() -> type[Exception]:
 
 
 class SizeBindings:
-    """A map from symbols of a pattern graph to expressions of the user's graph."""
+    """A mapping from symbols in the sizes of a rewrite's pattern graph to sizes of the user's graph."""
 
     def __init__(self, known: dict[Any, Any] | None = None) -> None:
         """Start with the sizes in ``known``, which maps symbols of the pattern to sizes of the graph."""
         self._known: dict[Any, Any] = dict(known or {})
 
     def bind(self, pattern: Any, actual: Any) -> bool:
-        """Map ``pattern``, a size in a rewrite's pattern graph, to ``actual``, the size at the same place of the user's
-        graph.
+        """Map ``pattern``, a size in a rewrite's pattern graph, to ``actual``, the corresponding size of the user's
+        graph. Return whether the two are equal under the mapping.
 
-        Return whether the pattern equals it then. That is not so if it stands for another size already.
+        They are not equal if ``pattern`` was mapped to a different size before.
         """
         expr, value = _size_to_sympy(pattern), _size_to_sympy(actual)
         if expr.is_Symbol and expr not in self._known:
@@ -121,7 +121,8 @@ class SizeBindings:
         """Return whether ``pattern``, a size in a rewrite's pattern graph, equals the size ``actual`` of the user's
         graph.
 
-        Its symbols are first replaced by what they are mapped to. Return False if a symbol is not mapped.
+        The symbols of ``pattern`` are first replaced by the sizes to which they are mapped. Return False if a symbol is
+        not mapped.
         """
         expr = _size_to_sympy(pattern)
         if not expr.free_symbols <= self._known.keys():
@@ -159,10 +160,10 @@ def condition_holds(condition: Any, *, may_guard: bool) -> bool:
 
 
 def sizes_equal(a: Any, b: Any, *, may_guard: bool) -> bool:
-    """Return whether two sizes, or two tuples of sizes, are equal.
+    """Return whether two sizes, or two tuples of sizes, are equal in every call.
 
-    With ``may_guard``, the equality of two symbols that are equal in the current call becomes a guard. Different sizes
-    add no guard.
+    With ``may_guard``, two symbols that are only equal in the current call count as equal, too. A guard for their
+    equality is added to the graph. Different sizes add no guard.
     """
     if isinstance(a, tuple) or isinstance(b, tuple):
         pairs = zip(a, b, strict=False) if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) else None
@@ -183,10 +184,10 @@ def data_dependent() -> type[Exception]:
 
 @contextmanager
 def forgotten_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
-    """Return a context in which ``program`` may be traced without binding each data-dependent size that the trace
-    makes.
+    """Return a context in which ``program`` may be traced although its trace makes data-dependent sizes that no result
+    binds.
 
-    Torch would report a size that is left over as an error of the next trace of the program.
+    Without the context, torch would report such a size as an error of the next trace of the program.
     """
     modes = [getattr(node.meta.get("val"), "fake_mode", None) for node in program.graph.nodes]
     environment = next((mode.shape_env for mode in modes if mode is not None), None)
@@ -207,10 +208,12 @@ MOST = 16  # calls of one scale
 
 
 def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield copies of ``args`` with numbers for symbolic sizes and meta tensors for fake ones: first with the sizes of
-    the traced call, then with other sizes. There each symbol is once a multiple of 16 and once an odd number, in up to
-    16 combinations near the traced sizes, and so near the end of their ranges, since other kernels may serve such
-    sizes. Last, all symbols together and each alone lie at every power of two of their ranges and just below it.
+    """Yield copies of ``args`` with numbers in place of symbolic sizes and meta tensors in place of fake ones.
+
+    The first copy has the sizes of the traced call. The next ones have sizes near those, and then near the ends of the
+    ranges of the symbols, since other kernels may compute such calls. In up to 16 combinations each symbol is a
+    multiple of 16 or an odd number. In the last copies, all symbols together or one of them alone lie at a power of two
+    or just below it.
     """
     sizes = list(_symbolic_sizes(args))
     symbols = sorted({s for size in sizes for s in size.node.expr.free_symbols}, key=str)
@@ -228,8 +231,8 @@ def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _sizes_at(hints: Sequence[int], ends: Sequence[int], numbers: Iterable[int]) -> Iterator[tuple[int, ...]]:
-    """Yield for each of ``numbers`` the sizes with all symbols at the number, and then with one symbol after the other
-    at it. Any other symbol, and one whose largest size in ``ends`` is smaller, has its size in ``hints``.
+    """Yield sizes for each of ``numbers``. First all symbols have the number as their size, then one symbol after the
+    other. A symbol that has not, or whose largest size in ``ends`` is smaller, has its size in ``hints``.
     """
     for n in numbers:
         at = [n if n <= end else hint for hint, end in zip(hints, ends, strict=True)]
@@ -239,8 +242,8 @@ def _sizes_at(hints: Sequence[int], ends: Sequence[int], numbers: Iterable[int])
 
 
 def distinct_sizes(args: Sequence[Any], numbers: Sequence[int]) -> tuple[Any, ...]:
-    """Return ``args`` with a different number for each symbol and with meta tensors. The number of a size thus shows
-    its symbol.
+    """Return ``args`` with a different number in place of each symbol and with meta tensors. A number in a result then
+    identifies its symbol.
 
     Raise ``ValueError`` if there are more symbols than ``numbers``.
     """
@@ -277,10 +280,10 @@ def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
 
 
 def computed_sizes_unguarded() -> AbstractContextManager[None]:
-    """Return a context in which ``torch.export`` adds no guard that a size computed from others is not 1.
+    """Return a context in which ``torch.export`` adds no guard that a computed size is not 1.
 
-    Torch tells by such a guard whether a result is contiguous. It contradicts a range of sizes from 2 on if, for
-    example, a result has a number for every 64 rows.
+    Torch adds such a guard to find out whether a result is contiguous. The guard contradicts the declared range of an
+    input size, from 2 on, if a result has one element for every 64 rows of the input, for example.
     """
     from torch.fx.experimental import _config
 
@@ -350,9 +353,10 @@ class DecideConditions(TorchFunctionMode):
         thread = threading.get_ident()
 
         def decide(held: Any) -> bool:
-            """Return the truth of a symbolic condition that Python asks for.
+            """Return the truth value of a symbolic condition that Python needs.
 
-            It is the usual one if torch's own code or another thread asks, and this mode's answer otherwise.
+            If torch's own code or another thread needs it, return torch's usual value. Otherwise return the answer of
+            this mode.
             """
             condition = held != 0 if isinstance(held, torch.SymInt) else held
             # torch's own questions about sizes, such as those of broadcasting, stay with torch.
@@ -373,11 +377,10 @@ class DecideConditions(TorchFunctionMode):
         self._patches.close()
 
     def _answer(self, condition: Any) -> bool:
-        """Return the truth of a condition if it is known for all sizes. Otherwise record it and return the next given
-        answer.
+        """Return the truth value of a condition if it is the same for all sizes. Otherwise record the condition and
+        return the next of the answers that the mode was given.
 
-        After the last of the answers that the mode was given, return False. Raise ``RuntimeError`` after too many
-        conditions.
+        Return False if no answer is left. Raise ``RuntimeError`` after too many conditions.
         """
         if isinstance(condition, torch.SymBool) and (known := _statically_known(condition)) is not None:
             return known

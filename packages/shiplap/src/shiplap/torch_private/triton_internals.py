@@ -28,10 +28,11 @@ _CHOSEN = "TRITON_PTXAS_PATH"
 
 @cache
 def use_torch_assembler() -> None:
-    """Set the variable by which Triton finds its assembler to torch's own ``ptxas``, unless the user has set it.
+    """Set the environment variable by which Triton finds its assembler to torch's own ``ptxas``, unless the user has
+    set it.
 
-    Inductor does the same. It must be called before Triton compiles a kernel of ours. Inductor's own function is not
-    called, since importing its module takes longer than an eager program needs to start.
+    Inductor does the same. Call this function before Triton compiles a kernel of Shiplap. Inductor's own function is
+    not called, because importing its module takes longer than the start of an eager program.
     """
     if torch.version.cuda is None or _CHOSEN in os.environ:
         return
@@ -48,13 +49,13 @@ _UNREAD = "triton", "math", "copy"  # modules that Triton's keys do not look int
 
 
 def settle_cache_key(kernel: Any) -> None:
-    """Compute the cache key of the Triton ``kernel`` so that it is the same in every process, whatever was launched
-    before.
+    """Compute the cache key of the Triton ``kernel`` so that it is the same in every process, whichever kernel was
+    launched first.
 
-    Triton's key of a function holds the globals of the functions that it calls. It holds only those of functions whose
-    own key was computed before (Triton 3.6 and 3.7). If a process first launches the second of two kernels that share a
-    function, their keys differ. All kernels are then compiled again. Here the keys of called functions are computed
-    first, from the innermost on.
+    Triton's key of a function includes the globals of those functions that it calls whose own key was computed before
+    (Triton 3.6 and 3.7). If two kernels share a function, the key of the second would therefore depend on whether the
+    first was launched. With another key, a kernel is compiled again. Here the keys of called functions are always
+    computed first, from the innermost on.
     """
     _settle_called_keys(kernel, set())
 
@@ -79,7 +80,9 @@ def _settle_called_keys(kernel: Any, begun: set[int]) -> None:
 
 
 def _called_kernels(function: FunctionType) -> Iterator[Any]:
-    """Yield every Triton function that ``function`` has a name for, in its own scope or in modules that it names."""
+    """Yield the Triton functions that ``function`` may call. They are found by the names in its code, in its globals
+    and closure, and in the modules among these.
+    """
     names, cells = function.__code__.co_names, function.__closure__ or ()
     named, entered = [function.__globals__.get(name) for name in names], set[str]()
     for cell in cells:
@@ -101,12 +104,12 @@ def triton_attributes(
     constants: Mapping[Any, object],
     attributes: Mapping[Any, Any],
 ) -> dict[Any, Any]:
-    """Return the attributes of a kernel's arguments, such as divisibility by 16, as a launch by Triton itself passes
-    them to its compiler.
+    """Return the attributes of a kernel's arguments, such as divisibility by 16, in the form in which Triton itself
+    passes them to its compiler. They are part of the cache key.
 
-    There they are part of the cache key. ``signature`` has the types by parameter. ``constants`` and ``attributes`` are
-    keyed by position. Triton 3.7 also lists constants, without any attribute. Triton 3.6 lists arguments alone. The
-    kernel's own part of the key is computed first.
+    ``signature`` has the types by parameter. ``constants`` and ``attributes`` are keyed by position. Triton 3.7 also
+    lists constants, with empty attributes. Triton 3.6 lists only the other arguments. The cache key of ``kernel`` is
+    computed first.
     """
     settle_cache_key(kernel)
     special = [
@@ -164,8 +167,8 @@ LIBDEVICE_FUNCTIONS = {"tanh": _tanh, "nearbyint": _nearbyint, "rint": _nearbyin
 
 
 class _Libdevice:
-    """The ``libdevice`` module of a GPU. It has those functions that Triton's language has, and those that GELU and
-    int8 need.
+    """The module that replaces Triton's ``libdevice`` in the interpreter. It has those functions that Triton's language
+    has, and those that GELU and int8 need.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -248,7 +251,7 @@ def _load_interpreted(self: Any, name: str, source: str, device_str: str = "cuda
 
 
 class InterpreterTarget:
-    """The driver that Triton asks for its device and stream before it launches."""
+    """The driver object from which Triton reads its device and stream before it launches a kernel."""
 
     is_active = classmethod(lambda cls: True)
 

@@ -46,8 +46,10 @@ def _inside_op() -> bool:
 
 
 def require_quiet(where: str) -> None:
-    """Raise ``SL608`` if kernels may not be measured now. This holds inside an op, a backward, a trace, a CUDA graph
-    capture or a worker process. ``where`` names the function that was called.
+    """Raise ``SL608`` if kernels may not be measured now.
+
+    They may not inside an op, a backward, a trace, a CUDA graph capture or a worker process. ``where`` is the name of
+    the function that was called, for the error.
     """
     if reason := blocked():
         raise error("SL608", where=where, got=f"tuning inside {reason}", expected="tuning outside the model's own work")

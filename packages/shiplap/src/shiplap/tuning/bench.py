@@ -56,7 +56,7 @@ class Bench(Protocol):
     def compile(self, indices: Sequence[int]) -> int:
         """Start to compile the candidates at ``indices`` in parallel. Return how many were started.
 
-        The verification of a candidate waits for the compilation of that candidate only.
+        ``verify`` then waits for the compilation of its own candidate only.
         """
         ...
 
@@ -65,14 +65,14 @@ class Bench(Protocol):
         ...
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Run the candidate at ``index`` on all verification cases, which are samples with the call's sizes and with
-        others. Return the outcome, which is a problem, a refusal or neither.
+        """Run the candidate at ``index`` on all verification cases. They are samples with the sizes of the call and
+        with other sizes. Return the outcome, which is a problem, a refusal or neither.
         """
         ...
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure the candidates at ``indices`` in turns. Return the timings by index, and the reason for each
-        candidate without a timing.
+        """Measure the candidates at ``indices`` in turns, within the limits of ``plan``. Return the timings by index,
+        and the reason for each candidate without a timing.
         """
         ...
 
@@ -205,7 +205,8 @@ class LocalBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Return every claim (a candidate's time in the race) with neither a problem nor a correction.
+        """Return a result without a problem for each candidate in ``claims`` (the times of the race), and with the
+        factor 1.
 
         Candidates run in this process, which cannot check a clock that it shares with them.
         """

@@ -49,8 +49,8 @@ class Candidate(ABC):
 
     @abstractmethod
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
-        """Compile and check the candidate for ``args`` (all arguments in schema order). Return the function without
-        arguments that is timed.
+        """Compile the candidate for ``args`` (all arguments in schema order) and check that it supports them. Return
+        the function without arguments that is timed.
 
         Raises:
             CandidateRefused: the candidate does not support the arguments.
@@ -66,8 +66,8 @@ class Candidate(ABC):
         raise NotImplementedError(f"{candidate_label(self)} compiles nothing")
 
     def compile_apart(self) -> bool:
-        """Start the compilation of :meth:`precompile` in another process. Return whether it was started, which is False
-        by default.
+        """Start the work of :meth:`precompile` in another process. Return whether it was started. By default nothing is
+        started.
 
         Unlike a thread, another process does not compete for Python's global lock.
         """
@@ -144,7 +144,7 @@ class ReferenceCandidate(Candidate):
 
 def kernel_candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
     """Return the candidates of ``op`` for a device type. They are its reference, then each kernel with each of its
-    configs for the sizes in ``env``. The first candidate after the reference is the declared default.
+    configs for the sizes in ``env``. The first kernel and its first config are the declared default.
     """
     valid: list[Candidate] = [ReferenceCandidate(op)]
     for kernel in op.kernels.get(torch.device(device).type, ()):

@@ -36,8 +36,8 @@ from shiplap.tuning.verify import is_device_lost
 
 
 class DeviceLost(BaseException):
-    """An error that ends a process because it can no longer use its device. Such a process cannot even be torn down in
-    order.
+    """An error that ends this process because it can no longer use its device. The process ends at once, since cleaning
+    up would need the device.
     """
 
 
@@ -70,9 +70,10 @@ class OpenedTask:
     def prepare(self, index: int, poison: int | None, args: list[Any]) -> CandidateRun:
         """Return a function without arguments that calls the candidate at ``index`` on ``args``.
 
-        For index -1, check the arguments against the declaration and return a function that computes nothing. Its time
-        is subtracted from the others. If ``poison`` is a byte, allocated memory is filled with it first, so that reads
-        of uninitialised memory show. Raise ``ArgumentsDeclined`` if the candidate refuses the arguments.
+        For index -1, check the arguments against the declaration and return a function that computes nothing. The time
+        of such a function is subtracted from the times of candidates. If ``poison`` is not None, memory that the
+        candidate allocates is filled with this byte first, so that reads of uninitialised memory show. Raise
+        ``ArgumentsDeclined`` if the candidate refuses the arguments.
         """
         if index < 0:
             self.op.bind(tuple(args))

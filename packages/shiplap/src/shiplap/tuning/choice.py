@@ -85,7 +85,7 @@ class Choice:
 
     def value(self) -> dict[str, Any]:
         """Return the fields of the choice that are not part of its key, such as kernel, config, times and reason. They
-        are plain data for an entry of the store.
+        are plain data, which the store keeps as the value of an entry.
         """
         return {
             "kernel": self.kernel,
@@ -139,16 +139,17 @@ def choice_from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
 
 
 def place_of_key(key: Key) -> tuple[tuple[str, str], ...]:
-    """Return the (name, value) pairs of ``key`` that only some choices have, as in :attr:`Choice.place`. These are its
-    fields ``extra.*``, without the prefix.
+    """Return the (name, value) pairs of ``key`` that describe the code around a call, as in :attr:`Choice.place`.
+
+    They are the fields ``extra.*`` of the key, without that prefix. Choices for eager calls have none.
     """
     prefix = "extra."
     return tuple((name.removeprefix(prefix), value) for name, value in key.fields if name.startswith(prefix))
 
 
 def choice_table_entry(choice: Choice, source: str) -> ChoiceEntry:
-    """Return the entry of a choice for the table in which an op looks up its kernel and config when it is called. The
-    entry holds only for the op's code with the digest ``source``.
+    """Return the entry of a choice for the table in which an op looks up its kernel and config at each call. ``source``
+    is the digest of the op's code. The entry is ignored if the op has another digest.
     """
     key: tuple[Any, ...] = (choice.device, *(v for _, _, v in choice.bucket.limits), choice.dtypes, choice.layout)
     return ChoiceEntry(choice.op, source, key, choice.kernel, choice.config, choice.place)

@@ -27,12 +27,12 @@ template_tuners: list[TemplateTuner] = []  # the package ``shiplap`` adds the on
 
 
 def templates_by_need(op: Op, device: str) -> tuple[list[Template], list[Template]]:
-    """Return the templates of ``op`` for a device type in two lists, those that only compiled code can run and the
-    others.
+    """Return the templates of ``op`` for a device type in two lists. The first has the templates that only compiled
+    code can run, and the second has the others.
 
-    A template belongs to the first list if no kernel has its name. A template in C++ is code only together with its
+    A template belongs to the first list if no kernel has its name. A template in C++ is compiled together with its
     neighbours in a graph, so only Inductor can run it. A template that is a PyTorch function is always in the second
-    list. It serves as a comparison, and nothing is compiled only for it.
+    list. It only serves as a comparison, and nothing is compiled for it alone.
     """
     kind = device.partition(":")[0]
     kernels: set[Any] = {k.name for k in op.kernels.get(kind, ())}

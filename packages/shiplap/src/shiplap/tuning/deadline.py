@@ -21,10 +21,10 @@ class OutOfTime(Exception):
 
 
 class Deadline:
-    """The end of a time budget, as a context manager.
+    """The end of a time budget, as a context manager. When the budget ends, ``on_end`` is called. It ends work that is
+    still running.
 
-    ``on_end`` is called at that time to end work that is still running. All work runs in one thread, since a tuning
-    process ends with the thread that started it.
+    All work runs in one thread, because a worker process ends with the thread that started it.
     """
 
     def __init__(self, seconds: float, on_end: Callable[[], None] = lambda: None) -> None:
@@ -54,8 +54,8 @@ class Deadline:
         return self.ends - monotonic()
 
     def check(self) -> None:
-        """Raise ``OutOfTime`` if the work was abandoned. Work calls this method now and then, so that abandoned work
-        neither stores nor starts anything.
+        """Raise ``OutOfTime`` if the time budget ended while this work was running. Long work calls this method now and
+        then, so that it neither stores nor starts anything after the end.
         """
         if self.over:
             raise OutOfTime
@@ -83,8 +83,8 @@ class Deadline:
         return cast(T, result)
 
     def _serve(self) -> None:
-        """Run pieces of work from the queue in this thread, one after another, each in the context variables of its
-        caller. Put the result or the error into the caller's queue. None in the queue ends the thread.
+        """Run the work in the queue of this thread, one item after another, in the context variables of its caller. Put
+        the result or the error into the caller's queue. None in the queue ends the thread.
         """
         if self._device is not None:
             torch.cuda.set_device(self._device)  # of this thread

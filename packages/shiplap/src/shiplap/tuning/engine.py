@@ -101,8 +101,8 @@ def tune_all(
     mine: list[Choice] = []
 
     def tell() -> list[dict[str, Any]]:
-        """Measure all calls that were requested in the process of rank 0. Keep the choices for this rank's result, and
-        return them as plain data for the other ranks.
+        """Measure all calls that were requested, in the process of rank 0. Append the choices to the list for this
+        rank's own result, and return them as plain data for the other ranks.
         """
         mine.extend(work())
         return [_choice_message(choice) for choice in mine]
@@ -121,10 +121,11 @@ def _choose_each(
     isolation: WorkerProcess | None,
     report: Report,
 ) -> list[Choice]:
-    """Return the choice for each of ``wanted``, (op, recipe, device, tuner) tuples, read from the store or measured.
+    """Return the choice for each of ``wanted``, read from the store or measured.
 
-    Each has an equal share of the time until ``deadline``. One that the time does not reach gets a choice without a
-    kernel. ``isolation`` runs candidates in other processes. ``report`` is called with the progress.
+    ``wanted`` are tuples (op, recipe, device, tuner). Each gets an equal share of the time until ``deadline``. If the
+    time is over before one is measured, its choice names no kernel. ``isolation`` runs candidates in other processes,
+    and ``report`` is called with the progress.
     """
     choices: list[Choice] = []
     for number, (op, recipe, device, tuner) in enumerate(wanted):
@@ -172,10 +173,10 @@ def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bo
 
 
 def _choice_message(choice: Choice) -> dict[str, Any]:
-    """Return what other ranks need to rebuild a choice of rank 0. It holds the values of the choice and its place
-    (eager or compiled code).
+    """Return a choice of rank 0 as plain data, from which other ranks rebuild it. The keys are ``value`` (kernel,
+    config, times and reason) and ``place`` (the code around the call).
 
-    Return an empty dict for a call that the budget did not reach.
+    Return an empty dict for a choice without a kernel, which stands for a call that the budget did not reach.
     """
     return {"value": choice.value(), "place": dict(choice.place)} if choice.origin != LEFT_OUT else {}
 
@@ -183,8 +184,8 @@ def _choice_message(choice: Choice) -> dict[str, Any]:
 def _install_received(work: Measurement, told: Mapping[str, Any]) -> Choice:
     """Install the choice that rank 0 has made for the call ``work`` in this process, and return it.
 
-    ``told`` is the choice as made by ``_choice_message``. If it is empty, return the choice without a kernel and
-    install nothing.
+    ``told`` is the choice as ``_choice_message`` returns it. If it is empty, install nothing and return the choice
+    without a kernel.
     """
     op, recipe, device, tuner = work
     if not told:
@@ -211,8 +212,8 @@ def _first_of_each_bucket(requests: Iterable[TuningRequest]) -> list[TuningReque
 def _list_measurements(requests: Iterable[TuningRequest], compiled: bool | None) -> list[Measurement]:
     """Return what has to be measured for each request, as (op, recipe, device, tuner) tuples.
 
-    The first has None as tuner and stands for eager calls. If ``compiled`` requires it, a tuple with each template
-    tuner follows. A template tuner measures in compiled code.
+    The first tuple of a request has None as tuner, and is measured in eager calls. If ``compiled`` requires it, a tuple
+    for each template tuner follows. A template tuner measures templates in compiled code.
     """
     works: list[Measurement] = []
     for op, recipe, device in requests:
@@ -228,8 +229,8 @@ def _list_measurements(requests: Iterable[TuningRequest], compiled: bool | None)
 def _with_unmeasured_findings(
     works: Sequence[Measurement], made: Sequence[Choice], compiled: bool | None
 ) -> list[Choice]:
-    """Return the choices ``made`` for ``works``. A choice for eager calls gets a finding if templates of the op are not
-    measured in compiled code.
+    """Return the choices ``made`` for ``works``, in order. A choice for eager calls gets an additional finding if
+    templates of the op are not measured in compiled code.
     """
     told = []
     for (op, recipe, device, tuner), choice in zip(works, made, strict=True):
@@ -313,8 +314,8 @@ def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -
 
 
 def _is_dim_size(value: Any, kind: str) -> bool:
-    """Return whether ``value`` can be the size of a dim of this kind. It is a list of numbers for ``"variadic"``, and
-    one number for other kinds.
+    """Return whether ``value`` can be the size of a dim of this kind. It must be a list of numbers for ``"variadic"``,
+    and a number for other kinds.
     """
     sizes = value if kind == "variadic" else [value]
     return isinstance(sizes, (list, tuple)) and all(type(n) is int and n >= 0 for n in sizes)

@@ -36,9 +36,8 @@ _facts: dict[tuple[Any, ...], tuple[Bucket, str, str]] = {}
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments for ``recipe``, drawn when they are first used.
-
-    The process that plans the tuning may run no candidate itself. It then needs no arguments.
+    """The arguments for ``recipe``, drawn at their first use. A process that only plans the tuning runs no candidate,
+    and then draws none.
     """
 
     op: Op
@@ -63,11 +62,11 @@ class Inputs:
 
     @cached_property
     def odd(self) -> tuple[SampleCase, ...]:
-        """Samples with unusual starts or values, on which a candidate must be right, too, because the same choice
-        serves such calls.
+        """Samples with unusual addresses or values. A candidate must be right on them as well, because such calls use
+        the same choice.
 
-        Some have tensors that begin at unaligned addresses, others have values near zero and far below it. The sizes
-        are those of the call, halved as long as there are too many elements.
+        In the first sample, tensors begin at unaligned addresses. The others have values near zero or far below it. The
+        sizes are those of the call, halved until there are few enough elements.
         """
         samples, sizes = Samples(self.op, self.seed, self.device), dict(self.recipe.sizes)
         while prod(v for v in sizes.values() if type(v) is int and v) > MOST_ODD_ELEMENTS:
@@ -84,7 +83,8 @@ class Inputs:
         """Samples at the smallest and at odd large sizes of the bucket, which is the class of sizes for which one
         choice is made.
 
-        The tuple is empty if all calls of the bucket have the sizes of this one. Sizes that take too long are left out.
+        The tuple is empty if the call's own sizes are the only ones in the bucket. Sizes at which a run takes too long
+        are left out.
         """
         samples, made = Samples(self.op, self.seed, self.device), list[SampleCase]()
         for sizes in _bucket_edge_sizes(self.op, self.recipe):
@@ -120,10 +120,10 @@ class Inputs:
 
     @cached_property
     def facts(self) -> tuple[Bucket, str, str]:
-        """The bucket (class of sizes), the dtypes and the layout of the arguments. They are parts of the key of a
+        """The bucket (class of sizes), the dtypes and the layout of the arguments, which are parts of the key of a
         choice.
 
-        They are cached, so nothing is drawn for a second call that is equal.
+        They are cached, so nothing is drawn for a later call that is equal.
         """
         asked = self.identity, id(self.op.sampler), str(self.recipe), self.device, self.seed
         if (facts := _facts.get(asked)) is None:
@@ -206,8 +206,8 @@ def _bucket_edge_sizes(op: Op, recipe: SampleRecipe) -> Iterator[dict[str, Any]]
 
 
 def given_ones(spec: OpSpec, recipe: SampleRecipe) -> dict[str, int]:
-    """Return the sizes, by name, that the recipe gives to dims which broadcast. They are 1, and stay 1 if other sizes
-    are changed.
+    """Return the sizes, by name, that the recipe gives to dims which broadcast. All of them are 1. They must stay 1
+    when other sizes are changed.
     """
     return {n: v for n, v in recipe.sizes if n in spec.broadcasts}
 

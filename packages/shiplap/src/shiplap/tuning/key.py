@@ -32,7 +32,7 @@ class Key:
 
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> Key:
-        """Return a key with these fields, sorted by name. Keys with equal fields are then equal."""
+        """Return a key with these fields, sorted by name, so that keys with equal fields are equal."""
         return cls(tuple(sorted(fields.items())))
 
     def __getitem__(self, name: str) -> str:
@@ -56,8 +56,8 @@ class Key:
 
 @cache
 def rooms_digest(*rooms: str) -> str:
-    """Return the digest of the source files in the packages ``rooms`` of Shiplap, such as ``"dispatch"``. It is part of
-    a key, so choices made by other code are not used.
+    """Return the digest of all Python files in the subpackages ``rooms`` of Shiplap, such as ``"dispatch"``. As a part
+    of a key, it keeps choices that were made by other code from being used.
     """
     package = Path(__file__).parents[1]
     files = sorted(f for room in rooms for f in (package / room).rglob("*.py"))
@@ -83,7 +83,7 @@ def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> K
 
 def key_environment(device: str) -> dict[str, str]:
     """Return the key fields that describe the machine and the versions of its libraries, for a device. The driver is
-    queried here and never at import.
+    queried at this call, and never at import.
     """
     versions = dict(_library_versions())
     if torch.device(device).type != "cuda":

@@ -29,8 +29,8 @@ class Clock(Protocol):
     """The protocol of a clock by which candidates are timed."""
 
     def ready(self, run: CandidateRun) -> CandidateRun:
-        """Return ``run`` in the form that is timed, such as a captured graph. Raise ``Uncapturable`` if a capture is
-        required and fails.
+        """Return the function that is timed in place of ``run``, such as the replay of a captured graph, or ``run``
+        itself. Raise ``Uncapturable`` if a capture is required and fails.
         """
         ...
 
@@ -98,8 +98,8 @@ class CudaClock:
 
     @contextmanager
     def _on(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Return a context in which ``stream`` is current. Its work runs after the earlier work and before the later
-        work of the current stream.
+        """Return a context in which ``stream`` is the current stream. Work inside the context runs after the earlier
+        work of the stream that was current before, and before its later work.
         """
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
@@ -235,9 +235,10 @@ def _count_sample() -> None:
 
 
 def _drop_far_slower(live: list[int], samples: dict[int, list[float]], remeasure: Callable[[int], float]) -> list[int]:
-    """Return the candidates in ``live`` whose best sample (seconds of a call) is at most four times the fastest.
+    """Return the candidates in ``live`` whose best sample (seconds of a call) is at most four times that of the fastest
+    candidate.
 
-    A slow first sample is repeated by ``remeasure(index)``. No candidate is then dropped for one disturbed sample.
+    A slow first sample is repeated by ``remeasure(index)``, so that no candidate is dropped for one disturbed sample.
     """
     fastest = min(samples[i][0] for i in live)
     for index in live:
@@ -249,9 +250,10 @@ def _drop_far_slower(live: list[int], samples: dict[int, list[float]], remeasure
 
 
 def _still_in_race(live: list[int], samples: dict[int, list[float]], number: int, plan: RacePlan) -> list[int]:
-    """Return the candidates in ``live`` that may still win. In the first two rounds (``number`` 0 and 1) these are all.
+    """Return the candidates in ``live`` that may still win. ``number`` is the number of the round. In the first two
+    rounds (0 and 1) all of them may win.
 
-    The best sample of such a candidate is at most ``plan.hopeless`` times the best median.
+    In later rounds, the best sample of such a candidate is at most ``plan.hopeless`` times the best median.
     """
     if number < 2:
         return live

@@ -93,8 +93,9 @@ def merge_frozen_tables(sources: Iterable[str | Path], output: str | Path) -> Me
 
 
 def _list_tables(source: Path, output: Path) -> list[Path]:
-    """Return the table files that ``source`` names. It is a file, or a folder of JSON files, of which the output of an
-    earlier merge comes first. Raise ``SL602`` for a folder without tables.
+    """Return the paths of the tables that ``source`` names. A file stands for itself, and a folder for its JSON files.
+    If ``output``, the file of an earlier merge, is among these, it comes first. Raise ``SL602`` for a folder without
+    tables.
     """
     if not source.is_dir():
         return [source]
@@ -111,8 +112,8 @@ def _list_tables(source: Path, output: Path) -> list[Path]:
 
 
 def _replaces_choice(one: Choice, other: Choice) -> bool:
-    """Return whether the choice ``one`` of a later table replaces ``other`` under the same key. It must have been
-    measured, and must be faster than ``other`` unless ``other`` was not measured.
+    """Return whether the choice ``one`` of a later table replaces ``other``, the choice of an earlier table under the
+    same key. It does if it was measured, and ``other`` was slower or was not measured.
     """
     return one.time > 0 and (other.time <= 0 or one.time < other.time)
 

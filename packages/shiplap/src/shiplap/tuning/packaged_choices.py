@@ -147,9 +147,10 @@ def _read_packaged_table(path: Path) -> Mapping[str, Any]:
 
 
 def _python_version() -> str:
-    """Return the minor version of Python, such as ``3.12``. Digests of an op can only be compared within one version.
+    """Return the major and minor version of Python, such as ``3.12``.
 
-    The digest covers code that Python has compiled, and another version of Python compiles it differently.
+    The digest of an op covers code that Python has compiled, and another version of Python compiles it differently.
+    Digests can therefore only be compared within one version.
     """
     return ".".join(platform.python_version_tuple()[:2])
 

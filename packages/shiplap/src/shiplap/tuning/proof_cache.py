@@ -59,10 +59,11 @@ def keep_proof(key: Key, value: Mapping[str, Any]) -> bool:
 
 
 def kept_proofs() -> list[tuple[StoredEntry, str]]:
-    """Return the kept proofs. Each has the reason why a process like this one cannot use it, or an empty text.
+    """Return the kept proofs, each as (entry, reason). The reason says why a process with the present settings cannot
+    use the proof, and is empty if it can.
 
-    A change of the proven code is not noticed, since only the process that has the code sees it. The device of a proof
-    on an accelerator is not compared.
+    A change of the proven code is not noticed, since only the process that loads the code can compare it. The device of
+    a proof on an accelerator is not compared.
     """
     listed = []
     for entry in _store().entries():
@@ -86,13 +87,13 @@ def _store() -> ChoiceStore:
 
 
 def _software() -> dict[str, str]:
-    """Return the key fields for the digest of the code that makes proofs and for the commit of torch."""
+    """Return two key fields, the digest of the code of Shiplap that makes proofs and torch's commit."""
     return {"extra.engine": rooms_digest(*ROOMS), "extra.torch": str(torch.version.git_version)}
 
 
 def _circumstances(device: str) -> dict[str, str]:
-    """Return the key fields on which a proof on a device depends besides the proven code. They are Shiplap's own code,
-    torch's commit, the machine and the versions of libraries.
+    """Return the key fields on which a proof on ``device`` depends besides the proven code. They are the digest of
+    Shiplap's code, torch's commit, the machine and the versions of libraries.
     """
     return {**_software(), **key_environment(device)}
 

@@ -51,8 +51,8 @@ class RecordedCall:
 
 
 class CallRecorder:
-    """The observer of every call of an op in this process (``tuned_choices.observer``), after its arguments were
-    bound.
+    """The recorder of all calls of ops in this process. The dispatcher calls it after the arguments were bound, as
+    ``tuned_choices.observer``.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

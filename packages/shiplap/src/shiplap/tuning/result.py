@@ -36,7 +36,9 @@ class TuneResult(ResultWithVerdict):
 
     @property
     def unverified(self) -> tuple[Choice, ...]:
-        """The choices whose kernels are not verified, because a facility for the verification is missing."""
+        """The choices whose kernels are not verified, because this machine lacks something that the verification needs.
+        ``Choice.unverified`` has the reason.
+        """
         return tuple(c for c in self.choices if c.unverified)
 
     @property

@@ -34,7 +34,7 @@ Report = Callable[[str, int, int], None]  # the current step as text, steps done
 
 @dataclass
 class Ranking:
-    """The results of a search so far."""
+    """The candidates that a search has measured so far, with their timings, and the findings about others."""
 
     timings: dict[int, Timing] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -50,7 +50,9 @@ class Ranking:
         """
 
         def rank(index: int) -> tuple[bool, float]:
-            """Return the sort key of a candidate. It is whether the candidate left the race early, then its time."""
+            """Return the sort key of a candidate. It is a tuple of whether the candidate left the race early, and its
+            time.
+            """
             timing = self.timings[index]
             return not timing.finished, timing.median * (1.0 if index else TIE)
 
@@ -95,10 +97,11 @@ class _Search:
         return right
 
     def drop(self, index: int, check: str, why: str, *, skipped: bool = False) -> None:
-        """Take the candidate at ``index`` out of the search. A finding of the check named ``check`` has the reason
-        ``why``.
+        """Remove the candidate at ``index`` from the search. Record a finding with the reason ``why`` under the check
+        ``check``.
 
-        The candidate counts as failed, and the user gets a notice. If ``skipped`` is set, it counts as left out.
+        The candidate counts as failed, and the user gets a notice. If ``skipped`` is set, it counts as left out, and
+        there is no notice.
         """
         fix = "" if skipped else "correct the kernel, or leave this config out"
         evidence = f"{candidate_label(self.candidates[index])}: {why}"
@@ -213,8 +216,8 @@ def _confirm_winners(work: _Search, plan: RacePlan) -> None:
 
 
 def _seconds_to_examine(work: _Search) -> float:
-    """Return the seconds for confirming a winner. They are a tenth of the budget, or the time of everything before if
-    that is less. They are at least half a second.
+    """Return the seconds for confirming a winner. They are a tenth of the budget, or the time that the search has taken
+    so far if that is less. They are at least half a second.
     """
     return max(0.5, min(0.1 * work.seconds, monotonic() - work.began))
 
@@ -279,8 +282,8 @@ def _timed_configs(work: _Search, kernel: str) -> list[int]:
 
 
 def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> int:
-    """Return the index of the fastest config of the next kernel that may be faster than the confirmed candidate
-    ``best``, or -1.
+    """Return the index of the fastest config of another kernel that may be faster than the confirmed candidate
+    ``best``. Return -1 if there is none.
 
     Kernels in ``factors`` are left out, since they are confirmed already.
     """
@@ -300,8 +303,7 @@ def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
 
 
 def _run_short_races(work: _Search, right: list[int], plan: RacePlan) -> list[int]:
-    """Run short races of the candidates ``right``, each with the faster half of the one before, and return those that
-    are left.
+    """Run short races of the candidates ``right``, and keep the faster half after each. Return those that are left.
 
     The races end when few candidates are left or the time is over. The times of short races do not count in the
     ranking.
@@ -369,8 +371,8 @@ def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
 
 
 def _differ_in_one_value(candidates: Sequence[Candidate], a: int, b: int) -> bool:
-    """Return whether two candidates, given by their numbers, are the same kernel with configs that differ in exactly
-    one value. A config maps tuning parameters to values.
+    """Return whether two candidates, given by their indices, are one kernel whose configs differ in exactly one value.
+    A config maps tuning parameters to values.
     """
     x, y = candidates[a], candidates[b]
     mine, other = x.config.as_dict(), y.config.as_dict()

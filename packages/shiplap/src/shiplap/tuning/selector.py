@@ -200,10 +200,10 @@ def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
 
 def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
     """Return a text that names what was not examined for the candidate ``best`` although a verified choice requires it,
-    and why.
+    and the reason.
 
-    The text is empty if nothing is missing, and for the reference. ``confirms`` is the bench's verdict on confirming
-    times, with the reason.
+    The text is empty if everything was examined, and for the reference. ``confirms`` is the bench's verdict on
+    confirming times (``"ok"``, ``"skip"`` or ``"incomplete"``), with the reason.
     """
     if best.kernel == tuned_choices.REFERENCE:
         return ""

@@ -66,10 +66,11 @@ def entry_checksum(body: Mapping[str, Any]) -> str:
 
 
 class ChoiceStore:
-    """The store of choices in the folder ``tuned`` of the cache, or in any other folder. A choice that cannot be
-    written is made again later.
+    """The store of choices in the folder ``tuned`` of the cache, or in any other folder. If a choice cannot be written,
+    it is measured again later.
 
-    ``what`` names the stored things in notices. ``keyed`` entries serve only the user who has written them.
+    ``what`` names the stored things in notices. If ``keyed`` is set, each entry has a seal made with a secret of the
+    user, and entries without it are not used.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class ChoiceStore:
         self.root = Path(root) if root is not None else Path(settings().cache_dir).absolute() / "tuned"
 
     def path(self, key: Key) -> Path:
-        """Return the path of the entry of ``key``, which need not exist. It has a folder for each op, and the key's
-        digest as name.
+        """Return the path of the entry of ``key``, whether or not it exists. The path has a folder for each op. The
+        name of the file is the key's digest.
         """
         return self.root / _directory_of_op(key["op"]) / f"{key.digest}.json"
 
@@ -93,8 +94,8 @@ class ChoiceStore:
         return entry.value if entry is not None and entry.key == key else None
 
     def put(self, key: Key, value: Mapping[str, Any]) -> bool:
-        """Write an entry and return whether it is on disk. If the folder is full or read-only, issue one notice and
-        raise no error.
+        """Write an entry and return whether it is on disk. If the disk is full or the folder is read-only, issue one
+        notice and raise no error.
         """
         content = seal_entry(key, value)
         if self.keyed:
@@ -170,8 +171,8 @@ class ChoiceStore:
         return [d for d in folders if not op or d.name == _directory_of_op(op)]
 
     def _distrusted(self, path: Path, e: safe_io.Distrusted) -> StoredEntry:
-        """Return an entry with a problem for a file of the store that another user may have written. Issue one notice
-        for each such place.
+        """Return an entry with a problem for the file ``path`` of the store, which another user may have written. A
+        notice names the untrusted file or folder, once for each.
         """
         why = f"cannot be trusted: {safe_io.unsafe_reason(e)}"
         notice(

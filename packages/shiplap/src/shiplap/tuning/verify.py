@@ -40,7 +40,8 @@ class VerifyOutcome:
 
 def verification_cases(inputs: Inputs, candidate: Candidate) -> list[SampleCase]:
     """Return the samples on which a candidate is verified. Two draws at the sizes of the call come first. A small
-    sample, odd starts and values, and the edges of the bucket (class of sizes) follow.
+    sample, samples with unaligned addresses or unusual values, and samples at the smallest and largest sizes of the
+    bucket follow. A bucket is a class of sizes with one choice.
 
     A candidate that supports only the sizes of the call gets the two draws alone.
     """
@@ -108,8 +109,8 @@ class Verifier:
         return compare_within_tolerance(op_effects(self.op, args, outs), own, wide, sums, wide_sums=True).problem
 
     def _reference(self, number: int, case: SampleCase) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return the effects of the reference on case number ``number``, in the case's dtypes and in float64. They are
-        computed once for each case.
+        """Return the effects of the reference on case number ``number`` twice, computed in the case's dtypes and in
+        float64. They are computed once for each case.
         """
         if number not in self._references:
             with torch.no_grad():

@@ -172,9 +172,9 @@ class WorkerProcess:
             raise WorkerDied(index, str(e)) from None
 
     def _start(self) -> None:
-        """Start the worker, which is an unlocked process of the user. Raise ``WorkerDied`` if it does not start.
+        """Start the worker, an unlocked process with the rights of the user. Raise ``WorkerDied`` if it does not start.
 
-        It has a shared heartbeat, by which hanging candidates are found.
+        The worker writes the start of each run to shared memory, by which hanging candidates are found.
         """
         bounds = Bounds(PATIENCE * self.timeout, memory=sys.maxsize, processes=sys.maxsize)
         try:
@@ -186,7 +186,9 @@ class WorkerProcess:
         self.started += 1
 
         def current_run() -> tuple[float, float]:
-            """Return the seconds that the worker's run in progress may take, and the monotonic time of its start."""
+            """Return the seconds that the run in progress in the worker may take, and the monotonic time at which it
+            began.
+            """
             index, since = heartbeat.read_run()
             # Imports and the reference (index 0) take longer than a kernel.
             return self.timeout * (PATIENCE if index in (-1, 0) else 1), since
@@ -336,7 +338,9 @@ class RemoteBench:
 
     @cached_property
     def _judged(self) -> JudgedBench:
-        """The bench of locked processes for this task. It checks the times that candidates claim."""
+        """The bench that runs the candidates of this task in locked processes. It checks the times that candidates
+        claim.
+        """
         task = self.task
         opening = _opening_message(task, self.provider)  # without the environment, which may hold secrets
         return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, opening)

@@ -62,7 +62,7 @@ def observe_addresses(op: Op, case: SampleCase) -> Observation:
 
 def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
     """Return a text that says how the op's results on ``args`` differ from the reference's. It is empty if they agree.
-    Arguments that the op mutates are copied.
+    Arguments that the op mutates are copied before each call.
     """
     own = reference_effects(op, args)
     pairs = zip(op.spec.args, args, strict=True)

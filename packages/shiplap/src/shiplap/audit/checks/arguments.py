@@ -51,8 +51,8 @@ def observe_arguments(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_not_refused(op: Op, bad: WrongCall) -> str:
-    """Return a text that says what is wrong with the op's reaction to a wrong call. It is empty if the op raises one of
-    the expected errors and has written nothing.
+    """Return a text that says why the op's reaction to a wrong call is a fault. It is empty if the op raises one of the
+    expected errors and has written to no argument.
     """
     kept = [t.detach().clone() for t in _tensors_with_data(bad.args)]
     try:
@@ -73,10 +73,10 @@ def _why_not_refused(op: Op, bad: WrongCall) -> str:
 
 
 def _why_adopted_op_wrong(op: Op, bad: WrongCall) -> str:
-    """Return a text that says what is wrong with an adopted op's reaction to a wrong call, or an empty text.
+    """Return a text that says why an adopted op's reaction to a wrong call is a fault, or an empty text.
 
-    An adopted op belongs to another library and is only declared here. It may refuse with any error, or return about
-    the results of the reference.
+    An adopted op belongs to another library and is only declared here. It may refuse with any error, or return results
+    that are close to those of the reference (see ``_about_equal``).
     """
     copies = tree_map(torch.clone, bad.args)
     try:
@@ -126,8 +126,8 @@ def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
 
 
 def _other_choice(arg: Arg) -> str | int:
-    """Return a value that has the type of the argument, but is none of the values to which an ``Enum`` or ``Literal``
-    restricts it.
+    """Return a value of the argument's type that is not among the values to which an ``Enum`` or ``Literal`` restricts
+    the argument.
     """
     if arg.scalar == "str":
         return max(map(str, arg.choices)) + "x"
@@ -137,8 +137,8 @@ def _other_choice(arg: Arg) -> str | int:
 def _wrong_tensors(
     op: Op, case: SampleCase, arg: Arg, t: Tensor
 ) -> Iterator[tuple[str, Tensor, tuple[str, ...], bool]]:
-    """Yield ``(description, wrong tensor, expected error ids, narrower)`` for the tensor ``t`` of one argument.
-    ``narrower`` says that an op of another library, which is declared here, may lack the restriction.
+    """Yield ``(description, wrong tensor, expected error ids, optional)`` for the tensor ``t`` of one argument.
+    ``optional`` says that an adopted op, which belongs to another library, may accept the wrong tensor.
     """
     assert arg.tensor is not None
     kind, name = arg.tensor, arg.name
@@ -179,8 +179,8 @@ def _axes_of_fixed_size(op: Op, case: SampleCase, arg: Arg) -> Iterator[int]:
 
 
 def _dim_of_each_axis(op: Op, case: SampleCase, arg: Arg) -> list[str]:
-    """Return, for each axis of an argument, the name of its dim. The name is empty for a fixed or computed dim. A
-    broadcast dim has the name of the common size.
+    """Return, for each axis of an argument, the name of its dim. The name is empty for a fixed or computed dim. A dim
+    that broadcasts (size 1 or ``n``) has the name ``n``.
     """
     value = case.args[op.spec.args.index(arg)]
     dims = arg.tensor.dims if arg.tensor is not None else ()

@@ -17,8 +17,8 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 
 def why_skip_bound(op: Op) -> str:
-    """Return why the check does not apply to the op, which is that no output size depends on data. Return an empty text
-    if one does.
+    """Return why the check does not apply to the op, or an empty text if it does. It does not apply if no output size
+    depends on data.
     """
     return "" if op.spec.bounds else "no output size depends on data"
 

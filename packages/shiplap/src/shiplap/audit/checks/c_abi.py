@@ -64,7 +64,7 @@ class CCallAttempt:
 
 @dataclass(frozen=True)
 class ProcessDeath:
-    """The end of the child process during a call."""
+    """The end of the child process during a call of the C function."""
 
     call: int
     status: int
@@ -92,8 +92,8 @@ def _c_kernels_for_cpu(op: Op) -> list[CKernel]:
 
 
 def why_skip_c_abi(op: Op) -> str:
-    """Return why the check does not apply to the op, which is that it has no C ABI kernel for the CPU. Return an empty
-    text if it has one.
+    """Return why the check does not apply to the op, or an empty text if it does. It does not apply if the op has no C
+    ABI kernel for the CPU.
     """
     return "" if _c_kernels_for_cpu(op) else "no C ABI kernel for the CPU"
 
@@ -144,7 +144,7 @@ def _observe_kernel(kernel: CKernel, library: Path, attempts: list[CCallAttempt]
 
 def _describe_leak(result: dict[str, Any]) -> str:
     """Return a text that says what a call leaves behind, such as ``64 bytes and an open file``. It is empty if nothing
-    is left. ``result`` has the measured growth of memory and open files.
+    is left. ``result`` has the growth of memory and of open files, as ``measure_leaks`` returns it.
     """
     left = [f"{result['heap']:.0f} bytes"] if result["heap"] >= HEAP else []
     if not left and result["resident"] >= RESIDENT:
@@ -219,7 +219,8 @@ def _make_attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> 
 
 def _spec_of_call(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
     """Return the call as JSON values for ``c_child_process``. They are the size of the workspace (scratch memory), the
-    arguments in the order of the C function, and the config. Return None if an output would be too large.
+    arguments in the order of the C function, and the config (values of tuning parameters). Return None if an output
+    would be too large.
     """
     env = {**call.env, **{dim: bound(call.env) for dim, bound in op.spec.bounds}}
     given = arguments_by_name(op, call.args)

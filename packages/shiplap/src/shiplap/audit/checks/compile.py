@@ -129,8 +129,8 @@ def _why_compiled_differs(op: Op, case: SampleCase, compiled: Callable[..., Any]
 def _why_too_many_compiles(counts: torch_private.CompileCounts, backend: str, sizes: int, kinds: int) -> str:
     """Return a text that names graph breaks or too many recompiles, or an empty text if there are none.
 
-    ``sizes`` is the number of different sizes. A graph is compiled for each object among the arguments with different
-    fields, and ``kinds`` is the number of these objects.
+    ``backend`` and ``sizes``, the number of different sizes, only appear in the text. ``kinds`` is the number of
+    different contents of the objects among the arguments. Each beyond the first may cause one more recompile.
     """
     if counts.graph_breaks:
         return f"{backend}: {counts.graph_breaks} graph breaks: {', '.join(counts.break_reasons)}"

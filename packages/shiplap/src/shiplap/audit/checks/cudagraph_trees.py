@@ -146,8 +146,8 @@ def _observe_copies(op: Op, case: SampleCase) -> Observation:
 
 
 def _addresses_of_pools() -> list[tuple[int, int]]:
-    """Return the addresses ``(begin, end)`` of the memory pools of graphs. Allocations that are made during a capture
-    lie in them.
+    """Return the address ranges ``(begin, end)`` of the memory pools of CUDA graphs. Allocations that are made during a
+    capture lie in them.
     """
     return [
         (s["address"], s["address"] + s["total_size"])
@@ -157,8 +157,8 @@ def _addresses_of_pools() -> list[tuple[int, int]]:
 
 
 def find_staged_input(op: Op, recording: GraphRecording, private: list[tuple[int, int]]) -> str:
-    """Return a text that names the first input that the graph copies into a buffer of the op's own, or an empty text.
-    Outputs and the address ranges ``private`` of graph pools are not such buffers.
+    """Return a text that names the first input that the graph copies into a buffer of the op, or an empty text. Copies
+    into an output, or into the address ranges ``private`` of graph pools, are ignored.
     """
     owned = [*private, *(_storage_range(t) for t in recording.outs)]
     for copy in recording.copies:

@@ -16,8 +16,8 @@ REPEATED_CALLS = 3
 
 
 def determinism_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They have one kind of random values each, such as normal, positive or constant.
-    Larger ones follow.
+    """Yield the samples of this check. First come samples that differ in their kind of random values, such as normal,
+    positive or constant. Larger samples follow.
     """
     yield from samples.values()
 

@@ -27,8 +27,8 @@ COMPARED_VALUES = ("normal", "zeros", "large", "positive")
 
 
 def why_skip_distribution(op: Op) -> str:
-    """Return why the check does not apply to the op, which is that its results are not declared to be random. Return an
-    empty text if they are.
+    """Return why the check does not apply to the op, or an empty text if it does. It does not apply if the results are
+    not declared to be random.
     """
     return "" if op.spec.random else "its results are not declared to be random"
 
@@ -82,7 +82,7 @@ def _sizes_as_tensors(runs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _run_reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Call the reference and return its results, then the arguments that it mutates."""
+    """Call the reference on ``args`` themselves. Return its results, then the arguments that it mutates."""
     return op_effects(op, args, results_of(op, op.reference, args))
 
 
@@ -95,8 +95,8 @@ def _seeded_arguments(op: Op, case: SampleCase, seed: int) -> tuple[Any, ...]:
     torch.manual_seed(seed + 1000)
 
     def seeded(name: str, value: Any) -> Any:
-        """Return the new seed in the form of ``value`` (int, tensor or generator) if the argument ``name`` seeds the
-        op. Return ``value`` otherwise.
+        """Return the new seed as the type of ``value`` (int, tensor or generator) if ``name`` is the argument that
+        seeds the op. Return ``value`` unchanged otherwise, or if it is None.
         """
         if name != op.spec.random or value is None:
             return value
@@ -177,8 +177,8 @@ def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
 
 
 def _why_compiled_differs_eager(op: Op, case: SampleCase) -> str:
-    """Return a text that says how compiled code draws other numbers than eager code, for two calls in one graph. The
-    text is empty if they agree.
+    """Return a text that says how the random numbers of compiled code differ from those of eager code, for two calls in
+    one graph. The text is empty if they agree.
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:

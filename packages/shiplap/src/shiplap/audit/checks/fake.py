@@ -74,10 +74,9 @@ def _make_fake_tensor(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
 
 
 def _difference_of_outputs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:
-    """Return a text that describes the first difference between the outputs ``real`` and ``fake``, or an empty text.
-
-    The outputs are compared in their properties, and in the memory that they share with the inputs ``args`` and
-    ``fakes``.
+    """Return a text that describes the first difference between the real outputs ``real`` and the fake ones ``fake``,
+    or an empty text. The outputs are compared in dtype, device, shape, strides and storage offset. They are also
+    compared in whether they share memory with the inputs, which are ``args`` and ``fakes``.
     """
     if len(real) != len(fake):
         return f"{len(fake)} fake outputs, {len(real)} real ones"
@@ -121,8 +120,8 @@ def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterab
 
 
 def _find_pinned_dim(op: Op, case: SampleCase, sizes: list[list[Any]]) -> str:
-    """Return the name of the first dim that the fake implementation made a constant, although the declaration leaves it
-    free. The text is empty if there is none.
+    """Return the name of the first dim to which the fake implementation gives a constant size, although the declaration
+    leaves the size free. The text is empty if there is none.
     """
     free = {n for n, _ in case.recipe.sizes} - {n for e in op.spec.requires for n in e.names}
     if op.spec.traced and op.spec.scalars:

@@ -56,10 +56,11 @@ def observe_fresh(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_reordered_call_wrong(op: Op, case: SampleCase) -> str:
-    """Return a text that says what is wrong if a call with the same numbers in another order returns the earlier
-    result. A result that is cached by the sum of its input would do so. The text is empty if that does not happen.
+    """Return a text that says what is wrong if the op, called with its elements in another order, returns the result of
+    the call before. The text is empty otherwise.
 
-    A wrong result counts only if it is that of the call before. Any other wrong result is a finding of ``numerics``.
+    An op that caches its result by the sum of its input returns such a result. Any other wrong result is left to the
+    check ``numerics``.
     """
     args = tree_map(lambda t: t.flatten().roll(1).reshape(t.shape) if has_independent_values(t) else t, case.fresh())
     if not reference_accepts(op, args):
@@ -109,8 +110,8 @@ def _find_shared_memory(outs: tuple[Tensor, ...], others: list[Tensor], name: st
 
 
 def why_skip_fresh(op: Op) -> str:
-    """Return why the check does not apply to the op, such as random results or results that are views. Return an empty
-    text if it does.
+    """Return why the check does not apply to the op, or an empty text if it does. It does not apply to random results
+    or to results that are views, for example.
     """
     return why_random(op) or ("its results may be views" if op.spec.view else "")
 

@@ -93,15 +93,15 @@ def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _unlike_by_memory(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples whose tensors begin inside their storage or have gaps between rows."""
+    """Yield samples whose tensors do not begin at the start of their storage or have gaps between their rows."""
     yield from (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") in ("offset", "padded"))
 
 
 def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
-    """Yield the samples of ``cases`` that are expected to be quick enough.
+    """Yield those samples of ``cases`` that are expected to be quick, until a limit of the total time.
 
-    The expected time grows with the square of a sample's longest dim. The time of the quickest sample is taken for the
-    fixed cost of each sample. Yield nothing more after a limit of the total time.
+    The expected time of a sample grows with the square of its longest dim, beyond a fixed cost. This cost is the time
+    of the quickest sample so far.
     """
     end = time.process_time() + 2 * LARGE_SECONDS
     took: dict[str, tuple[int, float]] = {}
@@ -171,8 +171,8 @@ def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
 
 
 def _runs_with_layouts(names: list[str]) -> list[tuple[list[str], bool, str]]:
-    """Return a gradient computation with all inputs for each layout in which the gradient of the output may arrive.
-    :func:`_gradient_runs` describes its parts.
+    """Return one gradient computation, as ``(names, True, layout)``, for each layout in ``INCOMING``. ``layout`` is
+    that of the output's gradient, and all ``names`` are inputs that need a gradient. See :func:`_gradient_runs`.
     """
     return [(names, True, layout) for layout in INCOMING]
 
@@ -277,10 +277,10 @@ def _count_terms(op: Op, case: SampleCase, name: str) -> int:
 
 def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str:
     """Return a text that says how the op's gradients differ from finite differences of the op itself in float64. The
-    text is empty if they agree or cannot be compared.
+    text is empty if they agree or are not compared.
 
-    Nothing is compared if a result is not finite or is narrower than the arguments, since its steps are larger than the
-    differences. Neither is a gradient that is declared as another function's derivative.
+    They are not compared if a result is not finite or has a narrower dtype than the arguments, whose rounding hides
+    small differences. They are not compared either if the declared gradient is that of another function.
     """
     if op.gradient is not None and op.gradient.surrogate is not None:
         return ""

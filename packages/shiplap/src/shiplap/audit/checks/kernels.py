@@ -33,8 +33,8 @@ SPECIAL_VALUES = ("nan", "overflowing", "saturating", "cancelling", "positive", 
 
 
 def why_skip_kernels(op: Op) -> str:
-    """Return why the check does not apply to the op, which is that its kernels are another library's. Return an empty
-    text if they are its own.
+    """Return why the check does not apply to the op, or an empty text if it does. It does not apply if the op's kernels
+    belong to another library.
     """
     return "adopted: its kernels are another library's" if is_adopted(op) else ""
 
@@ -71,9 +71,9 @@ def kernels_for_device(op: Op, device: str) -> list[Kernel]:
 
 def kernel_variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
     """Yield the kernel with each of its configs (values for compile-time parameters), at most ``MOST_CONFIGS`` of them.
+    Yield nothing if the kernel refuses the call.
 
-    Yield nothing if the kernel refuses the call. Of a template, which has its own choice of config for a call, only the
-    chosen variant is yielded.
+    A template chooses a config for a call by itself, so it is yielded with this config only.
     """
     # A template chooses its own variant for a call.
     if kernel.template is not None:

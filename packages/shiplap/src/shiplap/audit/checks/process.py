@@ -254,8 +254,8 @@ def _call_and_backward(op: Op, case: SampleCase) -> None:
 
 
 def process_state() -> dict[str, Any]:
-    """Return the state that belongs to the process or the user, by name. It includes settings, random states and the
-    environment variables.
+    """Return the state that belongs to the process or the user, by name. It includes the settings of torch, Python and
+    the system, random states, the environment variables and the state of CUDA.
     """
     settings = {name: read() for name, read, *_ in PROCESS_SETTINGS}
     return {**settings, **_state_of_torch(), **_state_of_python(), **_state_of_system(), **_state_of_cuda()}
@@ -328,7 +328,9 @@ def _state_of_cuda() -> dict[str, Any]:
 
 
 def _shorten_value(value: Any) -> str:
-    """Return ``repr(value)``. A long one is shortened, and a hash is appended."""
+    """Return ``repr(value)``. A text of 60 characters or more is cut after 20, and a short hash of the whole is
+    appended.
+    """
     text = repr(value)
     return text if len(text) < 60 else f"{text[:20]}... ({hash(text) & 0xFFFF:04x})"
 
@@ -359,15 +361,17 @@ def _observe_leaks(what: str, run: Callable[[], Any]) -> Observation:
 
 
 def _measure_longer_round(run: Callable[[], Any], calls: int) -> tuple[float, float]:
-    """Return ``(objects, bytes)`` that ``calls`` runs leave behind. They are the difference between a round of ``2 *
-    calls`` runs and one of ``calls``, so what a measurement leaves behind does not count.
+    """Return ``(objects, bytes)``, the Python memory blocks and resident bytes that ``calls`` runs leave behind.
+
+    They are the growth in a round of ``2 * calls`` runs minus the growth in a round of ``calls`` runs. What a
+    measurement itself leaves behind then does not count.
     """
     once, twice = _measure_growth(run, calls), _measure_growth(run, 2 * calls)
     return twice[0] - once[0], twice[1] - once[1]
 
 
 def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
-    """Return ``(objects, bytes)`` that ``calls`` runs leave behind."""
+    """Return ``(objects, bytes)``, the Python memory blocks and resident bytes that ``calls`` runs leave behind."""
     before = _memory_in_use()
     for _ in range(calls):
         run()

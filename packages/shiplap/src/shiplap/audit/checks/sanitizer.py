@@ -42,8 +42,8 @@ def sanitizer_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_sanitizer(op: Op, case: SampleCase) -> Observation:
-    """Return an empty observation if compute-sanitizer can run for the device, else one that is skipped or missed. The
-    samples are run later by ``observe_under_tool``.
+    """Return an empty observation if compute-sanitizer can run for the device. Otherwise return one that is skipped or
+    missed. The samples are run later by ``observe_under_tool``.
     """
     if not case.device.startswith("cuda"):
         return Observation(skip="compute-sanitizer looks at CUDA kernels: audit with device='cuda'")

@@ -26,8 +26,8 @@ MESH_SIZES = (2, 3, 4)
 
 
 def why_skip_sharding(op: Op) -> str:
-    """Return why the check does not apply to the op, which is that no sharding rule is declared or derived. Return an
-    empty text if there is one.
+    """Return why the check does not apply to the op, or an empty text if it does. It does not apply if no sharding rule
+    is declared or derived.
     """
     return f"no rule: {why}" if op.shardings is None and (why := why_underivable(op)) else ""
 
@@ -63,16 +63,19 @@ def observe_sharding(op: Op, case: SampleCase) -> Observation:
 
 
 def shard_sizes(size: int) -> list[Sequence[int]]:
-    """Return lists of shard sizes for a dim of size ``size``. There is the division that DTensor makes for each tried
-    number of devices. Uneven divisions with empty shards follow.
+    """Return lists of shard sizes for a dim of size ``size``. First come the divisions that DTensor makes for several
+    numbers of devices. Uneven divisions, some with empty shards, follow.
     """
     uneven = [[size - 1, 0, 1], [1, size - 1, 0, 0]] if size > 1 else []
     return [*(chunk_sizes(size, world) for world in MESH_SIZES), *uneven]
 
 
 def _compare_cut(op: Op, rule: ShardingRule, case: SampleCase, sizes: Sequence[int]) -> tuple[str, float]:
-    """Return ``(problem, error)`` of the op on shards of these sizes, compared with the whole. The problem is empty if
-    they agree, or if the declaration or the rule does not admit such shards. ``error`` is the largest error.
+    """Return ``(problem, error)`` of the op on shards of the given ``sizes``, compared with the op on the whole
+    arguments.
+
+    ``problem`` is empty if they agree, or if the declaration or the rule does not admit such shards. ``error`` is the
+    largest error in units of the tolerance.
     """
     if 0 in sizes and not rule.empty:
         return "", 0.0

@@ -42,8 +42,8 @@ def find_libraries(op: Op) -> tuple[list[Path], list[str]]:
 
 
 def why_skip_stateless(op: Op) -> str:
-    """Return why the check does not apply to the op, which is that it has no C ABI kernel. Return an empty text if it
-    has one.
+    """Return why the check does not apply to the op, or an empty text if it does. It does not apply if the op has no C
+    ABI kernel.
     """
     return "" if any(_native_forms(op)) else "no C ABI kernel; for Python kernels see fresh, determinism and threads"
 

@@ -70,7 +70,7 @@ def observe_threads(op: Op, case: SampleCase) -> Observation:
             return Observation(f"on another thread: {problem}")
 
     def agrees(which: int, got: tuple[Tensor, ...]) -> str:
-        """Return a text that says how ``got`` differs from the results of a single thread for the sample number
+        """Return a text that says how the results ``got`` differ from those of a single thread for sample number
         ``which``. The text is empty if they agree.
         """
         sums = derive_reduction(op.spec, case.env)

@@ -26,8 +26,8 @@ BATCH_SIZES = range(2, 9)  # how many calls vmap may make of one; three where no
 
 
 def why_skip_transforms(op: Op) -> str:
-    """Return why the check does not apply to the op, such as random results, mutated arguments or data-dependent sizes.
-    Return an empty text if it does.
+    """Return why the check does not apply to the op, or an empty text if it does. It does not apply to random results,
+    mutated arguments or data-dependent sizes, for example.
     """
     if reason := why_random(op):
         return reason
@@ -65,10 +65,10 @@ def observe_transforms(op: Op, case: SampleCase) -> Observation:
 
 
 def _compare_vmap(op: Op, case: SampleCase, batched: list[str], count: int = 0) -> tuple[str, str]:
-    """Return ``(problem, note)`` of vmap over the arguments ``batched``, compared with a loop.
+    """Return ``(problem, note)`` of vmap over the arguments ``batched``, compared with a loop of calls.
 
-    ``count`` is the size of the batch, or 0 for a chosen size. The note says why vmap was not compared. Both texts are
-    empty if the results agree.
+    ``count`` is the size of the batch. If it is 0, ``_batch_of_row_count`` chooses the size. ``note`` says why vmap was
+    not compared. Both texts are empty if the results agree.
     """
     count = count or _batch_of_row_count(op, case, batched)
     members = [
@@ -98,8 +98,8 @@ def _compare_vmap(op: Op, case: SampleCase, batched: list[str], count: int = 0) 
 
 
 def _batch_of_row_count(op: Op, case: SampleCase, batched: list[str]) -> int:
-    """Return a batch size that equals the first size of a batched tensor. A rule that mistakes that dim for the batch
-    then gives wrong results instead of an error.
+    """Return a batch size that equals the first size of a batched tensor, or 3 if no such size is in ``BATCH_SIZES``. A
+    rule that mistakes the first dim for the batch then gives wrong results instead of an error.
     """
     shapes = [v.shape for n, v in arguments_by_name(op, case.args).items() if n in batched]
     return next((n for shape in reversed(shapes) for n in shape[:1] if n in BATCH_SIZES), 3)
@@ -122,10 +122,9 @@ def _stack_results(rows: Iterable[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def _compare_tangents(op: Op, case: SampleCase) -> tuple[str, str]:
-    """Return ``(problem, note)`` of forward-mode tangents, compared with those of the reference.
-
-    The tangents are taken along all arguments together, then along each alone. The note says why they were not
-    compared.
+    """Return ``(problem, note)`` of the op's forward-mode tangents, compared with those of the reference. The tangents
+    are taken along all arguments together, then along each alone. ``note`` says why they were not compared. Both texts
+    are empty if the tangents agree.
     """
     names, note = floating_args(op, case), ""
     for moving in [names, *([n] for n in names if len(names) > 1)] if names else ():

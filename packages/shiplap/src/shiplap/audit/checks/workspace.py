@@ -38,8 +38,8 @@ def workspace_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_workspace(op: Op, case: SampleCase) -> Observation:
-    """Compare calls whose workspaces (scratch memory) and new tensors are filled with different bytes. The observation
-    has a problem if the results depend on these bytes.
+    """Compare calls whose workspaces (scratch memory) and newly allocated tensors are filled with different bytes. The
+    observation has a problem if the results depend on these bytes.
     """
 
     def filled(byte: int) -> tuple[Tensor, ...]:

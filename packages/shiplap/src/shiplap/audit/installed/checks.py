@@ -20,11 +20,11 @@ Make = Callable[[], dict[str, Any]]
 
 
 class NotApplicable(Exception):
-    """The op refuses a call that a check needs, by an error of its own."""
+    """An error that says that the op refuses a call which a check needs."""
 
 
 class MissingRegistration(Exception):
-    """The operator lacks a registration that torch needs, such as a fake implementation."""
+    """An error that says that the op lacks a registration that torch needs, such as a fake implementation."""
 
 
 def invoke(op: Any, arguments: dict[str, Any]) -> Any:

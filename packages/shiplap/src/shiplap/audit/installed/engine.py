@@ -87,8 +87,8 @@ def audit_installed_ops(
 def audit_installed_op(
     name: str, op: Overload, recorded: Sequence[DispatchedCall], asked: InstalledRequest
 ) -> InstalledOp:
-    """Return the findings of all checks on one torch op. The checks run on the recorded calls, or on calls that a
-    search has found if none of these is accepted.
+    """Return the findings of all checks on one torch op. The checks run on the ``recorded`` calls. If the op accepts
+    none of these, they run on calls that a search has found.
     """
     try:
         form = parse_schema(op._schema)
@@ -107,10 +107,9 @@ def audit_installed_op(
 def _plan_jobs(
     op: Overload, form: SchemaForm, recorded: Sequence[DispatchedCall], asked: InstalledRequest
 ) -> tuple[list[_Job], list[InstalledFinding], str]:
-    """Return ``(jobs, crashes, reason)``.
-
-    The jobs are the checks to run, each on one call of the op. The crashes are the findings of calls that crashed
-    during the search for valid calls. The reason says why there are no jobs.
+    """Return ``(jobs, crashes, reason)``. The jobs are the checks to run, each on one call of the op. The crashes are
+    the findings of calls that ended the process during the search for valid calls. ``reason`` says why there are no
+    jobs, and is empty if there are some.
     """
     reason = "no call that was tried is taken"
     avoided: list[str] = []
@@ -157,10 +156,10 @@ def _is_crash(death: ChildDeath) -> bool:
 
 
 def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
-    """Yield the jobs of a call. Each job is one check of one call.
+    """Yield the jobs of a call, each of which is one check of one call.
 
-    There are all checks of the call itself, then some of the call with other sizes. Crash checks of calls with
-    arguments that do not fit each other follow.
+    First come all checks of the call itself, then some checks of the call with other sizes. Checks for crashes follow,
+    in which the arguments do not fit each other.
     """
     texts = call.texts()
     for check in CHECKS:
@@ -254,8 +253,9 @@ def _run_check(op: Overload, job: _Job) -> dict[str, Any]:
 
 
 def _reproduced(result: InstalledOp, asked: InstalledRequest) -> InstalledOp:
-    """Return ``result`` with those findings that their generated script shows again in a new process. The names of the
-    checks of the other findings are kept in ``unreproduced``.
+    """Return ``result`` with only those findings that their generated script shows again in a new process. The names of
+    the checks of the other findings are put into ``unreproduced``. The scripts are written to ``asked.folder`` if it is
+    not None.
     """
     kept, lost = [], []
     for finding in result.findings:
@@ -295,9 +295,8 @@ def prepare_process() -> None:
 
 
 def stored_results(file: Path, version: str | None = None) -> dict[str, InstalledOp]:
-    """Return the results of an interrupted run by op, read from its file of JSON lines.
-
-    A cut line is left out. If ``version`` is given, results of other versions of the package are left out, too.
+    """Return the results of an interrupted run by op name, read from its file of JSON lines. A last line that was cut
+    off is left out. If ``version`` is given, results of other versions of the package are left out, too.
     """
     results: dict[str, InstalledOp] = {}
     if file.is_file():

@@ -81,8 +81,8 @@ class CallRecipe:
         return replace(self, arguments={**self.arguments, name: value})
 
     def tensors(self) -> Iterator[tuple[str, TensorRecipe]]:
-        """Yield ``(argument name, recipe)`` for each tensor of the call, including those in lists. The recipe is the
-        description from which the tensor is made.
+        """Yield ``(argument name, recipe)`` for each tensor of the call, including those in lists. A recipe describes a
+        tensor by dtype, shape, seed and range of values.
         """
         for name, value in self.arguments.items():
             for one in value if isinstance(value, tuple) else (value,):
@@ -220,8 +220,8 @@ class CallDraws:
     def _argument(self, field: SchemaField, rank: int, size: int, given: bool = False) -> ArgumentRecipe:
         """Return a random argument for the parameter ``field`` of the schema.
 
-        It is None, the default, one value, or a list of as many values as the schema demands. ``given`` prefers values
-        over None and defaults.
+        It is None, the default, one value, or a list of as many values as the schema demands. ``rank`` and ``size`` are
+        those of new tensors. If ``given`` is set, a value is preferred to None and to the default.
         """
         if field.optional and not (given and self.random.random() < 0.7):
             return None
@@ -234,9 +234,8 @@ class CallDraws:
         return tuple(made) if bracket else made[0]
 
     def _one(self, field: SchemaField, element: str, rank: int, size: int) -> ArgumentRecipe:
-        """Return one random value of the schema type ``element``.
-
-        It is a tensor recipe of this rank and size, a usual scalar, or a value that an exception of the op has named.
+        """Return one random value of the schema type ``element``. It is a tensor recipe of this rank and size, a usual
+        scalar, or a word or number that an exception of the op has named.
         """
         if element == "Tensor":
             return self._tensor(field, rank, size)
@@ -264,15 +263,15 @@ class CallDraws:
 
 
 def _range_of(dtype: str) -> tuple[float, float]:
-    """Return the range ``(low, high)`` of drawn values. It is 0 to 2 for integers, which may be indices. Otherwise it
-    is ``(0, 0)``, which stands for a normal distribution.
+    """Return the range ``(low, high)`` from which values of this dtype are drawn. It is 0 to 2 for integers, since they
+    may be indices. It is ``(0, 0)`` for other dtypes, which stands for a normal distribution.
     """
     return (0.0, 2.0) if dtype.startswith(("int", "uint")) else (0.0, 0.0)
 
 
 def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, CallRecipe]]:
-    """Yield ``(description, call)`` with arguments that do not fit each other. One is an integer far out of range, or a
-    tensor that is too short.
+    """Yield ``(description, call)`` for calls whose arguments do not fit each other. In each, a tensor holds integers
+    far out of range, or a tensor has only one row.
     """
     fields: Sequence[SchemaField] = form.arguments
     for field in fields:

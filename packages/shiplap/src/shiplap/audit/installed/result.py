@@ -71,7 +71,7 @@ class InstalledReport:
 
     @property
     def new(self) -> list[InstalledFinding]:
-        """The findings that the baseline (a file of known findings) does not list."""
+        """The findings that are not in the baseline, which is a file of known findings."""
         return [f for f in self.findings if f.key not in self.known]
 
     def summary(self) -> dict[str, Any]:

@@ -42,8 +42,8 @@ assert not problem
 
 
 def write_script(found: InstalledFinding, package: str, version: str) -> str:
-    """Return a Python script that shows a finding again. The script raises ``AssertionError``, or crashes as the op
-    did.
+    """Return a Python script that shows a finding again. If the problem is still there, the script raises
+    ``AssertionError`` or crashes as the op did.
     """
     import torch
 

@@ -19,8 +19,8 @@ _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
 
 
 def refusal_form(text: str) -> str:
-    """Return the text of an exception with its numbers replaced by ``#``. The texts of exceptions that one place of the
-    op raises are then equal.
+    """Return the text of an exception with its numbers replaced by ``#``, cut after 200 characters. Exceptions that one
+    line of the op raises then have equal texts.
     """
     return re.sub(r"[-\d.]+", "#", text)[:200]
 
@@ -28,10 +28,11 @@ def refusal_form(text: str) -> str:
 def search_calls(
     op: Any, form: SchemaForm, seed: int, seconds: float, avoided: Sequence[str], send: SendEvent
 ) -> list[CallRecipe]:
-    """Return calls that the op accepts, found by random changes within ``seconds``.
+    """Return calls that the op accepts, found by random changes within ``seconds``. Every tensor ends directly before a
+    guard page, so that a read beyond its end is a crash.
 
-    Each call is sent before it is made. If it ends the process, the parent passes its text in ``avoided`` next time.
-    Every tensor ends directly before a guard page, so that a read beyond it is a crash.
+    Each call is sent by ``send`` before it is made. If a call ends the process, the parent starts the search again,
+    with the text of this call in ``avoided``. Such calls are not made again.
     """
     draws = CallDraws(form, seed)
     frontier, forms, found, kinds = list[CallRecipe](), set[str](), list[CallRecipe](), set[str]()

@@ -57,7 +57,7 @@ def can_send_arguments(inputs: Inputs) -> bool:
 
 
 class _Lost(Exception):
-    """An error that says that a candidate cannot continue in a race."""
+    """An error that says that a candidate cannot continue in a race, since its process failed."""
 
     def __init__(self, index: int, why: str) -> None:
         """Make the error for the candidate at ``index``, whose process is lost for the reason ``why``."""
@@ -66,7 +66,7 @@ class _Lost(Exception):
 
 
 class _Runner:
-    """A candidate in a race, as a function that can be timed."""
+    """A candidate in a race whose calls can be timed."""
 
     def __init__(self, index: int, batch: CallBatch) -> None:
         """Time the calls of ``batch``, which belong to the candidate at ``index``."""
@@ -81,7 +81,8 @@ class _Runner:
         """Make ``repeats`` calls in the candidate's process and return the seconds of one call, as that process
         measures them.
 
-        The result is at least a part of the time seen from outside. Raise ``_Lost`` if the process fails.
+        A process that reports too short a time gets a fixed share of the time that this process measures. Raise
+        ``_Lost`` if the process fails.
         """
         try:
             spell = self.batch.sample(repeats)
@@ -139,8 +140,8 @@ class JudgedBench:
         self.hosts.open(opening, _library_folders(op))
 
     def open(self) -> str:
-        """Start the processes. Return why they cannot serve the task, or an empty text. Raise ``SL611`` if no process
-        starts.
+        """Start the processes of the candidates. Return the reason if they cannot serve the task, or an empty text.
+        Raise ``SL611`` if no process starts.
         """
         try:
             # Starting the processes takes seconds in which this process has nothing to do, so it draws inputs
@@ -186,8 +187,8 @@ class JudgedBench:
         return drawn or ConfirmationInputs(self.op, self.inputs)
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Return 0, the number of candidates that are compiled ahead. Each one is compiled in its own process when it
-        is verified.
+        """Return 0, since no candidate is compiled in advance. Each one is compiled in its own process when it is
+        verified.
         """
         return 0  # each compiles in its own process, when it is verified
 
@@ -228,17 +229,17 @@ class JudgedBench:
         return VerifyOutcome()
 
     def _suspicions(self, index: int) -> list[str]:
-        """Return why names in the source of the candidate's function are suspicious, such as names that read frames.
-        The list is empty for candidates that are not kernels of the op.
+        """Return the reasons why names in the source of the candidate's function are suspicious. Names that read frames
+        of other code are an example. The list is empty for candidates that are not kernels of the op.
         """
         candidate = self.candidates[index]
         return suspicious_names_of_function(candidate.bound.function) if isinstance(candidate, KernelCandidate) else []
 
     def _look(self, index: int, number: int, case: SampleCase) -> str:
-        """Run a candidate on verification case number ``number`` in its process. Return its error, its difference from
-        the reference, or an empty text.
+        """Run a candidate on verification case number ``number`` in its process. Return its error, a text that says how
+        it differs from the reference, or an empty text.
 
-        The results of the reference itself, index 0, are not compared.
+        The results of the reference itself, which is the candidate of index 0, are not compared.
         """
         try:
             with self.batch(index, [case.args], POISON[number % len(POISON)]) as batch:

@@ -62,7 +62,7 @@ class ConfirmingBench(Protocol):
         ...
 
     def drawn(self) -> ConfirmationInputs:
-        """Return a source of new arguments. Some may have been drawn ahead."""
+        """Return the source of the arguments for one confirmation. Some of them may have been drawn in advance."""
         ...
 
 
@@ -116,9 +116,9 @@ class FreshValueTimes:
     def measure(self, rounds: int, seconds: float) -> dict[int, float | str]:
         """Time the candidates in turns on new values. Return the seconds of one call by index.
 
-        The least time of each candidate counts, less the time of a batch that computes nothing. If a candidate fails,
-        return only its index and its error. There are ``rounds`` rounds. More follow, until ``seconds`` have passed, as
-        long as a busy machine may explain a difference.
+        The result is the least time of each candidate, minus the time of a batch that computes nothing. If a candidate
+        fails, return a dict with only its index and its error. At least ``rounds`` rounds are made. More follow until
+        ``seconds`` have passed, as long as the load of the machine may explain a difference.
         """
         ends = monotonic() + seconds
         for number in range(PATIENCE * rounds):
@@ -143,8 +143,8 @@ class FreshValueTimes:
     def _is_known(self, index: int) -> bool:
         """Return whether a candidate needs no further round.
 
-        That is so if its process had a processor all the time in one round. It is also so if its least time is hardly
-        above the claimed one.
+        It needs none if its process hardly waited for a processor in one round, or if its least time is hardly above
+        the claimed one.
         """
         claimed = self.claims.get(index, 0.0)
         if index >= 0 and self._least(index) <= 0.0:  # the empty batch was held up, and took longer
@@ -197,9 +197,9 @@ class FreshValueTimes:
             prisoner.alone = False
 
     def _values(self) -> tuple[list[Any], list[list[SampleCase]]]:
-        """Return the arguments with which calls are prepared, and lists of samples.
+        """Return the arguments with which calls are prepared, and two or fewer lists of samples.
 
-        The values of the samples are written into these calls before they run, one list after another.
+        Before each run, the values of one of these lists are written into the prepared calls.
         """
         first = self.fresh.cases(self._count)
         near = [replace(c, args=swap_stretches(c.args)) for c in first]
@@ -273,11 +273,11 @@ class Confirmation:
         return str(e)
 
     def _time(self, left: list[int], told: dict[int, ConfirmedClaim]) -> None:
-        """Measure the candidates ``left`` by this process's clock, and store a result for each in ``told``.
+        """Measure the candidates ``left`` by this process's clock, and store a result for each in ``told``, by index.
 
         The result is a problem if the candidate is much slower than it claimed. Otherwise it is the factor of the
-        measured time over the claimed one. A candidate is rejected only if its time is too long even without the part
-        that load can explain.
+        measured time over the claimed one. If waiting for a processor may explain the long time, the candidate is not
+        rejected.
         """
         slow: list[int] = []
         # Load on the machine may slow a right claim down, but hardly in each attempt.
@@ -299,8 +299,8 @@ class Confirmation:
         return TIMES * claimed + SLACK + argument_bytes(self.inputs.real[0]) / COLD
 
     def _measure(self, left: list[int], told: dict[int, ConfirmedClaim]) -> list[int]:
-        """Time the candidates ``left`` in turns on new values and store their least times. Return those that are
-        correct on all values. The others get a problem in ``told``.
+        """Time the candidates ``left`` in turns on new values and store their least times. Return the candidates that
+        are correct on all values. Each of the others gets a problem in ``told``.
         """
         while left:
             spells = FreshValueTimes(self.bench, {i: self.claims[i] for i in left}, self.fresh)
@@ -319,7 +319,9 @@ class Confirmation:
 
 
 class _CandidateChecks:
-    """The checks of one candidate on values and sizes that it cannot predict. They end at the time ``ends``."""
+    """The checks of one candidate on values and sizes that it cannot predict. The checks stop at the time ``ends`` (by
+    ``time.monotonic``).
+    """
 
     def __init__(
         self,
@@ -338,8 +340,8 @@ class _CandidateChecks:
         self.fixed = bench.candidates[index].fixed
 
     def check_same_tensors(self) -> None:
-        """Make calls on the same tensors with other values each time. Raise ``CandidateError`` for a wrong result, such
-        as that of a candidate which caches results.
+        """Make calls on the same tensors with other values each time. Raise ``CandidateError`` for a wrong result. A
+        candidate that caches results gives one, for example.
 
         Many calls whose results are not compared precede the last one, because a candidate may become wrong after some
         calls.

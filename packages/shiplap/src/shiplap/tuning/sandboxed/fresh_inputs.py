@@ -56,7 +56,7 @@ class ConfirmationInputs:
 
     def draw_ahead(self, over: Callable[[], bool]) -> None:
         """Draw and store the arguments of a confirmation, one after another, until ``over()`` returns True. Large
-        arguments are not drawn ahead. What is missing is drawn when it is needed.
+        arguments are not drawn in advance. Arguments that are not stored are drawn when they are needed.
         """
         if argument_bytes(self.inputs.real[0]) <= LARGE:
             for _ in self._one_by_one():
@@ -80,8 +80,8 @@ class ConfirmationInputs:
                 yield
 
     def batches_of_others(self) -> Iterator[list[SampleCase]]:
-        """Yield lists of samples. First come a few small sizes and every kind of values, then sizes near those of the
-        call, then more small sizes.
+        """Yield lists of samples for further checks of a candidate. The first lists have a few small sizes and every
+        kind of values. Sizes near those of the call follow, then more small sizes.
         """
         for recipes in self._recipes:
             made = [self._made.popleft() if self._made else self._samples.make(recipe) for recipe in recipes]
@@ -106,8 +106,8 @@ class ConfirmationInputs:
         return [small[:AT_ONCE], near, *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE))]
 
     def _near(self) -> list[SampleRecipe]:
-        """Return recipes in which one size of the call is a little smaller or larger. If there are many sizes, only one
-        of the two is chosen for each, at random.
+        """Return recipes in which one size of the call is a little smaller or larger. If the call has many sizes, each
+        of them is changed in one direction only, which is random.
         """
         recipe, secret = self.inputs.recipe, secrets.SystemRandom()
         sizes = [(n, v) for n, v in recipe.sizes if type(v) is int and v > 2]
@@ -119,9 +119,10 @@ class ConfirmationInputs:
         return [recipe.but(sizes={n: v}) for n, v in changed]
 
     def _small(self) -> list[SampleRecipe]:
-        """Return recipes of small sizes and of every kind of values.
+        """Return recipes of every kind of values, of other scalar values, and of small sizes in random order.
 
-        The sizes lie around edges, tiles and numbers in the kernel's own code. They are in random order.
+        The sizes are usual edge sizes, sizes around tiles of kernels and around numbers in the op's code, and random
+        ones.
         """
         recipe, samples = self.inputs.recipe, self._samples
         same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent, "layouts": dict(recipe.layouts)}
@@ -158,8 +159,8 @@ class ConfirmationInputs:
         return secret.sample(changed, min(NUMBERS, len(changed)))
 
     def _shares(self, scalars: dict[str, Any]) -> bool:
-        """Return whether the tuned call with ``scalars`` in place of its own falls into the same bucket. A bucket is a
-        class of calls that share one choice.
+        """Return whether a call with ``scalars`` in place of those of the tuned call falls into the same bucket, which
+        is a class of calls that share one choice.
         """
         env, rule = dict(self.inputs.call.env), self.op.rule
         return rule.bucket({**env, **scalars}) == rule.bucket(env)

@@ -103,8 +103,8 @@ class KernelProcesses:
         self._failed: dict[str, str] = {}  # kernel → why its process was not made ready
 
     def open(self, opening: OpenTask, libraries: list[str]) -> None:
-        """Set the task that the processes serve. Processes of the same op are kept and load the task when they are next
-        used. Other processes are ended.
+        """Set the task for which the processes run kernels. Processes of the same op are kept, and load the task at
+        their next use. Processes of another op are ended. ``libraries`` are folders that the processes may read.
         """
         if self._opening is None or self._opening.identity != opening.identity:
             self.close()
