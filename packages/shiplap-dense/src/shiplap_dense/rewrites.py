@@ -112,8 +112,8 @@ def _gated_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tenso
 def _split_gate_rewrite(
     act: Callable[[Tensor], Tensor], last: bool
 ) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return the pattern and the replacement of a rewrite of one linear layer, one half of which is the gate. ``last``
-    selects the last half instead of the first.
+    """Return the pattern and the replacement of a rewrite of one linear layer, one half of which is the gate. The gate
+    is the last half if ``last`` is true, and otherwise the first.
     """
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:

@@ -25,7 +25,7 @@ class AccuracyDrift:
         tokens: how many were predicted.
         perplexity, perplexity_after: exp of the mean negative log-likelihood of the next token.
         divergence: mean Kullback-Leibler divergence of the predictions after from those before, nats.
-        agreement: share of places at which both rank the same token first.
+        agreement: share of positions in the text at which both models rank the same token first.
         largest: largest difference of two logits.
     """
 

@@ -312,7 +312,9 @@ def compress_two_of_four(slid: Tensor) -> Tensor:
 
 
 def _kept_lanes(device: torch.device) -> Tensor:
-    """Return a uint8 table ``[16, 2]`` of the two lanes to keep for each mask of the non-zero lanes of four."""
+    """Return a uint8 table ``[16, 2]``. For each mask of the non-zero ones among four elements, it holds the positions
+    (0 to 3) of the two elements to keep.
+    """
     masks = torch.arange(16, device=device)[:, None] >> torch.arange(4, device=device) & 1
     return (1 - masks).argsort(dim=-1, stable=True)[:, :2].sort(-1).values.to(torch.uint8)
 

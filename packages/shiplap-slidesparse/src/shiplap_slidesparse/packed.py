@@ -173,8 +173,8 @@ class Packed:
 
 
 def _unfit(got: str, expected: str) -> Exception:
-    """Return the error ``SL211`` for fields of a packed weight that do not fit together. ``got`` and ``expected`` are
-    its texts.
+    """Return the error ``SL211`` for fields of a packed weight that do not fit together. In the error's text, ``got``
+    is the wrong value, and ``expected`` describes a right one.
     """
     fix = "call pack() on the weight, and change no field of its result"
     return error("SL211", where="slidesparse.Packed", got=got, expected=expected, fix=fix)

@@ -203,8 +203,9 @@ class SlidesparseLinearMethod(LinearMethodBase):
 
 
 def _check_groups(groups: Mapping[str, Any]) -> None:
-    """Raise ``SL211`` for a scheme of compressed-tensors with other numbers than ours, which would load and give wrong
-    results.
+    """Raise ``SL211`` unless each scheme of compressed-tensors in ``groups`` has symmetric weights with a scale per
+    channel, and activations whose scales are computed in each call. Checkpoints of other schemes would load and give
+    wrong results.
     """
     for name, group in groups.items():
         weights, inputs = (group.get(part) or {} for part in ("weights", "input_activations"))

@@ -64,7 +64,8 @@ _THREE = [int, int, int]
 
 
 def same_number(a: int, b: int) -> bool:
-    """Return whether ``a`` equals ``b``, in a graph by a comparison of their order.
+    """Return whether ``a`` equals ``b``. The test is ``not (a < b or a > b)``, since ``a == b`` would make torch merge
+    two sizes in a compiled graph.
 
     If two sizes are equal, torch writes one in place of the other. Inductor (torch 2.11 to 2.13) has no value for a
     size that only objects hold, so its code would end in a ``NameError``. A guard on the order of two sizes does not
@@ -74,8 +75,8 @@ def same_number(a: int, b: int) -> bool:
 
 
 def same_numbers(known: Sequence[int], given: Sequence[int]) -> bool:
-    """Return whether ``given`` equals the last numbers of ``known``. Three numbers are compared one by one, since
-    Dynamo would trace a comparison of sequences as a hundred instructions.
+    """Return whether ``given`` equals the last ``len(given)`` numbers of ``known``. Three numbers are compared one by
+    one, since Dynamo would trace a comparison of sequences as a hundred instructions.
     """
     if len(given) == 3 and len(known) == 3:
         x, y, z = known

@@ -115,7 +115,9 @@ register_errors(
 
 
 def require_packages(where: object, extra: str, *names: str) -> None:
-    """Raise SL603 unless all modules called ``names``, which the ``extra`` of this package installs, are there."""
+    """Raise ``SL603`` unless all modules called ``names`` can be found. ``extra`` is the extra of this package that
+    installs them. ``where`` names the caller in the error.
+    """
     if missing := [name for name in names if importlib.util.find_spec(name) is None]:
         fix = f'install them: pip install "shiplap-sparse3d[{extra}]"'
         raise error("SL603", where=str(where), got=f"no {', '.join(missing)}", expected=", ".join(names), fix=fix)

@@ -394,7 +394,7 @@ def example_voxels(network: nn.Module, grid: Sequence[int], batch_size: int, vox
 
 
 def _checkpoint_error(path: Path, got: str, expected: str) -> Exception:
-    """Return the error ``SL840`` for the checkpoint ``path``, whose weights do not fit the network. ``got`` and
-    ``expected`` are its texts.
+    """Return the error ``SL840`` for the checkpoint ``path``, whose weights do not fit the network. In the error's
+    text, ``got`` is what the checkpoint contains, and ``expected`` is what the network needs.
     """
     return error("SL840", where=str(path), got=got, expected=expected)

@@ -123,8 +123,8 @@ def _output_tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
 
 
 def _stage_error(got: str, expected: str) -> Exception:
-    """Return the error ``SL209`` of a stage whose outputs the next stage cannot take. ``got`` and ``expected`` are its
-    texts.
+    """Return the error ``SL209`` of a stage whose outputs the next stage cannot take. In the error's text, ``got``
+    describes the outputs, and ``expected`` describes outputs that can be sent.
     """
     fix = "let the module of each stage but the last return a sparse tensor, or a tuple of them"
     return error("SL209", where="a stage of a pipeline", got=got, expected=expected, fix=fix)

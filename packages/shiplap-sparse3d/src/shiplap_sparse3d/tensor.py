@@ -206,8 +206,8 @@ class SparseTensor(Arithmetic):
     # --- arithmetic and selection -------------------------------------------------------------------------------------
 
     def check_same(self, other: Arithmetic, where: str) -> None:
-        """Raise ``SL202`` if ``other`` is on other voxels, since equal rows would then mean different places. ``where``
-        is the operation.
+        """Raise ``SL202`` if the voxels of ``other`` are not those of this tensor. Rows with the same number would then
+        belong to different voxels. ``where`` names the operation in the error.
         """
         if not (isinstance(other, SparseTensor) and self.geometry.same(other.geometry)):
             raise error(
@@ -220,7 +220,9 @@ class SparseTensor(Arithmetic):
             )
 
     def check_statistics(self) -> None:
-        """Raise ``SL208`` if there is padding, since a batch norm of torch would learn from its rows."""
+        """Raise ``SL208`` if rows of this tensor may be padding. A batch norm of torch would compute its statistics
+        from such rows as well.
+        """
         if self.geometry.padded:
             raise error(
                 "SL208",

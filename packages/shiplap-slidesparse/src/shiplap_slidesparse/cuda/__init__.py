@@ -16,8 +16,9 @@ __all__ = ["CONFIGS", "default_lift", "default_quantise"]
 
 
 def _run_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
-    """Write the quantised rows of ``x`` to ``q`` and their scales to ``scale``. The Triton kernel is imported at the
-    first call.
+    """Write the rows of ``x``, quantised and lifted, to ``q`` and their scales to ``scale``. Lifting writes overlapping
+    windows of four neighbours side by side. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for
+    6:8). The Triton kernel is imported at the first call.
     """
     lazy_function("activations", "launch_quantise")(x, pairs, q=q, scale=scale, num_warps=num_warps)
 
@@ -29,7 +30,8 @@ for _op in (ops.quantise_int8, ops.quantise_fp8):
 @ops.lift.kernel("cuda", name="triton", configs=LIFTS, default=default_lift)
 def _(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
     """Write the lifted rows of ``x`` to ``out``. Lifting writes overlapping windows of four neighbours side by side.
-    The Triton kernel is imported at the first call.
+    ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8). The Triton kernel is imported at
+    the first call.
     """
     lazy_function("activations", "launch_lift")(x, pairs, out=out, BLOCK=BLOCK, num_warps=num_warps)
 

@@ -31,8 +31,8 @@ def blocks_of(c: int) -> dict[str, int]:
 
 
 def is_wide(t: Tensor) -> dict[str, bool]:
-    """Return the constant ``WIDE`` of a kernel, as a keyword argument. It is True if ``t`` is float64, and sums are
-    then float64, too.
+    """Return a dict with the keyword argument ``WIDE`` of a kernel. It is True if ``t`` is float64, since sums are then
+    kept in float64.
     """
     return {"WIDE": t.dtype == torch.float64}
 
@@ -188,8 +188,8 @@ def _pool_grid(m: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
 
 
 def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
-    """Write the maximum of each output's rows to ``out``, and the tap that it comes from to ``taps``. This is
-    ``pooling.max_pool_with_taps`` on CUDA.
+    """Write the maximum of the rows under the taps of each output, channel by channel, to ``out``. Write the tap that
+    each maximum comes from to ``taps``. This is ``pooling.max_pool_with_taps`` on CUDA.
     """
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():
@@ -213,8 +213,8 @@ def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, 
 
 
 def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
-    """Write the gradient of a max pooling with respect to its input to ``out``, by the transposed table. This is
-    ``pooling.max_pool_grad`` on CUDA.
+    """Write the gradient of a max pooling with respect to its input to ``out``. ``taps`` holds the tap that each
+    maximum came from, and ``table_t`` is the transposed neighbour table. This is ``pooling.max_pool_grad`` on CUDA.
     """
     word, (m, k), (n, c) = status.word(grad.device), table_t.shape, grad.shape
     if out.numel():
@@ -239,8 +239,8 @@ def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -
 
 
 def sum_pool(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
-    """Write the sum of each output's rows, or with ``average`` their mean, to ``out``. This is ``pooling.sum_pool`` on
-    CUDA.
+    """Write the sum of the rows under the taps of each output to ``out``. If ``average`` is true, write their mean
+    instead. This is ``pooling.sum_pool`` on CUDA.
     """
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():

@@ -35,10 +35,8 @@ def _program_part(parts, c, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _scene_members(coords, row, end, scene, scenes, coords_row, status, code):
-    """Return a column mask of the rows below ``end`` that belong to ``scene``. Scene numbers outside -1 to ``scenes -
-    1`` are reported in a status word, from which the host raises ``SL211`` later.
-
-    - 1`` are reported in a status word, from which the host raises ``SL211`` later.
+    """Return a column mask of the rows below ``end`` that belong to ``scene``. Scene numbers below -1, and those from
+    ``scenes`` on, are reported in a status word. The host raises ``SL211`` from it later.
     """
     b = tl.load(coords + row * coords_row, mask=row < end, other=-1)
     report_row(status, code, row, (b < -1) | (b >= scenes))

@@ -221,7 +221,8 @@ class SparseConv(FlexConvolution, ModuleOnOutputs):
 
 class SparseConvTranspose(SparseConv):
     """A transposed convolution onto a finer grid, ``feats [n, in_channels]`` -> ``[m, out_channels]``. The arguments
-    are those of :class:`SparseConv`. Its cache is the ``.T`` of that of a convolution.
+    are those of :class:`SparseConv`. To reuse the cache of a convolution from the finer grid, pass its attribute ``T``
+    as ``neighbor_cache``.
     """
 
     function = staticmethod(sparse_conv_transpose)

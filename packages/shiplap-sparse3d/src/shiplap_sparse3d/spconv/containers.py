@@ -18,7 +18,9 @@ __all__: list[str] = []
 
 
 class _TensorMembers:
-    """The attributes of a tensor besides features and indices. They never make the trees of two tensors differ."""
+    """The attributes of a sparse tensor besides features and indices, as a part of its pytree. All instances are equal,
+    so that the pytrees of two sparse tensors have the same structure.
+    """
 
     def __init__(self, source: SparseConvTensor) -> None:
         """Store ``source``, from which a rebuilt tensor takes all attributes other than features and indices."""

@@ -153,10 +153,12 @@ _MOST_KEYS = 4096
 
 
 def note_way_back(key: str | None, data: IndiceData) -> None:
-    """Note that an inverse layer maps back along ``data``, the record of voxels and neighbours under ``key``.
+    """Record that an inverse convolution reuses ``data`` to map outputs back to inputs. ``data`` is the record of
+    voxels and neighbours that an earlier layer stored under ``key``.
 
-    In later forward passes :func:`leads_back` then returns True, so that the tables from outputs to inputs are built
-    together with the others.
+    In later forward passes, :func:`leads_back` returns True for this ``key`` and the layer's window. The tables from
+    outputs to inputs are then built together with the tables from inputs to outputs. Nothing is recorded in a compiled
+    graph, or if ``data`` already has both kinds of tables.
     """
     if not torch.compiler.is_compiling() and not data.whole and len(_LED_BACK) < _MOST_KEYS:
         # Bounded by ``_MOST_KEYS``: keys may be generated for each batch.
@@ -164,10 +166,11 @@ def note_way_back(key: str | None, data: IndiceData) -> None:
 
 
 def leads_back(key: str | None, window: LayerWindow) -> bool | None:
-    """Return True if an inverse layer mapped back along a layer with this ``key`` and ``window`` before. The tables of
-    both directions are then built by one launch program.
+    """Return True if :func:`note_way_back` has recorded an inverse convolution for this ``key`` and ``window`` (kernel,
+    stride, padding, dilation). The caller then builds the tables of both directions by one launch program.
 
-    Return None if nothing was noted. Also return None in a graph, since graphs must not depend on earlier runs.
+    Return None if no such record exists. Also return None in a compiled graph, since graphs must not depend on earlier
+    runs.
     """
     if torch.compiler.is_compiling() or not _LED_BACK:
         return None

@@ -89,8 +89,8 @@ def assume_rows(rows: int, *, training: bool = False) -> None:
 
 
 def name_rows(indices: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors. In a graph, give their number of rows a new symbol if it is a sum of sizes that depend on
-    data.
+    """Return ``indices`` and ``features``. In a graph, give their number of rows a new symbol if it is a sum of sizes
+    that depend on data.
 
     Torch looks up known facts about a symbol, but not about a sum, for which :func:`assume_rows` would have no effect.
     """
