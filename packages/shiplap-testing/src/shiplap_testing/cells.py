@@ -73,7 +73,7 @@ class Cell:
         self.stopped = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count the outcome in ``report`` for the file of its test, and note the test if it failed. End the run if
+        """Count the outcome in ``report`` for the file of its test, and record the test if it failed. End the run if
         :meth:`stop` was called.
 
         Before the first outcome of a new file, the outcomes of the earlier files are written into the table.

@@ -571,8 +571,8 @@ WAYS: dict[str, Callable[[Calls], str]] = {
 
 
 def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str, str]:
-    """Call ``op`` of the op declaration ``case`` on ``device`` in the way ``way``, and return the outcome and its
-    detail as texts.
+    """Call ``op`` of the op declaration ``case`` on ``device`` in the way ``way``, such as ``vmap``. Return the outcome
+    and its detail as texts.
 
     The outcome is ``met`` if nothing differs and ``differs`` otherwise. It is ``refused`` for a catalogue error that a
     user may cause, ``inapplicable`` for ``NotMetError``, and ``raised`` for any other exception.

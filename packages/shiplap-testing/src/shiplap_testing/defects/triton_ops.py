@@ -81,14 +81,14 @@ def highest(ns):
 
 def _highest(other) -> Part:
     """Return a function that registers a CPU kernel with the op ``highest``. The kernel launches the Triton kernel
-    ``row_max``, in which lanes beyond the row load ``other``. If that is zero and not minus infinity, the planted
-    defect is that rows of negative numbers get zero.
+    ``row_max``, which fills the block behind the end of a row with ``other``. If that is zero and not minus infinity,
+    the planted defect is that rows of negative numbers get zero.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``row_max``, in which lanes
-        beyond the row load ``other`` (argument of ``_highest``). If that is zero, the planted defect is that rows of
-        negative numbers get zero.
+        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``row_max``, which fills the
+        block behind the end of a row with ``other`` (argument of ``_highest``). If that is zero, the planted defect is
+        that rows of negative numbers get zero.
         """
         from shiplap_testing.defects import triton_kernels
 
@@ -129,19 +129,22 @@ def normal(ns):
 
 def _normal(guarded) -> Part:
     """Return a function that registers a CPU kernel with the op ``normal``. The kernel launches the Triton kernel
-    ``softmax``. If ``guarded`` is false, the planted defect is that lanes beyond the row are added to the sum.
+    ``softmax``. If ``guarded`` is false, the planted defect is that the sum also counts the elements of the block
+    behind the end of a row.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``softmax``. If ``guarded``
-        (argument of ``_normal``) is false, the planted defect is that lanes beyond the row are added to the sum.
+        (argument of ``_normal``) is false, the planted defect is that the sum also counts the elements of the block
+        behind the end of a row.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Launch the Triton kernel ``softmax``, which writes the softmax of each row to ``out``. If ``guarded``
-            (argument of ``_normal``) is false, the planted defect is that the sum counts lanes beyond the row.
+            (argument of ``_normal``) is false, the planted defect is that the sum also counts the elements of the block
+            behind the end of a row.
             """
             if len(x):
                 grid = (cdiv(len(x), 32),)
