@@ -58,7 +58,7 @@ def conv2d(
     dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
     """Return ``torch.nn.functional.conv2d`` without groups, computed with channels last. Tensors in
-    ``torch.channels_last`` are not copied.
+    ``torch.channels_last`` are not copied. The other arguments are those of that function.
 
     Args:
         x: ``[batch, ci, h, w]``.

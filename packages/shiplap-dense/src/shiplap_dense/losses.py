@@ -307,7 +307,8 @@ def _in_chunks(
     and bias.
 
     The logits of a chunk of rows are computed at a time, and ``row_pass`` replaces them by their gradients. A gradient
-    whose flag in ``flags`` is 0 is empty. With ``wide``, gradients of 16 bits are summed in float32.
+    whose flag in ``flags`` is 0 is empty. With ``wide``, gradients of 16 bits are summed in float32. If ``scales`` is
+    None, only the losses are computed, and all flags must be 0.
     """
     (n, h), v = hidden.shape, weight.shape[0]
     rows = chunk_rows(n, v, h)

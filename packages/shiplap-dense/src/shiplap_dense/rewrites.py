@@ -256,7 +256,8 @@ def _call_conv2d(
     input: Tensor, weight: Tensor, bias: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor:
     """Return the convolution of ``input`` with weights into which a norm was folded, computed by ``dense.conv2d``.
-    Raise ``NotImplementedError`` if ``groups`` is not 1.
+    Raise ``NotImplementedError`` if ``groups`` is not 1. The other arguments are those of
+    ``torch.nn.functional.conv2d``.
     """
     if groups != 1:
         raise NotImplementedError("dense.conv2d has no groups")

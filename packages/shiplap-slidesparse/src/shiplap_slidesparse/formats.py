@@ -128,7 +128,8 @@ def lifted_depth(k: int, pairs: int) -> int:
 
 def lane_sources(k: int, pairs: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the index of the element that each place of a lifted row takes, as int64 ``[k']``. In a lifted row,
-    overlapping windows of four elements lie side by side. The index ``k`` stands for a zero.
+    overlapping windows of four elements lie side by side. The index ``k`` stands for a zero. ``device`` is that of the
+    result.
     """
     lane = torch.arange(lifted_depth(k, pairs), device=device)
     group, rest = lane // (4 * (pairs - 1)), lane % (4 * (pairs - 1))

@@ -53,6 +53,7 @@ def layer_work(
     """Return the multiply-adds, and the bytes read and written, of a layer ``[n, k]`` at ``m`` rows in one of ``FORMS``
     (base, dense or slide). ``pairs`` is the number of pairs in a group of the pattern. ``width`` is the number of bytes
     of an element of the model. Sparse units skip half of the products of slide. Without them all products are made.
+    ``sparse_units`` is whether the device has such units.
     """
     # Input and output keep the dtype of the model in every form.
     size, ends = MODES[mode].itemsize, width * m * (k + n)

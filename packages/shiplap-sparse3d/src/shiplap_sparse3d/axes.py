@@ -19,7 +19,7 @@ def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) ->
     Integers of NumPy and torch are accepted.
 
     Raise ``SL208`` for another number of values or one below ``least``, and ``SL209`` for values that are not integers.
-    ``name`` is the argument's name in errors.
+    ``name`` is the argument's name in errors. If ``least`` is None, any integer is accepted.
     """
     if not is_compiling():  # a graph would learn a guard for each size that is looked at
         value = _python_integers(value, name, ndim)

@@ -147,7 +147,9 @@ def _reached(
 def _offset_cells(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
 ) -> Tensor:
-    """Return the distinct outputs within the bounds that an input reaches, in ascending order."""
+    """Return the distinct outputs within the bounds that an input reaches, in ascending order. The arguments are those
+    of ``offset_cells``.
+    """
     candidates = _reached(coords, offsets, stride, low, high, transposed)
     find = RowLookup(candidates)
     # The sorted keys of equal rows are equal, and those of ascending rows ascend.
@@ -160,7 +162,8 @@ def reached_cells(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
 ) -> Tensor:
     """Return the distinct outputs in ``[low, high)`` that an input of ``coords`` reaches by ``offsets``, ascending. The
-    op ``offset_cells`` computes them, or operators of torch in a program that is being exported.
+    op ``offset_cells`` computes them, or operators of torch in a program that is being exported. If ``transposed`` is
+    true, outputs lie at ``input * stride + offset``, and otherwise inputs lie at ``output * stride + offset``.
     """
     if not runs_without_python(coords):
         return offset_cells(coords, offsets, stride, low, high, transposed)

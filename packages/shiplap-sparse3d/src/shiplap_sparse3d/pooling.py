@@ -54,7 +54,8 @@ def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Ten
 def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
     """Return the mean of the rows of ``feats [n, c]`` that exist under the taps of each output, ``[m, c]``. An output
     without a row under its taps gets zeros. ``table`` is ``[m, k]``. ``torch.nn.AvgPool3d`` divides by the volume of
-    the kernel instead, for which :func:`sum_pool` can be used.
+    the kernel instead, for which :func:`sum_pool` can be used. ``table_t`` is the transposed table. If it is None, the
+    gradient builds it.
     """
     return sum_pool(feats, table, table_t, average=True)
 

@@ -137,7 +137,7 @@ class PointTensor:
 
     def voxelize(self, spatial_shape: Axes | None = None, batch_size: int | None = None) -> SparseTensor:
         """Return the sparse tensor of the voxels that contain points, with the mean of their features. Cells are
-        counted from coordinate 0.
+        counted from coordinate 0. ``spatial_shape`` and ``batch_size`` are by default as large as the points need.
         """
         return voxelize(
             self.points,

@@ -316,7 +316,7 @@ class SparseTensor(Arithmetic):
         return 2
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """Return the shape of the features ``[n, c]``, or its element ``dim``."""
+        """Return the shape of the features ``[n, c]`` if ``dim`` is None, and otherwise its element ``dim``."""
         return self.feats.shape if dim is None else self.feats.size(dim)
 
     @property

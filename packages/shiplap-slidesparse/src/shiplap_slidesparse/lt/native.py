@@ -143,7 +143,8 @@ class ProductPlan:
 
 def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> ProductPlan:
     """Return the plan of a product, which the library makes if it does not exist yet. ``sparse`` says whether the
-    weight is packed. Raise ``LibraryRefusal`` if the library does not support the product.
+    weight is packed. Raise ``LibraryRefusal`` if the library does not support the product. ``stream`` is the handle of
+    a CUDA stream, by default that of the default stream.
     """
     info = (ctypes.c_int64 * 3)()
     _call_library("prepare", problem.as_struct(), ctypes.c_int32(sparse), stream, info)

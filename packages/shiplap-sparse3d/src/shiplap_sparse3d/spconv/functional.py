@@ -41,7 +41,8 @@ def indice_conv(
     """Return the convolution ``[num_activate_out, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]``, plus the
     bias. ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``.
 
-    The result is differentiable. Raise ``SL208`` if ``act_type`` is given.
+    The result is differentiable. Raise ``SL208`` if ``act_type`` is given. The arguments ``algo``, ``timer``,
+    ``act_alpha`` and ``act_beta`` are not read.
     """
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, False, bias, act_type)
 
@@ -62,7 +63,8 @@ def indice_inverse_conv(
     """Return the convolution ``[num_activate_out, co]`` of ``features`` from the outputs of the pairs to their inputs,
     as an inverse layer computes it. The pairs are ``int32 [2, taps, n]``.
 
-    Raise ``SL208`` if ``act_type`` is given.
+    Raise ``SL208`` if ``act_type`` is given. The arguments ``algo``, ``timer``, ``act_alpha`` and ``act_beta`` are not
+    read.
     """
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, True, bias, act_type)
 
@@ -112,7 +114,7 @@ def implicit_gemm(
     ``pair_fwd``. The table holds input rows or -1, ``int32 [taps, m]``.
 
     The result is differentiable. Masks, sorting orders and ``pair_bwd`` are not read. Raise ``SL208`` if ``act_type``
-    is given.
+    is given. The arguments ``timer``, ``fp32_accum``, ``act_alpha`` and ``act_beta`` are not read either.
     """
     return ops.implicit_gemm(
         features,

@@ -76,7 +76,8 @@ class SharedPlan(Plan):
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
         """Return the convolution ``[n, co]`` of ``feats [n, ci]`` on voxels that share cells. Each row reads itself at
-        the centre, and it reads the first row of each neighbouring cell.
+        the centre, and it reads the first row of each neighbouring cell. If ``bias`` is None, no bias is added.
+        ``groups`` and ``tf32`` are those of :meth:`Plan.conv`.
         """
         assert self.first is not None
         # Every row of a cell gets the result of the first one.

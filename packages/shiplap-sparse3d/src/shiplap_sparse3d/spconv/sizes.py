@@ -57,7 +57,7 @@ def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: s
     """Raise ``SL208`` unless all ``sizes`` are at least 1. ``got()`` returns the text of what was found.
 
     ``got`` is called only for the error, because Dynamo cannot write a size into a text. A graph asserts sizes that
-    depend on data at run time.
+    depend on data at run time. ``where`` is the place of the error, and ``fix`` is its remedy.
     """
     if not is_compiling():
         small = min(sizes) < 1
