@@ -112,7 +112,8 @@ def pass_over_rows(
     softcap: float,
 ) -> None:
     """Launch the kernel that writes the cross entropy of each row of ``logits`` to ``losses``. If ``scales`` is given,
-    the kernel overwrites the logits with their gradients times the row's scale.
+    the kernel overwrites the logits with their gradients times the row's scale. The other arguments are those of
+    ``linear_cross_entropy``.
     """
     code = ERRORS.code("dense::linear_cross_entropy", "the target of row {row} of a chunk is no class")
     block = min(WIDEST_BLOCK, triton.next_power_of_2(logits.shape[1]))

@@ -154,7 +154,9 @@ def _layer_norm(
     bias: Float[Tensor, "n"] | None,
     eps: float,
 ) -> Tensor:
-    """Return a layer norm over the last dimension, followed by a linear layer. This is the pattern of a rewrite."""
+    """Return a layer norm over the last dimension, followed by a linear layer. This is the pattern of a rewrite.
+    ``gain`` and ``shift`` are those of the norm.
+    """
     return F.linear(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight, bias)
 
 
@@ -162,7 +164,7 @@ def _layer_norm_product(
     x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Return a layer norm over the last dimension, followed by Shiplap's matrix product. This code replaces the
-    pattern.
+    pattern. ``gain`` and ``shift`` are those of the norm.
     """
     return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
 

@@ -347,7 +347,7 @@ def multiply_fields(
     layout: int,
 ) -> Tensor:
     """Return the result of :func:`matmul` with a weight given by its fields, since a module holds them as parameters
-    and buffers.
+    and buffers. The fields are those of :class:`Packed`.
     """
     # Two dims, the usual case, need no view, whose making costs time on the host.
     rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 1 else x[None]

@@ -78,7 +78,8 @@ def peaks_of(device: torch.device) -> DevicePeaks | None:
 
 def roofline_seconds(form: str, mode: str, done: LayerWork, peaks: DevicePeaks) -> float:
     """Return the shortest possible time of the work ``done`` in seconds. It is the longer one of the times for
-    arithmetic alone and for memory traffic alone.
+    arithmetic alone and for memory traffic alone. ``form`` and ``mode`` determine the width of the operands, and
+    thereby the rate of arithmetic among ``peaks``.
     """
     rate = peaks.wide if form == "base" or MODES[mode].itemsize == 2 else peaks.narrow
     return max(done.macs / rate, done.bytes / peaks.bandwidth)

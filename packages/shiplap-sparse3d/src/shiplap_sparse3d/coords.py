@@ -127,14 +127,16 @@ def output_shape(
     shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
     """Return the numbers of cells per axis of the output grid of a strided convolution. On each axis it is ``floor((W +
-    2P - Dl*(K-1) - 1)/S) + 1``, and at least 0.
+    2P - Dl*(K-1) - 1)/S) + 1``, and at least 0. ``W``, ``K``, ``S``, ``P`` and ``Dl`` stand for shape, kernel, stride,
+    padding and dilation.
     """
     return tuple(map(_output_cells_along, shape, kernel, stride, padding, dilation))
 
 
 def _output_cells_along(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
     """Return the number of output cells of a strided convolution along one axis. It is ``floor((W + 2P - Dl*(K-1) -
-    1)/S) + 1``, and at least 0.
+    1)/S) + 1``, and at least 0. ``W``, ``K``, ``S``, ``P`` and ``Dl`` stand for size, kernel, stride, padding and
+    dilation.
     """
     return max(0, (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
 

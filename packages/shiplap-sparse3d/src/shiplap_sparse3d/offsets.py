@@ -91,7 +91,7 @@ def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int])
 
 def _offset_table(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
     """Return the table of ``offset_table``, ``int32 [m, k]``, computed with sorted keys. This is the kernel of that op.
-    Raise ``SL211`` for duplicate rows of ``coords``.
+    Raise ``SL211`` for duplicate rows of ``coords``. The arguments are those of that op.
     """
     find = RowLookup(coords)
     _refuse_repeats("offset_table", find, coords.shape[0])
@@ -134,7 +134,7 @@ def _reached(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool
 ) -> Tensor:
     """Return the outputs within the bounds that an input reaches, ``int32 [m, d]``, in the order of inputs and taps. An
-    output that several inputs reach is repeated.
+    output that several inputs reach is repeated. The arguments are those of ``offset_cells``.
     """
     step, wide = torch.tensor(stride, device=coords.device), coords[coords[:, 0] != -1].long()[:, None]
     moved = wide * step + offsets.long() if transposed else wide - offsets.long()

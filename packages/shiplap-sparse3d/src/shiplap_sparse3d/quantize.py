@@ -92,7 +92,8 @@ def _first_of(inverse: Tensor, voxels: int) -> Tensor:
 def _label_voxels(labels: Tensor, inverse: Tensor, voxels: int, ignore: int, conflict: str) -> Tensor:
     """Return the label of each voxel, ``[voxels]``, from the labels of its points. ``inverse`` holds the voxel of each
     point. Raise ``SL204`` if the labels are not integers ``[p]``, and ``SL208`` if their dtype does not hold the value
-    ``ignore``.
+    ``ignore``. ``ignore`` and ``conflict`` are the arguments ``ignore_label`` and ``conflict`` of
+    :func:`sparse_quantize`.
     """
     if labels.dim() != 1 or labels.is_floating_point():
         got = f"{labels.dtype} {tuple(labels.shape)}"

@@ -46,7 +46,8 @@ def update_running_stats(
     running_mean: Tensor, running_var: Tensor, step: Tensor | float, voxels: Tensor, mean: Tensor, var: Tensor
 ) -> None:
     """Move the running statistics in place by the fraction ``step`` towards those of :func:`batch_norm`, with the
-    unbiased variance. Without rows they stay as they are.
+    unbiased variance. Without rows they stay as they are. ``voxels``, ``mean`` and ``var`` are the number of rows,
+    their mean and their biased variance.
     """
     # As in torch, running variances are unbiased, and those of the batch are not.
     unbiased = var * voxels.clamp_min(1) / (voxels - 1).clamp_min(1)

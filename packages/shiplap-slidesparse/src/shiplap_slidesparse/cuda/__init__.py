@@ -75,7 +75,9 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Write the layer's result to ``out``, computed from the packed weight on sparse tensor cores."""
+        """Write the layer's result to ``out``, computed from the packed weight on sparse tensor cores. The arguments
+        are those of the layer op.
+        """
         lazy_function("linear", "slide_8bit")(dtype, x, scale, packed, bias, pairs, layout, out)
 
     def dense(
@@ -89,7 +91,9 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Write the layer's result to ``out``, computed from the weight in plain rows (dense)."""
+        """Write the layer's result to ``out``, computed from the weight in plain rows (dense). The arguments are those
+        of the layer op.
+        """
         lazy_function("linear", "dense_8bit")(dtype, x, scale, dense, bias, out)
 
     op.kernel("cuda", slide, dtypes=FLOATS, supports=_packed_there)
@@ -112,7 +116,9 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Write the layer's result to ``out``, computed from the packed weight on sparse tensor cores."""
+        """Write the layer's result to ``out``, computed from the packed weight on sparse tensor cores. The arguments
+        are those of the layer op.
+        """
         lazy_function("linear", "slide_16bit")(x, packed, n, bias, pairs, layout, out)
 
     def dense(
@@ -126,7 +132,9 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Write the layer's result to ``out``, computed from the weight in plain rows (dense)."""
+        """Write the layer's result to ``out``, computed from the weight in plain rows (dense). The arguments are those
+        of the layer op.
+        """
         lazy_function("linear", "dense_16bit")(x, dense, bias, out)
 
     op.kernel("cuda", slide, supports=_packed_there)

@@ -119,8 +119,8 @@ def list_algorithms(
 
 
 def accepts_config(op: sl.Op, problem: native.ProductProblem, config: Mapping[str, Value], stream: int = 0) -> bool:
-    """Return whether the library makes a plan of the product with ``config``. The plan is kept for later calls.
-    ``stream`` is the handle of a CUDA stream, by default that of the default stream.
+    """Return whether the library makes a plan of the product ``problem`` with ``config``. The plan is kept for later
+    calls. ``stream`` is the handle of a CUDA stream, by default that of the default stream.
     """
     try:
         native.prepare_plan(_with_config(problem, config), op in kernels.SPARSE, stream)

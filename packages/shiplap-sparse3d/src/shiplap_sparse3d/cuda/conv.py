@@ -232,7 +232,7 @@ def splits_for(rows: int, taps: int, co: int, cg: int) -> int:
 
     Two tiles of 128 x 128 fit a multiprocessor, or four of 64 x 64. From two waves of whole tiles on, cutting costs
     time. The best number of 1 to 64, measured on an H200 on 2026-11-22, was 2, 8, 32 and 64 at 512, 256, 128 and 64
-    channels.
+    channels. ``co`` is the number of output channels, and ``cg`` is that of input channels of a group.
     """
     tiles = max(1, taps * -(-co // 128) * -(-cg // 128))
     narrow = 2 if co <= 64 and cg <= 64 else 1

@@ -99,7 +99,9 @@ def find_record(where: str, input: SparseConvTensor, key: str | None, algo: Conv
 
 
 def key_taken_error(where: str, key: str | None) -> ShiplapError:
-    """Return the error ``SL208`` of a layer that makes new voxels under a ``key`` that an earlier layer has used."""
+    """Return the error ``SL208`` of a layer that makes new voxels under a ``key`` that an earlier layer has used.
+    ``where`` is the layer's name in the message.
+    """
     return error(
         "SL208",
         where=_where_key(where, key),
@@ -208,7 +210,7 @@ def check_subm(
     (voxels and neighbours) of an earlier layer with the same ``key``.
 
     Raise ``SL208`` if kernel, dilation, spatial shape or number of voxels differ. Raise it also if the earlier layer is
-    not submanifold.
+    not submanifold. ``where`` is the layer's name in the message.
     """
     if not data.is_subm:
         raise key_taken_error(where, key)
@@ -230,7 +232,7 @@ def check_inverse(
     map ``input`` back along it.
 
     Raise ``SL208`` if there is no record or if it is that of a submanifold layer. Raise it also if kernel, spatial
-    shape or number of voxels differ.
+    shape or number of voxels differ. ``where`` is the layer's name in the message.
     """
     if data is None or data.is_subm:
         got = "no such key" if data is None else "the key of a submanifold layer"
@@ -247,7 +249,7 @@ def check_inverse(
 
 def _same_cells(where: str, key: str | None, got: list[int], expected: list[int]) -> None:
     """Raise ``SL208`` unless the spatial shapes ``got`` and ``expected`` are equal. They belong to layers that share an
-    ``indice_key``.
+    ``indice_key``. ``where`` is the layer's name in the message.
     """
     if len(got) != len(expected) or not same_numbers(got, expected):
         _check_same(where, key, "spatial_shape", got, expected)
@@ -255,7 +257,7 @@ def _same_cells(where: str, key: str | None, got: list[int], expected: list[int]
 
 def _check_same(where: str, key: str | None, what: str, got: object, expected: object) -> None:
     """Raise ``SL208`` unless ``got`` equals ``expected``. They are the member ``what`` of two layers that share an
-    ``indice_key``.
+    ``indice_key``. ``where`` is the layer's name in the message.
     """
     if got != expected:
         raise error(

@@ -311,7 +311,8 @@ def implicit_gemm(
     """Return ``(out, None, -1)``. ``out [m, co]`` is the convolution of ``features [n, ci]`` by the table ``pair_fwd``,
     which holds input rows or -1, ``int32 [taps, m]``.
 
-    spconv's masks are not read. Raise ``SL208`` if an activation, a scale or an added output is given.
+    spconv's masks are not read. Raise ``SL208`` if an activation, a scale or an added output is given. If ``bias`` is
+    given, it is added. If ``output_dtype`` is given, the result has that dtype.
     """
     _no_activation("implicit_gemm", act_type)
     if scale is not None or output_add is not None or output_scale != 1.0:
@@ -354,7 +355,7 @@ def implicit_gemm_backward(
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
     """Return, for each output, the largest of its inputs over the pairs ``int32 [2, taps, n]``, or 0 if that is larger,
-    ``[num_activate_out, c]``. spconv, too, starts from zero.
+    ``[num_activate_out, c]``. spconv, too, starts from zero. ``indice_pair_num`` is not read.
     """
     return max_pool_from_zero(features, _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out).table)
 

@@ -109,8 +109,8 @@ def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
-    """Return the plan (neighbour tables) of a submanifold layer. Voxels may share a cell on the CPU, and elsewhere if
-    :func:`expect_duplicates` allows it.
+    """Return the plan (neighbour tables) of a submanifold layer on the voxels of ``geometry``. Voxels may share a cell
+    on the CPU, and elsewhere if :func:`expect_duplicates` allows it.
 
     Raise ``SL211`` if voxels share a cell where that is not allowed, and for rows outside the grid.
     """
