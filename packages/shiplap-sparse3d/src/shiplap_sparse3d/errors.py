@@ -124,7 +124,9 @@ def require_packages(where: object, extra: str, *names: str) -> None:
 
 
 def survey_error(id: str, where: object, got: object, expected: str, fix: str = "", what: str = "") -> ShiplapError:
-    """Return the catalogue error ``id`` of a survey, with the place, the wrong value, and what was expected."""
+    """Return the error ``id`` (such as ``SL822``) of a survey. ``where`` is its place, ``got`` the wrong value, and
+    ``expected`` describes a right one. If ``fix`` or ``what`` is empty, the catalogue has the text.
+    """
     return error(id, where=str(where), got=got, expected=expected, fix=fix, what=what)
 
 

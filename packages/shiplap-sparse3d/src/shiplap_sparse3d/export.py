@@ -189,7 +189,8 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 class Deployed(nn.Module):
-    """A network that takes features and coordinates, and that is called in the way of its project.
+    """A network that takes features and coordinates, and passes them to the network of a checkpoint in the form that
+    its project expects.
 
     Args:
         network: the network of the checkpoint.

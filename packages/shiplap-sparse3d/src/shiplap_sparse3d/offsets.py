@@ -246,9 +246,9 @@ def find_rows(coords: Tensor, wanted: Tensor) -> Tensor:
 
 @built_outside_modes
 def join_cells(coords: Sequence[Tensor], by_offsets: bool) -> tuple[Tensor, list[Tensor]]:
-    """Return the distinct rows of all ``coords`` together, ascending. For each of ``coords``, return the place of its
-    rows among those, ``int32 [n, 1]``. If ``by_offsets``, rows may be padding (-1) or have more than four columns.
-    Otherwise the op ``unique_coords`` is used, which accepts neither.
+    """Return the distinct rows of all ``coords`` together, ascending. For each of ``coords``, return the numbers of its
+    rows among the distinct ones, ``int32 [n, 1]``. If ``by_offsets`` is true, rows may be padding (-1) or have more
+    than four columns. Otherwise the op ``unique_coords`` is used, which accepts neither.
     """
     every = torch.cat([*coords])
     if by_offsets:

@@ -88,7 +88,7 @@ class Voxels:
 
 
 class _StageModule(nn.Module):
-    """The user's ``module``, with tensors in place of sparse tensors on both sides."""
+    """The user's ``module``, with plain tensors in place of sparse tensors as inputs and outputs."""
 
     def __init__(self, module: nn.Module, takes: Sequence[Voxels], last: bool) -> None:
         """Store the module of a stage, the shapes of the sparse tensors that it takes, and whether the stage is the
@@ -99,7 +99,7 @@ class _StageModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the outputs of the module as plain tensors. ``tensors`` are the features and coordinates of each
-        sparse tensor in turn. Each sparse output is returned in the same way.
+        sparse tensor in turn. Each sparse output is returned as its features and coordinates.
         """
         pairs = zip(self.takes, tensors[::2], tensors[1::2], strict=True)
         out = self.module(*(voxels.tensor(feats, coords) for voxels, feats, coords in pairs))

@@ -33,8 +33,8 @@ KINDS = ("passed", "failed", "skipped")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions that identify one entry of ``tests/matrix.json``, the table of test outcomes by installed
-    versions, as texts by name.
+    """Return the versions that identify one entry of ``tests/matrix.json``, as texts by name. That file is the table of
+    test outcomes by installed versions.
 
     They are the versions of torch, Python, NumPy, Triton and the C++ compiler, the rights of the user, and the device.
     """

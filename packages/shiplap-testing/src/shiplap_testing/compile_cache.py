@@ -231,7 +231,7 @@ def _write(name: str, content: bytes, mode: int | None = None) -> None:
 
 
 def _copy_into_cache(file: str, kept: str) -> None:
-    """Copy ``file`` to its place ``kept`` in the cache. The copy gets that name only when it is complete, so that no
+    """Copy ``file`` to the path ``kept`` in the cache. The copy gets that name only when it is complete, so that no
     other process reads a part of it.
     """
     # Beside the target, since a rename across file systems is a copy.

@@ -83,7 +83,7 @@ def _word_of_ones(word):
 
 @triton.jit
 def _count_below(word, bit):
-    """Return the number of set bits of ``word`` below position ``bit``. This is the place of a cell among the voxels of
+    """Return the number of set bits of ``word`` below position ``bit``. This is the index of a cell among the voxels of
     its brick (a block of 4 x 4 x 4 cells with one bit each).
     """
     return _word_of_ones(word & ((tl.full(bit.shape, 1, tl.int64) << bit.to(tl.int64)) - 1))
@@ -142,9 +142,9 @@ def brick_insert_kernel(
     DENSE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Set the bit of each row's cell in the 64-bit word of its brick (a block of 4 x 4 x 4 cells). Write the slot
-    (place of that word) of each row to ``own``, and all used slots to ``taken``. Rows outside the grid and duplicates
-    are reported in a status word, from which the host raises ``SL211`` later.
+    """Set the bit of each row's cell in the 64-bit word of its brick (a block of 4 x 4 x 4 cells). Write the slot that
+    holds the word of each row to ``own``, and all used slots to ``taken``. Rows outside the grid and duplicates are
+    reported in a status word, from which the host raises ``SL211`` later.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = _coords_of(coords, row, row < n)

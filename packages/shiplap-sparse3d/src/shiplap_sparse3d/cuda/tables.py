@@ -93,7 +93,7 @@ def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_
 
 @triton.jit(do_not_specialize=["size"])
 def nothing_kernel(out, size, BLOCK: tl.constexpr):
-    """Write -1 to all ``size`` places of the table ``out``, into which a transpose is written afterwards."""
+    """Write -1 to all ``size`` elements of the table ``out``, into which a transpose is written afterwards."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.full((BLOCK,), -1, tl.int32), mask=at < size)
 

@@ -39,7 +39,8 @@ class _TensorMembers:
 
 def _make_tensor(children: Sequence[Any], rest: _TensorMembers) -> SparseConvTensor:
     """Return a sparse tensor with the leaves ``children`` (features, indices) of a pytree and the other attributes of
-    ``rest.source``. If the indices are other ones, its ``indice_dict``, the records of convolutions by key, is empty.
+    ``rest.source``. If its indices are not those of the source, its ``indice_dict``, the records of convolutions by
+    key, is empty.
     """
     made = object.__new__(SparseConvTensor)
     vars(made).update(vars(rest.source))

@@ -409,7 +409,7 @@ def indice_avgpool_implicit_gemm_backward(out_bp: Tensor, indice_pairs: Tensor, 
 
 def global_pool_rearrange(coords: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
     """Return the row numbers of each scene, ``int32 [batch_size, n]``, and the number of rows of each scene, ``int32
-    [batch_size]``. Free places hold -1. Column 0 of ``coords`` is the scene.
+    [batch_size]``. Unused elements are -1. Column 0 of ``coords`` is the scene.
     """
     member = coords[:, 0] == torch.arange(batch_size, device=coords.device)[:, None]
     first = (~member).to(torch.int8).argsort(dim=1, stable=True)

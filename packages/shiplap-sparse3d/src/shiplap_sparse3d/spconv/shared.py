@@ -61,8 +61,8 @@ def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class SharedPlan(Plan):
-    """The plan of a submanifold layer whose voxels share cells. Its tables are those of the first row of each cell, and
-    it adds what the other rows need.
+    """The plan of a submanifold layer whose voxels share cells. Its tables are those of the first row of each cell. The
+    results of the other rows are computed from that of the first row.
 
     Attributes:
         first: ``int64 [n]``, the first row in the cell of each row.

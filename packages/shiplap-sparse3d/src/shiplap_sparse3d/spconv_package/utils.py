@@ -82,8 +82,8 @@ class _Point2Voxel:
         return self._run(points, False)
 
     def point_to_voxel_empty_mean(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the voxels of ``points`` as :meth:`point_to_voxel` does, but with the mean of a voxel's points in its
-        free places.
+        """Return the voxels of ``points`` as :meth:`point_to_voxel` does. If a voxel has fewer points than it can hold,
+        the rest of its rows hold the mean of its points instead of zeros.
         """
         return self._run(points, True)
 
@@ -91,14 +91,14 @@ class _Point2Voxel:
         self, points: Any, clear_voxels: bool = True, empty_mean: bool = False, stream: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the voxels of ``points`` as :meth:`point_to_voxel` does. spconv's classes for GPUs have the method
-        under this name. If ``empty_mean`` is true, free places get the mean of a voxel's points. The other arguments
-        are not read.
+        under this name. If ``empty_mean`` is true, return those of :meth:`point_to_voxel_empty_mean`. The other
+        arguments are not read.
         """
         return self._run(points, empty_mean)
 
     def _run(self, points: Any, empty_mean: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return voxels, indices and counts of ``points`` as tensorviews. If ``empty_mean`` is true, free places get
-        the mean of the voxel's points instead of zeros.
+        """Return voxels, indices and counts of ``points`` as tensorviews. If ``empty_mean`` is true, the unused rows of
+        a voxel hold the mean of its points instead of zeros.
         """
         voxels, indices, counts = self._voxels(to_torch(points), empty_mean=empty_mean)
         return Tensor(voxels), Tensor(indices), Tensor(counts)

@@ -219,8 +219,8 @@ class Declared:
 
 
 def _kernel_on(kernel: str, device: str) -> str:
-    """Return the kind of kernel that takes the place of ``kernel`` on ``device``. On a GPU, C kernels become CUDA
-    kernels. On the CPU, CUDA kernels become C kernels.
+    """Return the kind of kernel by which ``kernel`` is replaced on ``device``. On a GPU, C kernels become CUDA kernels.
+    On the CPU, CUDA kernels become C kernels.
     """
     if device == "cuda":
         return "cuda" if kernel in ("c", "c_strided", "c_aligned") else kernel

@@ -119,8 +119,8 @@ def _nested_tasks(inline):
 
         def work(pool, x, out):
             """Write ``2 * x`` to ``out``, by halves if there are more than 256 rows. If ``inline`` (argument of
-            ``_nested_tasks``) is false, the planted defect is that the second half waits for a place in ``pool``, which
-            has only one worker.
+            ``_nested_tasks``) is false, the planted defect is that the second half waits for a worker of ``pool``,
+            which has only one.
             """
             if x.shape[0] <= 256:
                 with torch.inference_mode():  # another thread has modes of its own

@@ -333,7 +333,7 @@ def _padded_sort(filler):
 
     def padded_sort(x, *, out):
         """Write the elements of ``x`` in ascending order to ``out``. If ``filler`` (argument of ``_padded_sort``) is
-        zero, the planted defect is that zeros take the place of the largest elements.
+        zero, the planted defect is that zeros replace the largest elements.
         """
         n = len(x)
         # Sorting networks have a power of two of inputs.

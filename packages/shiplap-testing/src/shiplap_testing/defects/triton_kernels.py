@@ -90,8 +90,8 @@ def centre(x, out, x_stride, out_stride, rows, columns, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
-    """Add a block of ``n`` elements of ``x`` to ``out`` at the places ``index``. If ``ATOMIC`` is false, the planted
-    defect is that only one of the additions to one place in a block counts.
+    """Add a block of ``n`` elements of ``x`` to ``out`` at the positions ``index``. If ``ATOMIC`` is false, the planted
+    defect is that only one of the additions to one position in a block counts.
     """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n

@@ -237,7 +237,8 @@ def _centred(own) -> Part:
         @op.kernel("cpu")
         def forward(x, *, out):
             """Launch the Triton kernel ``centre``, which writes the centred rows of ``x`` to ``out``. If ``own``
-            (argument of ``_centred``) is false, the planted defect is that rows of a sliced ``x`` land at other places.
+            (argument of ``_centred``) is false, the planted defect is that rows of a sliced ``x`` are written to wrong
+            positions.
             """
             # The kernel takes any distance of rows, and columns that follow each other.
             x = x if x.stride(1) == 1 else x.contiguous()
@@ -300,7 +301,8 @@ def _tallied(atomic) -> Part:
         @op.kernel("cpu")
         def forward(x, index, bins, *, out):
             """Launch the Triton kernel ``accumulate``, which adds ``x`` to ``out`` at ``index`` modulo ``bins``. If
-            ``atomic`` (argument of ``_tallied``) is false, the planted defect is that additions to one place are lost.
+            ``atomic`` (argument of ``_tallied``) is false, the planted defect is that additions to one position are
+            lost.
             """
             out.zero_()
             if len(x):

@@ -250,8 +250,8 @@ def neighbor_map_post_process_for_masked_implicit_gemm_1(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return five tensors of a neighbour map ``[m, V]`` of at most 32 taps.
 
-    The first two are the tap bits of each row and the rows sorted by these bits. The others list all pairs, tap by tap,
-    as the input rows, the output rows and the ends of each tap. The length of these lists depends on the data.
+    The first two are the tap bits of each row and the rows sorted by these bits. The last three list all pairs, tap by
+    tap, as the input rows, the output rows and the ends of each tap. The length of these lists depends on the data.
     """
     code, order, inputs, outputs, ends = postprocess.masked_gemm_signals(_as_signed(neighbor_map).contiguous())
     # The op pads its lists to a fixed length, and FlexGEMM's lists have no padding.
