@@ -52,8 +52,9 @@ def _rows_kernel(
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the cross entropy of one row of ``logits`` to ``losses``. With ``GRADIENT``, overwrite the row's logits
-    with their gradient times the row's scale. Write ``code`` and the row to ``status`` if the target is not a class.
+    """Write the cross entropy of one row of ``logits`` to ``losses``. If ``GRADIENT`` is true, overwrite the row's
+    logits with their gradient times the row's scale. Write ``code`` and the row to ``status`` if the target is not a
+    class.
     """
     at = tl.program_id(0).to(tl.int64)
     row, inside = logits + at * row_stride, tl.arange(0, BLOCK)

@@ -208,7 +208,7 @@ def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
 @linear_cross_entropy.backward(once_differentiable=True)
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     """Return the gradients of the row losses with respect to those of hidden states, weight and bias that autograd
-    needs, by name. They are computed from the inputs in another pass over the logits.
+    needs, as a dict by argument name. They are computed from the inputs in another pass over the logits.
     """
     _, hidden, weight, bias = linear_cross_entropy_gradients(
         grad,
@@ -231,8 +231,8 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 @linear_cross_entropy_with_gradients.backward(once_differentiable=True, strided=True)
 def _(grads: tuple[Tensor, ...], saved: Any, needs: Any) -> dict[str, Tensor]:
     """Return the gradients of the mean or sum with respect to those of hidden states, weight and bias that autograd
-    needs, by name. The forward has computed them. They are multiplied by the gradient of the loss, in place if the
-    graph is not kept.
+    needs, as a dict by argument name. The forward has computed them. They are multiplied by the gradient of the loss,
+    in place if the graph is not kept.
     """
     # A second copy of the gradient of the weights would be most of the memory that the op saves. For the same reason
     # the backward is strided: contiguous zeros for the results without a gradient would be as large.
@@ -308,8 +308,9 @@ def _in_chunks(
     and bias.
 
     The logits of a chunk of rows are computed at a time, and ``row_pass`` replaces them by their gradients. A gradient
-    whose flag in ``flags`` is 0 is empty. With ``wide``, gradients of 16 bits are summed in float32. If ``scales`` is
-    None, only the losses are computed, and all flags must be 0. ``options`` holds the numeric options of the loss.
+    whose flag in ``flags`` is 0 is empty. If ``wide`` is true, gradients of 16 bits are summed in float32. If
+    ``scales`` is None, only the losses are computed, and all flags must be 0. ``options`` holds the numeric options of
+    the loss.
     """
     (n, h), v = hidden.shape, weight.shape[0]
     rows = chunk_rows(n, v, h)

@@ -219,7 +219,7 @@ def connect_by_offsets(
     one tap for each of ``offsets``.
 
     ``offsets`` is ``int32 [k, d]``, with a column for the scene as in ``stride``. Inputs lie at ``output * stride +
-    offset``. If ``transposed``, outputs lie at ``input * stride + offset``.
+    offset``. If ``transposed`` is true, outputs lie at ``input * stride + offset``.
     """
     if not transposed:
         return Plan(rows_at(coords, outputs, offsets, list(stride)), coords.shape[0])

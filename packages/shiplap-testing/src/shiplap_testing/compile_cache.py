@@ -72,7 +72,7 @@ class Call:
         """Return ``text``, a compiler's list of dependencies, with the marks ``@source@`` and ``@here@`` in place of
         the folders of this call. Another call can then use the cached list.
 
-        With ``back``, return it with the folders of this call in place of the marks.
+        If ``back`` is true, return it with the folders of this call in place of the marks.
         """
         marks = {os.path.dirname(os.path.abspath(self._inputs[0])): "@source@", os.getcwd(): "@here@"}
         for folder, mark in marks.items():

@@ -61,9 +61,9 @@ def _brick_number(b, x, y, z, width, height, depth):
 
 @triton.jit
 def _word_address(slots, slot, DENSE: tl.constexpr):
-    """Return the address of the 64-bit word with the bits of a brick (a block of 4 x 4 x 4 cells). With ``DENSE`` it is
-    element ``slot`` of an array. Otherwise it is in slot ``slot`` of a hash, in which the brick's number + 1 precedes
-    the word.
+    """Return the address of the 64-bit word with the bits of a brick (a block of 4 x 4 x 4 cells). If ``DENSE`` is
+    true, it is element ``slot`` of an array. Otherwise it is in slot ``slot`` of a hash, in which the brick's number +
+    1 precedes the word.
     """
     at = slot.to(tl.int64)
     if not DENSE:
@@ -350,8 +350,8 @@ def brick_entries_kernel(
     ORDERED: tl.constexpr,
 ):
     """Write the rows under the taps of one part for 64 sorted rows to ``columns``, and the taps that any of them hits
-    to ``masks``. Unless ``ORDERED``, write their order as int32. A part is a group of taps that is sorted separately.
-    Neighbours are found in bricks, blocks of 4 x 4 x 4 cells with one bit each.
+    to ``masks``. If ``ORDERED`` is false, write their order as int32. A part is a group of taps that is sorted
+    separately. Neighbours are found in bricks, blocks of 4 x 4 x 4 cells with one bit each.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * ENTRIES + tl.arange(0, ENTRIES)

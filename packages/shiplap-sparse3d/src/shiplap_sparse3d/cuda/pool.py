@@ -61,7 +61,7 @@ def _load_entries(table, row, there, v, row_stride, tap_stride, n, status, code)
 
 @triton.jit
 def make_accumulator(ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
-    """Return zeros ``[ROWS, CHANNELS]``, in float64 if ``WIDE`` and otherwise in float32."""
+    """Return zeros ``[ROWS, CHANNELS]``, in float64 if ``WIDE`` is true and otherwise in float32."""
     return tl.zeros([ROWS, CHANNELS], tl.float64 if WIDE else tl.float32)
 
 
@@ -163,8 +163,8 @@ def sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write the sum of the values under the taps of each output to ``out [m, c]``. If ``AVERAGE``, write their mean
-    over the hits.
+    """Write the sum of the values under the taps of each output to ``out [m, c]``. If ``AVERAGE`` is true, write their
+    mean over the hits.
     """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     total = make_accumulator(ROWS, CHANNELS, WIDE)

@@ -153,8 +153,8 @@ def global_sum_kernel(
 def global_sum_finish(
     partial, counts, out, c, parts, scenes, AVERAGE: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Write the sum over all parts to ``out [scenes, c]``. If ``AVERAGE``, write the mean over the rows of the scene.
-    Without rows the result is 0.
+    """Write the sum over all parts to ``out [scenes, c]``. If ``AVERAGE`` is true, write the mean over the rows of the
+    scene. Without rows the result is 0.
     """
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     total = make_accumulator(1, CHANNELS, WIDE)
@@ -217,7 +217,7 @@ def global_max_pool(
 def global_sum_pool(
     feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor
 ) -> None:
-    """Write the sum, or with ``average`` the mean, over each of ``batch_size`` scenes to ``out``. This is
+    """Write the sum, or the mean if ``average`` is true, over each of ``batch_size`` scenes to ``out``. This is
     ``pooling.global_sum_pool`` on CUDA.
     """
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_sum_pool", SCENE)

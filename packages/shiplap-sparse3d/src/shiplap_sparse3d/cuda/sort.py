@@ -260,8 +260,8 @@ def place_kernel(
 @triton.jit
 def ordered_rows(sorted_rows, order, place, part, m, ORDERED: tl.constexpr):
     """Return the rows at the positions ``place`` in the sorted order of a part (a group of taps that is sorted
-    separately). If ``ORDERED``, they are read from ``order``. Otherwise they are read from ``sorted_rows``, the result
-    of torch's sort, and written to ``order`` as int32.
+    separately). If ``ORDERED`` is true, they are read from ``order``. Otherwise they are read from ``sorted_rows``, the
+    result of torch's sort, and written to ``order`` as int32.
     """
     first = part.to(tl.int64) * m
     if ORDERED:
@@ -288,7 +288,7 @@ def gather_kernel(
     ORDERED: tl.constexpr,
 ):
     """Write the input rows of 64 sorted rows of a part to ``columns``, and the taps that any of them hits to ``masks``.
-    Unless ``ORDERED``, write their order as int32. A part is a group of taps that is sorted separately.
+    If ``ORDERED`` is false, write their order as int32. A part is a group of taps that is sorted separately.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)

@@ -137,8 +137,8 @@ def get_indice_pairs_implicit_gemm(
     by their mask.
 
     For ``MaskSplitImplicitGemm`` there are two masks in each list, otherwise one. ``masks`` holds the taps that each
-    one covers. The backward lists are empty for ``subm`` and unless ``is_train``. If ``do_sort`` is false, each argsort
-    keeps the order of the rows. ``alloc``, ``timer`` and ``direct_table`` are not read.
+    one covers. The backward lists are empty for ``subm`` and unless ``is_train`` is true. If ``do_sort`` is false, each
+    argsort keeps the order of the rows. ``alloc``, ``timer`` and ``direct_table`` are not read.
     """
     sizes = ksize, stride, padding, dilation, out_padding
     where = "get_indice_pairs_implicit_gemm"
