@@ -158,8 +158,8 @@ def layers_of(model: nn.Module) -> dict[str, Linear]:
 
 
 def matches_name(name: str, wanted: str) -> bool:
-    """Return whether ``wanted`` names the module ``name``. It may be the full name, the last parts of the name, or a
-    wildcard.
+    """Return whether ``wanted`` names the module ``name``. ``wanted`` may be the full name, its last parts, or a text
+    with wildcards such as ``layers.0.*``.
     """
     return name == wanted or name.endswith(f".{wanted}") or fnmatchcase(name, wanted)
 

@@ -546,7 +546,7 @@ class Geometry:
             check_scenes("Geometry.step", self.coords, self.batch_size)
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
-        """Return a geometry of the voxels ``coords`` with as many axes and scenes as this one, without tables."""
+        """Return a geometry of ``coords`` in a grid of ``shape``, with this one's axes and scenes, without tables."""
         other = Geometry.unchecked(coords, shape, self.batch_size, padded, self.ndim)
         other.bounded = self.bounded
         return other

@@ -78,9 +78,9 @@ def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[i
 
 
 def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
-    """Return the number of the row of ``coords`` that equals ``outputs * stride + offsets``, as ``int32 [m, k]``, or
-    -1. The op ``offset_table`` computes it, or operators of torch in a program that is being exported. Raise ``SL211``
-    for duplicates.
+    """For each output and each offset, return the number of the row of ``coords`` that equals ``output * stride +
+    offset``, as ``int32 [m, k]``, or -1. The op ``offset_table`` computes it, or operators of torch in a program that
+    is being exported. Raise ``SL211`` for duplicate rows of ``coords``.
     """
     if not runs_without_python(coords):
         return offset_table(coords, outputs, offsets, stride)

@@ -119,7 +119,7 @@ class SparseTensor(Arithmetic):
     @property
     def tensor_stride(self) -> tuple[int | Fraction, ...]:
         """The number of cells of the first grid that a cell of this grid spans, for each axis. It is the product of the
-        strides that led here, and a fraction after transposed steps.
+        strides of the layers from that grid to this one. After transposed convolutions it may be a fraction.
         """
         spans, geometry = [Fraction(1)] * len(self.geometry.spatial_shape), self.geometry
         while (origin := geometry.parent) is not None:
@@ -430,8 +430,9 @@ _LARGE = 1 << 28
 
 
 def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...] | None, int]:
-    """Return the smallest grid that contains ``coords`` (None for negative cells), and the number of scenes. Raise
-    ``SL208`` in a graph.
+    """Return the smallest grid that contains ``coords``, or None if a coordinate is negative. Return also the number of
+    scenes, which is ``batch_size`` unless that is None, and otherwise as large as ``coords`` need. Raise ``SL208`` in a
+    graph.
     """
     where = "SparseTensor, argument 'spatial_shape'"
     if torch.compiler.is_compiling():

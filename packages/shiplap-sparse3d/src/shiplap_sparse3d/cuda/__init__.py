@@ -17,8 +17,8 @@ SORT = "(parts * (24 * {0} + min(8 * {0}, 2097152) + 16384) + 7) // 8 * 8"  # by
 
 @ops.unique_coords.kernel("cuda", name="triton")
 def _(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct rows of ``coords``, the row of each input among them, and the number of inputs of each. This
-    is the CUDA kernel of ``ops.unique_coords``, in Triton.
+    """Return the distinct rows of ``coords``, the number of the distinct row of each input, and the number of inputs of
+    each distinct row. This is the CUDA kernel of ``ops.unique_coords``, in Triton.
     """
     outputs: tuple[Tensor, Tensor, Tensor] = lazy_function("unique", "unique_coords")(coords)
     return outputs

@@ -311,8 +311,8 @@ def _bitwise_or(a, b):
 
 @triton.jit
 def _write_entries(columns, rows, word, start, bit, hits, tap, part, place, m, SIZE: tl.constexpr):
-    """Write the rows found under one tap to their places in ``columns``, with -1 where ``bit`` of ``word`` is not set.
-    Return ``hits``, with the bit of this tap set where a row was found.
+    """Write the rows found under the tap ``tap`` to its elements ``place`` of ``columns``, with -1 where ``bit`` of
+    ``word`` is not set. Return ``hits``, with the bit of this tap set where a row was found.
     """
     above = word << (63 - bit).to(tl.int64)  # the tap's own bit is the sign, and those below follow
     hit = above < 0
