@@ -17,8 +17,9 @@ LANES = 8  # of the narrower vectors
 
 
 def _accepts_float_dtypes(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Return True if a CPU template (C++ that is compiled with its neighbours) can run a call, otherwise the reason why
-    not. The operands must be float32, bfloat16 or int8, and no size may be 0.
+    """Return True if a CPU template can run a call. Otherwise return the reason why not. A CPU template is C++ source
+    that Inductor compiles together with neighbouring operations. The operands must be float32, bfloat16 or int8, and no
+    size may be 0.
     """
     # The micro-kernels widen bfloat16 and int8 to float32, and know no other dtypes.
     if odd := sorted({str(d) for d in dtypes.values()} - {"torch.float32", "torch.bfloat16", "torch.int8"}):

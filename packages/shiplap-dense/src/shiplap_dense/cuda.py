@@ -95,6 +95,7 @@ def _accepts_float_operands(sizes: Sizes, dtypes: Dtypes, config: Config) -> boo
 def _fits_tiles(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", cols: str = "n") -> bool | str:
     """Return True if the tiles of ``config`` suit a result of ``sizes[rows]`` x ``sizes[cols]``, otherwise the reason
     why not. Tiles much larger than the result waste work. Small tiles of a large result load the operands too often.
+    ``rows`` and ``cols`` name the sizes that count as rows and columns of the result.
     """
     if (fits := _accepts_float_operands(sizes, dtypes, config)) is not True:
         return fits

@@ -19,7 +19,7 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     Args:
         a: ``[..., m, k]``, any strides.
         b: ``[k, n]``, or ``[..., k, n]`` with the leading sizes of ``a``.
-        bias: ``[n]``, only with a 2-D ``b``.
+        bias: ``[n]``, only with a 2-D ``b``, or None for no bias.
 
     Returns:
         ``[..., m, n]``, contiguous.
@@ -58,7 +58,7 @@ def conv2d(
     dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
     """Return ``torch.nn.functional.conv2d`` without groups, computed with channels last. Tensors in
-    ``torch.channels_last`` are not copied.
+    ``torch.channels_last`` are not copied. The other arguments are those of that function.
 
     Args:
         x: ``[batch, ci, h, w]``.
@@ -95,11 +95,12 @@ def linear_cross_entropy(
         hidden: ``[..., h]``.
         weight: ``[v, h]``, of the dtype of ``hidden``.
         target: ``[...]``, int64 classes.
-        bias: ``[v]``.
+        bias: ``[v]``, or None for no bias.
+        reduction: ``"mean"`` or ``"sum"`` of the losses, or ``"none"`` for one loss per target.
         ignore_index: a target that does not count.
         label_smoothing: between 0 and 1, as in torch.
         lse_square_scale: the factor of ``logsumexp(logits) ** 2``, which is added to each loss.
-        softcap: logits are ``softcap * tanh(logits / softcap)``.
+        softcap: logits are ``softcap * tanh(logits / softcap)``. With None they are not capped.
         accum_dtype: ``torch.float32`` adds up the gradient of a bfloat16 weight in float32, and needs that memory. It
             has no effect with ``"none"`` and on float16.
 

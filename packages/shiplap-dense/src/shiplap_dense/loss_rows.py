@@ -52,8 +52,9 @@ def _rows_kernel(
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the cross entropy of one row of ``logits`` to ``losses``. With ``GRADIENT``, overwrite the row's logits
-    with their gradient times the row's scale. Write ``code`` and the row to ``status`` if the target is not a class.
+    """Write the cross entropy of one row of ``logits`` to ``losses``. If ``GRADIENT`` is true, overwrite the row's
+    logits with their gradient times the row's scale. Write ``code`` and the row to ``status`` if the target is not a
+    class.
     """
     at = tl.program_id(0).to(tl.int64)
     row, inside = logits + at * row_stride, tl.arange(0, BLOCK)
@@ -112,7 +113,8 @@ def pass_over_rows(
     softcap: float,
 ) -> None:
     """Launch the kernel that writes the cross entropy of each row of ``logits`` to ``losses``. If ``scales`` is given,
-    the kernel overwrites the logits with their gradients times the row's scale.
+    the kernel overwrites the logits with their gradients times the row's scale. The other arguments are those of
+    ``linear_cross_entropy``.
     """
     code = ERRORS.code("dense::linear_cross_entropy", "the target of row {row} of a chunk is no class")
     block = min(WIDEST_BLOCK, triton.next_power_of_2(logits.shape[1]))

@@ -64,7 +64,8 @@ def _written_losses(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: LossOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the losses of the rows, the logits after the soft cap, and the derivative of the cap. The cap is ``softcap
-    * tanh(logits / softcap)``. Plain PyTorch computes them, as the definition of the op.
+    * tanh(logits / softcap)``. Plain PyTorch computes them, as the definition of the op. ``options`` holds the numeric
+    options of the loss.
     """
     logits = F.linear(hidden, weight, bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -91,7 +92,7 @@ def _written_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the losses of the rows and the gradients of ``sum(scales * losses)`` with respect to hidden states, weight
     and bias, by the closed formula. ``flags`` has a 1 for each gradient that is needed, in this order. A gradient whose
-    flag is 0 is empty.
+    flag is 0 is empty. ``options`` holds the numeric options of the loss.
     """
     losses, logits, slope = _written_losses(hidden, weight, target, bias, options)
     counted = target != options.ignore_index
@@ -207,7 +208,7 @@ def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
 @linear_cross_entropy.backward(once_differentiable=True)
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     """Return the gradients of the row losses with respect to those of hidden states, weight and bias that autograd
-    needs, by name. They are computed from the inputs in another pass over the logits.
+    needs, as a dict by argument name. They are computed from the inputs in another pass over the logits.
     """
     _, hidden, weight, bias = linear_cross_entropy_gradients(
         grad,
@@ -230,8 +231,8 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 @linear_cross_entropy_with_gradients.backward(once_differentiable=True, strided=True)
 def _(grads: tuple[Tensor, ...], saved: Any, needs: Any) -> dict[str, Tensor]:
     """Return the gradients of the mean or sum with respect to those of hidden states, weight and bias that autograd
-    needs, by name. The forward has computed them. They are multiplied by the gradient of the loss, in place if the
-    graph is not kept.
+    needs, as a dict by argument name. The forward has computed them. They are multiplied by the gradient of the loss,
+    in place if the graph is not kept.
     """
     # A second copy of the gradient of the weights would be most of the memory that the op saves. For the same reason
     # the backward is strided: contiguous zeros for the results without a gradient would be as large.
@@ -266,8 +267,8 @@ replaced by their gradients."""
 
 
 def chunk_rows(rows: int, classes: int, width: int) -> int:
-    """Return the number of rows whose logits are computed at once. These logits are then about as large as the hidden
-    states and 1/32 of the weights together.
+    """Return the number of rows whose logits are computed at once. With ``width`` features and ``classes`` classes,
+    these logits are about as large as the hidden states and 1/32 of the weights together.
     """
     # Fewer rows read the weights more often, and add to their gradient more often.
     fitting = rows * width // classes + width // 32
@@ -307,7 +308,9 @@ def _in_chunks(
     and bias.
 
     The logits of a chunk of rows are computed at a time, and ``row_pass`` replaces them by their gradients. A gradient
-    whose flag in ``flags`` is 0 is empty. With ``wide``, gradients of 16 bits are summed in float32.
+    whose flag in ``flags`` is 0 is empty. If ``wide`` is true, gradients of 16 bits are summed in float32. If
+    ``scales`` is None, only the losses are computed, and all flags must be 0. ``options`` holds the numeric options of
+    the loss.
     """
     (n, h), v = hidden.shape, weight.shape[0]
     rows = chunk_rows(n, v, h)
@@ -339,7 +342,8 @@ def _in_chunks(
 
 def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions) -> None:
     """Write the losses of a chunk of rows to ``losses`` with operators of torch. If ``scales`` is given, overwrite
-    ``logits`` with their scaled gradients. Raise ``SL211`` if a target is not a class.
+    ``logits`` with their scaled gradients. Raise ``SL211`` if a target is not a class. ``options`` holds the numeric
+    options of the loss.
     """
     counted = target != options.ignore_index
     if bool((counted & ((target < 0) | (target >= logits.shape[1]))).any()):
@@ -380,7 +384,7 @@ def _pass_by_triton(
     logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions
 ) -> None:
     """Write the losses of a chunk of rows to ``losses`` with one Triton kernel. If ``scales`` is given, overwrite
-    ``logits`` with their scaled gradients.
+    ``logits`` with their scaled gradients. ``options`` holds the numeric options of the loss.
     """
     from shiplap_dense import loss_rows
 
@@ -412,7 +416,7 @@ def attach_kernels(device: str, row_pass: RowPass) -> None:
         lse_square_scale: float,
         softcap: float,
     ) -> Tensor:
-        """Return the loss of each row, computed in chunks of rows."""
+        """Return the loss of each row, computed in chunks of rows, for the op ``linear_cross_entropy``."""
         options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
         return _in_chunks(row_pass, hidden, weight, target, bias, options)[0]
 
@@ -431,7 +435,7 @@ def attach_kernels(device: str, row_pass: RowPass) -> None:
         of_weight: int,
         of_bias: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the loss of each row and the gradients of their scaled sum, computed in chunks of rows."""
+        """Return the results of the op ``linear_cross_entropy_gradients``, computed in chunks of rows."""
         options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
         flags = (of_hidden, of_weight, of_bias)
         return _in_chunks(row_pass, hidden, weight, target, bias, options, scales, flags)
@@ -452,7 +456,7 @@ def attach_kernels(device: str, row_pass: RowPass) -> None:
         of_bias: int,
         wide: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the mean or sum of the losses and its gradients, computed in chunks of rows."""
+        """Return the results of the op ``linear_cross_entropy_with_gradients``, computed in chunks of rows."""
         options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
         scale, flags = _loss_scale(target, reduction, ignore_index), (of_hidden, of_weight, of_bias)
         scales = scale.expand(target.shape[0])

@@ -29,7 +29,7 @@ mm.batches("m", "n")
 @mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     """Return the gradients of the matrix product with respect to those of ``a``, ``b`` and the bias that autograd
-    needs, by name.
+    needs, as a dict by argument name.
     """
     gradients = {}
     if needs.a:
@@ -52,8 +52,8 @@ bmm.batches("batch")
 
 @bmm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the gradients of the batched product with respect to those of ``a`` and ``b`` that autograd needs, by
-    name.
+    """Return the gradients of the batched product with respect to those of ``a`` and ``b`` that autograd needs, as a
+    dict by argument name.
     """
     gradients = {}
     if needs.a:
@@ -81,7 +81,7 @@ int8_mm.batches("m", "n")
 @int8_mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     """Return the gradients of the int8 product with respect to those of the activations, the scales and the bias that
-    autograd needs, by name. The 8-bit weights have no gradient.
+    autograd needs, as a dict by argument name. The 8-bit weights have no gradient.
     """
     gradients = {}
     if needs.a:

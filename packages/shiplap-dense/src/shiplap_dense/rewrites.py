@@ -112,8 +112,8 @@ def _gated_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tenso
 def _split_gate_rewrite(
     act: Callable[[Tensor], Tensor], last: bool
 ) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return the pattern and the replacement of a rewrite of one linear layer, one half of which is the gate. ``last``
-    selects the last half instead of the first.
+    """Return the pattern and the replacement of a rewrite of one linear layer, one half of which is the gate. The gate
+    is the last half if ``last`` is true, and otherwise the first.
     """
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
@@ -154,7 +154,9 @@ def _layer_norm(
     bias: Float[Tensor, "n"] | None,
     eps: float,
 ) -> Tensor:
-    """Return a layer norm over the last dimension, followed by a linear layer. This is the pattern of a rewrite."""
+    """Return a layer norm over the last dimension, followed by a linear layer. This is the pattern of a rewrite.
+    ``gain`` and ``shift`` are those of the norm.
+    """
     return F.linear(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight, bias)
 
 
@@ -162,7 +164,7 @@ def _layer_norm_product(
     x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Return a layer norm over the last dimension, followed by Shiplap's matrix product. This code replaces the
-    pattern.
+    pattern. ``gain`` and ``shift`` are those of the norm.
     """
     return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
 
@@ -256,7 +258,8 @@ def _call_conv2d(
     input: Tensor, weight: Tensor, bias: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor:
     """Return the convolution of ``input`` with weights into which a norm was folded, computed by ``dense.conv2d``.
-    Raise ``NotImplementedError`` if ``groups`` is not 1.
+    Raise ``NotImplementedError`` if ``groups`` is not 1. The other arguments are those of
+    ``torch.nn.functional.conv2d``.
     """
     if groups != 1:
         raise NotImplementedError("dense.conv2d has no groups")

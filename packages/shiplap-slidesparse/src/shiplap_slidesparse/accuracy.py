@@ -25,7 +25,7 @@ class AccuracyDrift:
         tokens: how many were predicted.
         perplexity, perplexity_after: exp of the mean negative log-likelihood of the next token.
         divergence: mean Kullback-Leibler divergence of the predictions after from those before, nats.
-        agreement: share of places at which both rank the same token first.
+        agreement: share of positions in the text at which both models rank the same token first.
         largest: largest difference of two logits.
     """
 
@@ -49,6 +49,7 @@ def window_of(model: nn.Module) -> int:
 def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> list[Tensor]:
     """Return the logits of ``model``, float32 ``[t, vocabulary]`` on the CPU, for each window of ``tokens``. A last
     window of one token is left out. Raise ``SL613`` if there are fewer than two tokens or the model lacks one of them.
+    ``window`` is the number of tokens for one forward pass.
     """
     if len(tokens) < 2:
         raise error(

@@ -146,7 +146,9 @@ def _warn_of_large_errors(conversion: Conversion) -> None:
 
 
 def skip_patterns(skip: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names of layers to keep as a tuple. A single text is one name, not a sequence of letters."""
+    """Return the names of layers to keep as a tuple. ``skip`` is a sequence of names, or a single text, which counts as
+    one name.
+    """
     return (skip,) if isinstance(skip, str) else tuple(skip)
 
 
@@ -156,8 +158,8 @@ def layers_of(model: nn.Module) -> dict[str, Linear]:
 
 
 def matches_name(name: str, wanted: str) -> bool:
-    """Return whether ``wanted`` names the module ``name``. It may be the full name, the last parts of the name, or a
-    wildcard.
+    """Return whether ``wanted`` names the module ``name``. ``wanted`` may be the full name, its last parts, or a text
+    with wildcards such as ``layers.0.*``.
     """
     return name == wanted or name.endswith(f".{wanted}") or fnmatchcase(name, wanted)
 
@@ -234,7 +236,7 @@ def _choose_experts(
     model: nn.Module, skip: Sequence[str], pattern: Pattern, dtype: str, skipped: dict[str, str]
 ) -> dict[str, nn.Module]:
     """Return the modules of experts (mixtures with weights of three dimensions) that are to be converted, by name. Add
-    the weights of all other modules of experts to ``skipped``, with the reason.
+    the weights of all other modules of experts to ``skipped``, with the reason. ``skip`` names modules to keep.
     """
     chosen: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -248,7 +250,9 @@ def _choose_experts(
 
 
 def _choose_layers(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str, nn.Linear], dict[str, str]]:
-    """Return the linear layers to convert by name, and the reasons why the other ones are kept, also by name."""
+    """Return the linear layers to convert by name, and the reasons why the other ones are kept, also by name. ``skip``
+    names layers to keep.
+    """
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     encoders = (m for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer))  # for its fused inference
     read = {id(part) for encoder in encoders for part in (encoder.linear1, encoder.linear2)}
@@ -348,7 +352,8 @@ def _check_layers(
 
 def _converted_layer(name: str, weight: Tensor, made: Linear, x: Tensor | None) -> ConvertedLayer:
     """Return the record of a converted layer with the relative errors of its weight and of its output. The output is
-    computed for the rows ``x``, or for random rows if ``x`` is None.
+    computed for the rows ``x``, or for random rows if ``x`` is None. ``weight`` is the weight before the conversion,
+    and ``made`` is the converted layer.
     """
     before = weight.detach().to(torch.float32)
     if x is None:

@@ -35,7 +35,10 @@ class ConvertedExperts(nn.Module):
     down_proj = property(lambda self: self.down_layer.weight)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return the weighted sum of the results of each token's experts, ``[t, k]``, for tokens ``[t, k]``."""
+        """Return the weighted sum of the results of each token's experts, ``[t, k]``, for the tokens ``hidden_states
+        [t, k]``. ``top_k_index`` holds the numbers of each token's experts, and ``top_k_weights`` the weights of their
+        results.
+        """
         own: Any = self
         chosen, times = top_k_index.reshape(-1), top_k_index.shape[-1]
         rows = hidden_states[:, None].expand(-1, times, -1).flatten(0, 1)
@@ -89,7 +92,9 @@ class _ExpertsStraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, chosen: Tensor, scale: Tensor, weight: Tensor, experts: int, mode: str) -> Tensor:
-        """Return the product of each row with the 8-bit weight of its expert."""
+        """Return the product of each row with the 8-bit weight of its expert. ``chosen`` holds the number of the expert
+        of each row, and ``experts`` is the number of experts.
+        """
         out: Tensor = PRODUCTS[mode](x, chosen, scale, weight, experts)
         return out
 

@@ -128,7 +128,8 @@ def lifted_depth(k: int, pairs: int) -> int:
 
 def lane_sources(k: int, pairs: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the index of the element that each place of a lifted row takes, as int64 ``[k']``. In a lifted row,
-    overlapping windows of four elements lie side by side. The index ``k`` stands for a zero.
+    overlapping windows of four elements lie side by side. The index ``k`` stands for a zero. ``device`` is that of the
+    result. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8).
     """
     lane = torch.arange(lifted_depth(k, pairs), device=device)
     group, rest = lane // (4 * (pairs - 1)), lane % (4 * (pairs - 1))
@@ -276,7 +277,8 @@ def unslide_weight(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
 
 def compressed_bytes(n: int, depth: int, itemsize: int) -> int:
     """Return the number of bytes of a 2:4 weight ``[n, depth]`` in the packed format that is the same for all devices.
-    The format holds half of the elements, and two bits for each of these.
+    The format holds half of the elements, and two bits for each of these. ``itemsize`` is the number of bytes of an
+    element.
     """
     return n * depth * itemsize // 2 + n * depth // 8
 
@@ -312,7 +314,9 @@ def compress_two_of_four(slid: Tensor) -> Tensor:
 
 
 def _kept_lanes(device: torch.device) -> Tensor:
-    """Return a uint8 table ``[16, 2]`` of the two lanes to keep for each mask of the non-zero lanes of four."""
+    """Return a uint8 table ``[16, 2]``. For each mask of the non-zero ones among four elements, it holds the positions
+    (0 to 3) of the two elements to keep.
+    """
     masks = torch.arange(16, device=device)[:, None] >> torch.arange(4, device=device) & 1
     return (1 - masks).argsort(dim=-1, stable=True)[:, :2].sort(-1).values.to(torch.uint8)
 

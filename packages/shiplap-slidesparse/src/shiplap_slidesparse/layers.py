@@ -52,8 +52,8 @@ def _add_bias(total: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def _quantised_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the product of ``x`` and the 8-bit ``weight``, with both scales and the bias applied, in the dtype of
-    ``x``. Each row of ``x`` is quantised to the dtype of the weight first.
+    """Return the product of ``x`` and the 8-bit ``weight`` in the dtype of ``x``, with the scales of both and the bias
+    applied. Each row of ``x`` is quantised to the dtype of the weight first.
     """
     q, scale_q = quantise_rows(x, torch.int8 if weight.dtype == torch.int8 else torch.float8_e4m3fn)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -123,7 +123,7 @@ class Linear(nn.Linear):
     @classmethod
     def from_weight(cls, weight: Packed, bias: Tensor | None = None) -> Linear:
         """Return a layer around the tensors of ``weight`` and ``bias``. The weight must include its plain rows (the
-        dense form). The layer has no packed form until ``pack`` is called.
+        dense form). The layer has no packed form until ``pack`` is called. If ``bias`` is None, the layer has no bias.
         """
         made = cls(weight.k, weight.n, bias is not None, pattern=weight.pattern, mode=weight.mode, device="meta")
         made.weight = _frozen_parameter(weight.weight())
@@ -160,7 +160,7 @@ class Linear(nn.Linear):
 
         ``weight`` is this rank's part of ``held``. For a weight that ``fully_shard`` gathers, the numbers describe its
         shard and the gathered tensor. The address of the gathered tensor is left out, since torch reuses one object and
-        gathering is not a write to the weight.
+        gathering is not a write to the weight. If ``weight`` is None, the part that :meth:`local` returns is used.
         """
         if self._shard is not None and held is self._shard:
             return state_of_shard(held)
@@ -316,7 +316,8 @@ class Linear(nn.Linear):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
         """Apply ``fn``, which moves or casts a tensor, to all tensors of the layer, and return the layer. The weight
-        and its scale are moved but not cast. If the device changes, the weight is packed again.
+        and its scale are moved but not cast. If the device changes, the weight is packed again. ``recurse`` is that of
+        ``torch.nn.Module._apply``.
         """
         if self.placed is not None:
             return self.placed.refuse_move(self)

@@ -173,8 +173,8 @@ class Packed:
 
 
 def _unfit(got: str, expected: str) -> Exception:
-    """Return the error ``SL211`` for fields of a packed weight that do not fit together. ``got`` and ``expected`` are
-    its texts.
+    """Return the error ``SL211`` for fields of a packed weight that do not fit together. In the error's text, ``got``
+    is the wrong value, and ``expected`` describes a right one.
     """
     fix = "call pack() on the weight, and change no field of its result"
     return error("SL211", where="slidesparse.Packed", got=got, expected=expected, fix=fix)
@@ -347,7 +347,7 @@ def multiply_fields(
     layout: int,
 ) -> Tensor:
     """Return the result of :func:`matmul` with a weight given by its fields, since a module holds them as parameters
-    and buffers.
+    and buffers. The fields are those of :class:`Packed`.
     """
     # Two dims, the usual case, need no view, whose making costs time on the host.
     rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 1 else x[None]

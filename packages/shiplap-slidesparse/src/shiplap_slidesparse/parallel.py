@@ -80,8 +80,8 @@ def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = 
 
 
 def plan_cuts(model: nn.Module, plan: Mapping[str, str], world: int) -> list[LayerCut]:
-    """Return the cuts of the linear layers that ``plan`` names, for ``world`` ranks. Raise ``SL211`` if there is none
-    or one of them is not possible.
+    """Return the cuts of the linear layers of ``model`` that ``plan`` names, for ``world`` ranks. Raise ``SL211`` if
+    there is none or one of them is not possible.
     """
     plans = []
     for name, module in model.named_modules():

@@ -125,6 +125,7 @@ def survey_model(
     model is already converted.
 
     Args:
+        model, pattern, dtype, skip, progress: as in :func:`convert`.
         rows: the numbers of rows for which the layers are compared.
         tokens: the tokens that both models predict. Without tokens the accuracy is not measured.
         measure: whether to measure times. If false, they are only predicted.

@@ -53,6 +53,7 @@ def layer_work(
     """Return the multiply-adds, and the bytes read and written, of a layer ``[n, k]`` at ``m`` rows in one of ``FORMS``
     (base, dense or slide). ``pairs`` is the number of pairs in a group of the pattern. ``width`` is the number of bytes
     of an element of the model. Sparse units skip half of the products of slide. Without them all products are made.
+    ``sparse_units`` is whether the device has such units.
     """
     # Input and output keep the dtype of the model in every form.
     size, ends = MODES[mode].itemsize, width * m * (k + n)
@@ -77,7 +78,8 @@ def peaks_of(device: torch.device) -> DevicePeaks | None:
 
 def roofline_seconds(form: str, mode: str, done: LayerWork, peaks: DevicePeaks) -> float:
     """Return the shortest possible time of the work ``done`` in seconds. It is the longer one of the times for
-    arithmetic alone and for memory traffic alone.
+    arithmetic alone and for memory traffic alone. ``form`` and ``mode`` determine the width of the operands, and
+    thereby the rate of arithmetic among ``peaks``.
     """
     rate = peaks.wide if form == "base" or MODES[mode].itemsize == 2 else peaks.narrow
     return max(done.macs / rate, done.bytes / peaks.bandwidth)

@@ -128,7 +128,7 @@ def cut_unit(layer: nn.Module, style: str) -> int:
 
 def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return copies of ``(weight, weight_scale, bias)`` of ``layer`` for ``rank`` of ``world`` ranks. The whole layer
-    can be freed afterwards.
+    can be freed afterwards. ``style`` is ``"colwise"`` for rows of the weight, and ``"rowwise"`` for columns.
 
     Raises:
         ShiplapError: ``SL211`` for a size that is not a multiple of the ranks (rowwise: of the ranks times the group).
@@ -160,7 +160,8 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
 
 def place_layer(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
     """Cut ``layer`` in place for this rank of a one-dimensional ``mesh``, pack the part, and return the layer. Raise
-    ``SL211`` if the layer is already cut or its size cannot be divided.
+    ``SL211`` if the layer is already cut or its size cannot be divided. ``style`` is ``"colwise"`` for rows of the
+    weight, and ``"rowwise"`` for columns.
     """
     if layer.placed is not None:
         raise error(

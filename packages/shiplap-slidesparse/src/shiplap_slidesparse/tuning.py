@@ -37,7 +37,8 @@ def tune(
     them.
 
     ``dtype`` is that of the activations, and ``seconds`` is the time for one choice. ``shiplap freeze`` can write the
-    choices into a file afterwards. Raise ``SL211`` if the model holds no converted layer.
+    choices into a file afterwards. Raise ``SL211`` if the model holds no converted layer. If ``remeasure`` is true,
+    stored choices are measured again.
     """
     choices: list[Choice] = []
     rows = numbers_of(rows, "slidesparse.tune")
@@ -57,7 +58,7 @@ def tune(
 
 def prepare(model: nn.Module, rows: Iterable[int], dtype: torch.dtype = torch.bfloat16) -> None:
     """Run a converted layer of each size on each number of ``rows``. Later CUDA graph captures then find the plans and
-    modules that they need.
+    modules that they need. ``dtype`` is that of the activations.
     """
     rows = numbers_of(rows, "slidesparse.prepare")
     for layer in sizes_of(model).values():

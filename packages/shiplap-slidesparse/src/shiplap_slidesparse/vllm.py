@@ -102,7 +102,7 @@ class SlidesparseVllmConfig(QuantizationConfig):
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
         """Return our method's name for checkpoints of our quantizer and for compressed-tensors checkpoints with a
-        pattern. Return None for others.
+        pattern. Return None for others. ``hf_config`` is not read.
         """
         ours = bool(hf_quant_cfg) and str(hf_quant_cfg.get("quant_method", "")).startswith(f"{METHOD} (")
         return METHOD if ours or (hf_quant_cfg and "slidesparse" in hf_quant_cfg) else None
@@ -194,7 +194,7 @@ class SlidesparseLinearMethod(LinearMethodBase):
         layer.weight, layer.weight_scale, layer.slidesparse = made.weight, made.weight_scale, made
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the result of the layer on ``x``."""
+        """Return the result of the layer on ``x``. If ``bias`` is None, no bias is added."""
         return layer.slidesparse.multiply(x, bias)
 
     def dequantize_weight(self, layer: Any) -> Tensor:
@@ -203,8 +203,9 @@ class SlidesparseLinearMethod(LinearMethodBase):
 
 
 def _check_groups(groups: Mapping[str, Any]) -> None:
-    """Raise ``SL211`` for a scheme of compressed-tensors with other numbers than ours, which would load and give wrong
-    results.
+    """Raise ``SL211`` unless each scheme of compressed-tensors in ``groups`` has symmetric weights with a scale per
+    channel, and activations whose scales are computed in each call. Checkpoints of other schemes would load and give
+    wrong results.
     """
     for name, group in groups.items():
         weights, inputs = (group.get(part) or {} for part in ("weights", "input_activations"))

@@ -72,7 +72,7 @@ _WRITTEN_IN_PYTHON: dict[str, tuple[Callable[..., Any], bool]] = {
 
 def _operator(func: Callable[..., Any], sign: str, *, swapped: bool = False) -> Any:
     """Return a method of :class:`Arithmetic` that applies ``func`` to the features and the other operand. If
-    ``swapped``, the other operand comes first. ``sign`` names the operation in errors.
+    ``swapped`` is true, the other operand comes first. ``sign`` names the operation in errors.
     """
 
     def method(self: Arithmetic, other: Any) -> Any:
@@ -96,8 +96,8 @@ class Arithmetic(SummableTensor):
         raise NotImplementedError
 
     def check_same(self, other: Arithmetic, where: str) -> None:
-        """Raise ``SL202`` if ``other`` is on other voxels, since equal rows would then mean different places. ``where``
-        names the operation.
+        """Raise ``SL202`` if the voxels of ``other`` are not those of this tensor. Rows with the same number would then
+        belong to different voxels. ``where`` names the operation in the error.
         """
         raise NotImplementedError
 
@@ -192,7 +192,9 @@ class Arithmetic(SummableTensor):
         raise NotImplementedError
 
     def check_statistics(self) -> None:
-        """Raise ``SL208`` if a batch norm of torch would learn from rows of padding."""
+        """Raise ``SL208`` if rows of this tensor may be padding. A batch norm of torch would compute its statistics
+        from such rows as well.
+        """
         raise NotImplementedError
 
     def plus(self, other: Any) -> Any:
@@ -200,8 +202,8 @@ class Arithmetic(SummableTensor):
         return self._apply_binary(torch.add, other, "+")
 
     def _apply_binary(self, func: Callable[..., Tensor], other: Any, sign: str, *, swapped: bool = False) -> Any:
-        """Return ``func`` of the features and ``other`` as a sparse tensor, with ``other`` first if ``swapped``. Return
-        ``NotImplemented`` if ``other`` has an unsupported type. ``sign`` names the operation in errors.
+        """Return ``func`` of the features and ``other`` as a sparse tensor, with ``other`` first if ``swapped`` is
+        true. Return ``NotImplemented`` if ``other`` has an unsupported type. ``sign`` names the operation in errors.
         """
         if not isinstance(other, (Arithmetic, Tensor, *_OTHERS)):
             return NotImplemented
@@ -266,8 +268,8 @@ def _rows_of(value: Any, first: Arithmetic, sign: str) -> Any:
 
 
 def _mixed_rows_error(name: str, got: str, expected: str) -> ShiplapError:
-    """Return the error ``SL209`` for the function ``torch.<name>``, which would mix rows of a sparse tensor. ``got``
-    and ``expected`` are its texts.
+    """Return the error ``SL209`` for the function ``torch.<name>``, which would mix rows of a sparse tensor. In the
+    error's text, ``got`` describes the call that was made, and ``expected`` a call that works instead.
     """
     fix = f"write x.replace(torch.{name}(x.feats, ...)) if rows are to be mixed"
     return error("SL209", where=f"torch.{name} of a SparseTensor", got=got, expected=expected, fix=fix)

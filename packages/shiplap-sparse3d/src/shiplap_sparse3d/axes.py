@@ -19,7 +19,7 @@ def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) ->
     Integers of NumPy and torch are accepted.
 
     Raise ``SL208`` for another number of values or one below ``least``, and ``SL209`` for values that are not integers.
-    ``name`` is the argument's name in errors.
+    ``name`` is the argument's name in errors. If ``least`` is None, any integer is accepted.
     """
     if not is_compiling():  # a graph would learn a guard for each size that is looked at
         value = _python_integers(value, name, ndim)
@@ -64,7 +64,8 @@ _THREE = [int, int, int]
 
 
 def same_number(a: int, b: int) -> bool:
-    """Return whether ``a`` equals ``b``, in a graph by a comparison of their order.
+    """Return whether ``a`` equals ``b``. The test is ``not (a < b or a > b)``, since ``a == b`` would make torch merge
+    two sizes in a compiled graph.
 
     If two sizes are equal, torch writes one in place of the other. Inductor (torch 2.11 to 2.13) has no value for a
     size that only objects hold, so its code would end in a ``NameError``. A guard on the order of two sizes does not
@@ -74,8 +75,8 @@ def same_number(a: int, b: int) -> bool:
 
 
 def same_numbers(known: Sequence[int], given: Sequence[int]) -> bool:
-    """Return whether ``given`` equals the last numbers of ``known``. Three numbers are compared one by one, since
-    Dynamo would trace a comparison of sequences as a hundred instructions.
+    """Return whether ``given`` equals the last ``len(given)`` numbers of ``known``. Three numbers are compared one by
+    one, since Dynamo would trace a comparison of sequences as a hundred instructions.
     """
     if len(given) == 3 and len(known) == 3:
         x, y, z = known

@@ -56,8 +56,9 @@ def _take_geometry(geometry: Geometry) -> tuple[Sequence[Any], Any]:
 
 
 def _make_geometry(children: Sequence[Any], grid: _GridFacts) -> Geometry:
-    """Return the geometry with the coordinates in ``children`` and the attributes ``grid``. If the coordinates are
-    unchanged, it is the original object. Raise ``SL219`` if rows were removed.
+    """Return the geometry with the coordinates in ``children`` and the attributes ``grid``. If the coordinates are the
+    tensor of the geometry from which ``grid`` was taken, return that geometry itself with its tables. Raise ``SL219``
+    if rows were removed.
     """
     (coords,) = children
     # The tables stay valid, and layers on the same geometry find them.
@@ -72,8 +73,8 @@ def _make_geometry(children: Sequence[Any], grid: _GridFacts) -> Geometry:
 
 
 def _lost_rows(coords: Any, before: Any) -> bool:
-    """Return whether ``coords`` has another number of rows than ``before``. Rows of a scene may then be in another part
-    of the batch. In a graph the tensors have no values yet, so the result is False.
+    """Return whether ``coords`` has another number of rows than ``before``. In a graph the tensors have no values yet,
+    so the result is False.
     """
     plain = type(coords) is Tensor and type(before) is Tensor and not torch.compiler.is_compiling()
     return plain and coords.dim() == 2 and coords.shape[0] != before.shape[0]

@@ -59,12 +59,14 @@ def check_rows(where: str, feats: Tensor, voxels: int) -> None:
 
 
 def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``coords`` and ``feats`` with one common number of rows in a graph where one of the numbers depends on
-    data. Otherwise return both unchanged.
+    """Return ``coords`` and ``feats`` with one common number of rows.
 
-    The number of rows of scenes that are put together is a sum that depends on data. Later modules compare it with 0
-    and 1. The other tensor may have a known number of rows, which is then used for both. The graph asserts as it runs
-    that the numbers are equal.
+    In a graph, one of the two numbers may depend on data while the other is known. The tensor whose number depends on
+    data then gets the known number, and the graph asserts each time it runs that the numbers are equal. In all other
+    cases both tensors are returned unchanged.
+
+    Scenes that were joined in a graph have a number of rows that depends on data. Later modules compare this number
+    with 0 and 1, which the graph cannot do for such a number.
     """
     if not torch.compiler.is_compiling():
         return coords, feats
@@ -93,8 +95,8 @@ def _is_exporting() -> bool:
 
 
 def is_of_data(rows: int) -> bool:
-    """Return whether nothing is known about ``rows``, a number of rows in a traced graph, before the data are known.
-    Not even a comparison with 2 is then possible.
+    """Return whether ``rows``, a number of rows in a traced graph, depends on data. The graph then cannot even tell
+    whether the number is at least 2.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
@@ -125,14 +127,16 @@ def output_shape(
     shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
     """Return the numbers of cells per axis of the output grid of a strided convolution. On each axis it is ``floor((W +
-    2P - Dl*(K-1) - 1)/S) + 1``, and at least 0.
+    2P - Dl*(K-1) - 1)/S) + 1``, and at least 0. ``W``, ``K``, ``S``, ``P`` and ``Dl`` stand for shape, kernel, stride,
+    padding and dilation.
     """
     return tuple(map(_output_cells_along, shape, kernel, stride, padding, dilation))
 
 
 def _output_cells_along(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
     """Return the number of output cells of a strided convolution along one axis. It is ``floor((W + 2P - Dl*(K-1) -
-    1)/S) + 1``, and at least 0.
+    1)/S) + 1``, and at least 0. ``W``, ``K``, ``S``, ``P`` and ``Dl`` stand for size, kernel, stride, padding and
+    dilation.
     """
     return max(0, (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
 
@@ -231,8 +235,9 @@ def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool 
 
 
 def require(holds: Tensor, text: str, refuse: Callable[[], Exception]) -> None:
-    """Raise the error that ``refuse`` returns if ``holds`` is false. In a graph on the CPU, add an assertion with
-    ``text`` instead, which is checked as the graph runs.
+    """If ``holds`` is false, raise the error that a call of ``refuse`` returns. In a compiled graph, add an assertion
+    with the message ``text`` instead, which is checked each time the graph runs. The assertion is left out on a GPU and
+    if :func:`set_graph_checks` has turned checks off.
     """
     if not torch.compiler.is_compiling():
         if not bool(holds):
@@ -296,8 +301,8 @@ class GridLookup:
 class RowLookup:
     """The lookup of rows of integers, with any number of columns, by sorted keys and binary search.
 
-    A key has one digit for each column, in the range of the column's values. If such numbers exceeded int64, the keys
-    of the columns so far are replaced by their ranks.
+    A key has one digit for each column, in the range of the column's values. If the next digit would take the keys
+    beyond int64, the keys of the digits before it are replaced by their ranks.
     """
 
     def __init__(self, rows: Tensor) -> None:

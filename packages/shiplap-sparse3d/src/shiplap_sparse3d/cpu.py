@@ -21,7 +21,8 @@ def bind_kernel(
 ) -> None:
     """Bind the C function ``sparse3d_<name of the op>`` of this package's library as the CPU kernel of ``op``.
     ``workspace`` is the expression for the number of scratch bytes. ``strided`` names inputs that may have any strides.
-    ``dtypes`` are the dtypes that the kernel accepts.
+    ``dtypes`` are the dtypes that the kernel accepts. If ``workspace`` is None, the kernel needs no scratch memory. If
+    ``dtypes`` is empty, it accepts all dtypes that the op declares.
     """
     kernel = sl.cabi(LIBRARY, f"sparse3d_{op.spec.opname}", strided=strided)
     op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes)

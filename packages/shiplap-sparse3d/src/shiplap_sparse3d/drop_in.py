@@ -109,8 +109,8 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
     forget, before = register_constant(Fraction), expect_duplicates() if duplicates else None
 
     def restore_settings() -> None:
-        """Remove what the drop-in registered with torch. Restore whether submanifold layers accept voxels that share a
-        cell.
+        """Remove what the drop-in registered with torch. Set whether submanifold layers accept voxels that share a cell
+        to its former value.
         """
         forget()
         if "flex_gemm" in new:

@@ -115,14 +115,18 @@ register_errors(
 
 
 def require_packages(where: object, extra: str, *names: str) -> None:
-    """Raise SL603 unless all modules called ``names``, which the ``extra`` of this package installs, are there."""
+    """Raise ``SL603`` unless all modules called ``names`` can be found. ``extra`` is the extra of this package that
+    installs them. ``where`` names the caller in the error.
+    """
     if missing := [name for name in names if importlib.util.find_spec(name) is None]:
         fix = f'install them: pip install "shiplap-sparse3d[{extra}]"'
         raise error("SL603", where=str(where), got=f"no {', '.join(missing)}", expected=", ".join(names), fix=fix)
 
 
 def survey_error(id: str, where: object, got: object, expected: str, fix: str = "", what: str = "") -> ShiplapError:
-    """Return the catalogue error ``id`` of a survey, with the place, the wrong value, and what was expected."""
+    """Return the error ``id`` (such as ``SL822``) of a survey. ``where`` is its place, ``got`` the wrong value, and
+    ``expected`` describes a right one. If ``fix`` or ``what`` is empty, the catalogue has the text.
+    """
     return error(id, where=str(where), got=got, expected=expected, fix=fix, what=what)
 
 

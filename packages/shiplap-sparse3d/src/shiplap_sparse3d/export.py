@@ -189,7 +189,8 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 class Deployed(nn.Module):
-    """A network that takes features and coordinates, and that is called in the way of its project.
+    """A network that takes features and coordinates, and passes them to the network of a checkpoint in the form that
+    its project expects.
 
     Args:
         network: the network of the checkpoint.
@@ -369,7 +370,7 @@ def _compare_program(program: Any, module: Deployed, example: Sequence[Tensor]) 
 def write_network(program: Any, path: Path, *, opset: int | None = None, checks: bool = True) -> tuple[str, ...]:
     """Write ``program`` to ``path`` as ONNX or as a torch package, depending on the suffix, and return the names of the
     ops in it. ``opset`` is the version of ONNX's operators. ``checks`` sets whether the file checks the values of
-    coordinates.
+    coordinates. If ``opset`` is None, the default of the exporter is used.
     """
     from shiplap.plugin_api.exporting import export_onnx, package_model
 
@@ -394,7 +395,7 @@ def example_voxels(network: nn.Module, grid: Sequence[int], batch_size: int, vox
 
 
 def _checkpoint_error(path: Path, got: str, expected: str) -> Exception:
-    """Return the error ``SL840`` for the checkpoint ``path``, whose weights do not fit the network. ``got`` and
-    ``expected`` are its texts.
+    """Return the error ``SL840`` for the checkpoint ``path``, whose weights do not fit the network. In the error's
+    text, ``got`` is what the checkpoint contains, and ``expected`` is what the network needs.
     """
     return error("SL840", where=str(path), got=got, expected=expected)

@@ -70,7 +70,7 @@ def _number_of_scenes(batch_size: Any) -> int:
 
 @dataclass
 class Strided:
-    """The result of one step, which is the geometry that it leads to and the plan (neighbour tables) onto it."""
+    """The result of a step, which is the geometry of its output voxels and the plan (neighbour tables) onto them."""
 
     geometry: Geometry
     plan: Plan
@@ -78,7 +78,7 @@ class Strided:
 
 @dataclass(frozen=True)
 class GeometryOrigin:
-    """The step that made a geometry. ``built`` is the step's plan, if the geometry before it does not keep the plan."""
+    """The step that made a geometry. ``built`` is its plan, or None if the geometry before it keeps the plan."""
 
     geometry: Geometry
     window: StepWindow
@@ -86,12 +86,12 @@ class GeometryOrigin:
 
     @property
     def plan(self) -> Plan:
-        """The plan (neighbour tables) from the earlier voxels to these, with the transposed tables."""
+        """The plan (neighbour tables) from the voxels before the step to those after it, with its transpose."""
         return self.geometry.step(self.window, back=True).plan if self.built is None else self.built.complete()
 
     @property
     def plain_plan(self) -> Plan:
-        """The plan (neighbour tables) from the earlier voxels to these, unsorted, with the transposed tables."""
+        """The unsorted plan (neighbour tables) from the voxels before the step to those after it, both ways."""
         if self.built is not None:
             return self.built.unsorted().complete()
         return self.geometry.step(self.window, plain=True, back=True).plan
@@ -171,7 +171,7 @@ class Geometry:
 
     @classmethod
     def unchecked(cls, coords: Tensor, spatial_shape: Triple, batch_size: int, padded: bool, ndim: int) -> Geometry:
-        """Return a geometry with these attributes, which another geometry had, without checks and without tables."""
+        """Return a geometry with these attributes of a checked geometry, without checks and without tables."""
         made = cls.__new__(cls)
         made.ndim, made.coords, made.spatial_shape = ndim, coords, spatial_shape
         made.batch_size, made.padded, made.parent = batch_size, padded, None
@@ -180,7 +180,7 @@ class Geometry:
 
     @property
     def _store(self) -> Tables:
-        """The store for tables that are built now. It is the common store, or in two modes of torch a separate one.
+        """The object that keeps the tables that are built now. In two modes of torch it is a separate object.
 
         Eager code builds tables outside of torch's modes, so they serve all code. Two modes cannot be left. A graph in
         inference mode makes inference tensors. Tables captured with a CUDA graph have values once that graph has run.
@@ -192,7 +192,7 @@ class Geometry:
         )
 
     def subm(self, kernel: Axes, dilation: Axes = 1, *, back: bool | None = None) -> Plan:
-        """Return the kept plan (neighbour tables) of a submanifold convolution, with its transpose if ``back``."""
+        """Return the plan (neighbour tables) of a submanifold convolution. :meth:`step` explains ``back``."""
         key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._store
         neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
@@ -284,10 +284,10 @@ class Geometry:
         )
 
     def step(self, window: StepWindow, *, plain: bool = False, back: bool | None = None) -> Strided:
-        """Return the voxels that ``window`` leads to, and the plan (neighbour tables) onto them. Both are stored.
+        """Return the voxels that a layer with this ``window`` reaches, and the plan (neighbour tables) onto them.
 
-        If ``plain``, tables are unsorted. If ``back`` (default: while gradients are recorded), the transpose is built,
-        too.
+        Both are stored. If ``plain`` is true, the tables are unsorted. If ``back`` is true (the default while gradients
+        are recorded), the transposed table is built, too.
         """
         back, kept = torch.is_grad_enabled() if back is None else back, self._store
         there = self._tables.reached.get(window) or kept.reached.get(window)
@@ -305,7 +305,7 @@ class Geometry:
         return Strided(step, plan)
 
     def _reach(self, window: StepWindow) -> Geometry:
-        """Return every voxel that ``window`` leads to. Raise ``SL208`` if the output grid has no cells."""
+        """Return the voxels that a layer with ``window`` reaches. Raise ``SL208`` if the output grid has no cells."""
         shape = window.shape(self.spatial_shape) if self.bounded else self.spatial_shape
         if any(isinstance(cells, int) and cells < 1 for cells in shape):
             raise vanished_grid_error(window, self.spatial_shape[-self.ndim :], shape[-self.ndim :])
@@ -322,7 +322,7 @@ class Geometry:
         return there
 
     def _connect(self, window: StepWindow, there: Geometry, grid: Triple, plain: bool, back: bool) -> Plan:
-        """Return the neighbour tables of ``window`` onto ``there``, unsorted if ``plain``, both ways if ``back``."""
+        """Return the plan of a layer with ``window`` onto ``there``, unsorted if ``plain``, both ways if ``back``."""
         if self._by_offsets or not there.bounded:
             columns, transposed = [1, *window.stride], window.output_padding is not None
             taps = self._box(*window[:4])
@@ -433,7 +433,7 @@ class Geometry:
         return distinct_cells(cells) if self._by_offsets else ops.distinct_voxels(cells)[0]
 
     def coarsen(self, stride: Axes) -> Strided:
-        """Return the cells of the voxels by ``stride``, in units of the voxels, and the plan (neighbour tables)."""
+        """Return the voxels' coarser cells, at ``floor(c / stride) * stride``, and the plan (tables) onto them."""
         step = self.floored(stride, per_axis(stride, "stride", self.ndim, 1), centred=False)
         assert step.geometry.parent is not None
         size = torch.tensor([1, *step.geometry.parent.window.stride], device=self.coords.device)
@@ -483,7 +483,7 @@ class Geometry:
 
     @property
     def recipe(self) -> TableRecipe:
-        """The tables that were built on these voxels, for :meth:`build` on others. Padded voxels have none."""
+        """A description of the tables on these voxels, for :meth:`build` on others. It is empty for padded voxels."""
         if self.padded:  # their steps lead to fixed numbers of rows, which others need not have
             return NOTHING
         made, passing = self._tables, self._passing
@@ -506,7 +506,7 @@ class Geometry:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The coordinates and tables of these voxels and of all made from them, for ``record_stream``."""
+        """The list of all coordinates and tables of these voxels and those reached by steps, for ``record_stream``."""
         found = [self.coords]
         for made in (self._tables, self._passing):
             found += [tensor for plan in (*made.subm.values(), *made.plans.values()) for tensor in plan.tensors]
@@ -518,7 +518,7 @@ class Geometry:
         return self._similar_geometry(self.coords.to(device), self.spatial_shape, padded=self.padded)
 
     def same(self, other: Geometry) -> bool:
-        """Return whether the rows of both are known to be the same voxels, without a comparison of values."""
+        """Return whether ``other`` has the same tensor of coordinates and an equal grid. Values are not compared."""
         return self.coords is other.coords and same_numbers(self.spatial_shape, other.spatial_shape)
 
     @property
@@ -546,7 +546,7 @@ class Geometry:
             check_scenes("Geometry.step", self.coords, self.batch_size)
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
-        """Return a geometry of the voxels ``coords`` with as many axes and scenes as this one, without tables."""
+        """Return a geometry of ``coords`` in a grid of ``shape``, with this one's axes and scenes, without tables."""
         other = Geometry.unchecked(coords, shape, self.batch_size, padded, self.ndim)
         other.bounded = self.bounded
         return other
@@ -560,7 +560,7 @@ class Geometry:
         return child
 
     def _read_per_axis(self, value: Axes, name: str, fill: int = 1) -> Triple:
-        """Return ``value`` for three axes. Axes that these voxels lack get ``fill``. Errors name ``name``."""
+        """Return ``value`` for three axes, with ``fill`` for axes that are missing. ``name`` is used in errors."""
         return expand_axes(value, name, self.ndim, fill)
 
     def _make_window(

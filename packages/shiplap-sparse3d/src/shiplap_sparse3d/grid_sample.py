@@ -140,7 +140,7 @@ def _weights_grad(outer: Tensor, inner: Tensor, indices: Tensor) -> Tensor:
 @indice_weighted_sum.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     """Return the gradients of ``indice_weighted_sum`` with respect to those of features and weights that autograd
-    ``needs``, by name.
+    ``needs``, as a dict by argument name.
     """
     gradients = {}
     if needs.feats:
@@ -153,7 +153,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 @indice_weighted_sum_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     """Return the gradients of ``indice_weighted_sum_grad`` with respect to those of ``grad`` and ``weights`` that
-    autograd ``needs``, by name.
+    autograd ``needs``, as a dict by argument name.
     """
     gradients = {}
     if needs.grad:

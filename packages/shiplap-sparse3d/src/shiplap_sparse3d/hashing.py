@@ -40,7 +40,7 @@ def init_hashmap(n: int, device: torch.device | str | None = None) -> tuple[Tens
     keys.
 
     Its capacity is ``2 * n + 1``. Every key takes one slot, so any ``n`` keys fit. At least half of the slots stay
-    empty, so runs of used slots are short.
+    empty, so runs of used slots are short. If ``device`` is None, the tensors are on torch's default device.
     """
     capacity = 2 * n + 1
     return (

@@ -78,9 +78,9 @@ def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[i
 
 
 def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
-    """Return the number of the row of ``coords`` that equals ``outputs * stride + offsets``, as ``int32 [m, k]``, or
-    -1. The op ``offset_table`` computes it, or operators of torch in a program that is being exported. Raise ``SL211``
-    for duplicates.
+    """For each output and each offset, return the number of the row of ``coords`` that equals ``output * stride +
+    offset``, as ``int32 [m, k]``, or -1. The op ``offset_table`` computes it, or operators of torch in a program that
+    is being exported. Raise ``SL211`` for duplicate rows of ``coords``.
     """
     if not runs_without_python(coords):
         return offset_table(coords, outputs, offsets, stride)
@@ -91,7 +91,7 @@ def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int])
 
 def _offset_table(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
     """Return the table of ``offset_table``, ``int32 [m, k]``, computed with sorted keys. This is the kernel of that op.
-    Raise ``SL211`` for duplicate rows of ``coords``.
+    Raise ``SL211`` for duplicate rows of ``coords``. The arguments are those of that op.
     """
     find = RowLookup(coords)
     _refuse_repeats("offset_table", find, coords.shape[0])
@@ -134,7 +134,7 @@ def _reached(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool
 ) -> Tensor:
     """Return the outputs within the bounds that an input reaches, ``int32 [m, d]``, in the order of inputs and taps. An
-    output that several inputs reach is repeated.
+    output that several inputs reach is repeated. The arguments are those of ``offset_cells``.
     """
     step, wide = torch.tensor(stride, device=coords.device), coords[coords[:, 0] != -1].long()[:, None]
     moved = wide * step + offsets.long() if transposed else wide - offsets.long()
@@ -147,7 +147,9 @@ def _reached(
 def _offset_cells(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
 ) -> Tensor:
-    """Return the distinct outputs within the bounds that an input reaches, in ascending order."""
+    """Return the distinct outputs within the bounds that an input reaches, in ascending order. The arguments are those
+    of ``offset_cells``.
+    """
     candidates = _reached(coords, offsets, stride, low, high, transposed)
     find = RowLookup(candidates)
     # The sorted keys of equal rows are equal, and those of ascending rows ascend.
@@ -160,7 +162,8 @@ def reached_cells(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
 ) -> Tensor:
     """Return the distinct outputs in ``[low, high)`` that an input of ``coords`` reaches by ``offsets``, ascending. The
-    op ``offset_cells`` computes them, or operators of torch in a program that is being exported.
+    op ``offset_cells`` computes them, or operators of torch in a program that is being exported. If ``transposed`` is
+    true, outputs lie at ``input * stride + offset``, and otherwise inputs lie at ``output * stride + offset``.
     """
     if not runs_without_python(coords):
         return offset_cells(coords, offsets, stride, low, high, transposed)
@@ -216,7 +219,7 @@ def connect_by_offsets(
     one tap for each of ``offsets``.
 
     ``offsets`` is ``int32 [k, d]``, with a column for the scene as in ``stride``. Inputs lie at ``output * stride +
-    offset``. If ``transposed``, outputs lie at ``input * stride + offset``.
+    offset``. If ``transposed`` is true, outputs lie at ``input * stride + offset``.
     """
     if not transposed:
         return Plan(rows_at(coords, outputs, offsets, list(stride)), coords.shape[0])
@@ -243,9 +246,9 @@ def find_rows(coords: Tensor, wanted: Tensor) -> Tensor:
 
 @built_outside_modes
 def join_cells(coords: Sequence[Tensor], by_offsets: bool) -> tuple[Tensor, list[Tensor]]:
-    """Return the distinct rows of all ``coords`` together, ascending. For each of ``coords``, return the place of its
-    rows among those, ``int32 [n, 1]``. If ``by_offsets``, rows may be padding (-1) or have more than four columns.
-    Otherwise the op ``unique_coords`` is used, which accepts neither.
+    """Return the distinct rows of all ``coords`` together, ascending. For each of ``coords``, return the numbers of its
+    rows among the distinct ones, ``int32 [n, 1]``. If ``by_offsets`` is true, rows may be padding (-1) or have more
+    than four columns. Otherwise the op ``unique_coords`` is used, which accepts neither.
     """
     every = torch.cat([*coords])
     if by_offsets:

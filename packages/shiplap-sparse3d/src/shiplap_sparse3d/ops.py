@@ -102,8 +102,8 @@ def segment_mean(
 
 @segment_mean.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``segment_mean`` with respect to its features, by name. Each row gets an equal share of
-    its segment's gradient.
+    """Return the gradient of ``segment_mean`` with respect to its features, as a dict by argument name. Each row gets
+    an equal share of its segment's gradient.
     """
     # Each row has an equal share of the mean.
     share = grad.to(sum_dtype(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
@@ -378,8 +378,8 @@ def _swap_channels(weight: Tensor, groups: int) -> Tensor:
 
 @conv.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of ``conv`` with respect to those of bias, weight and features that autograd ``needs``, by
-    name. ``grad`` is the gradient of its output.
+    """Return the gradients of ``conv`` with respect to those of bias, weight and features that autograd ``needs``, as a
+    dict by argument name. ``grad`` is the gradient of its output.
     """
     gradients, here = {}, (saved.table, saved.order, saved.masks)
     groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
@@ -405,8 +405,8 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 @conv_weight_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of ``conv_weight_grad`` with respect to ``grad`` and ``feats``, by name. They are second
-    derivatives of a convolution.
+    """Return the gradients of ``conv_weight_grad`` with respect to ``grad`` and ``feats``, as a dict by argument name.
+    They are second derivatives of a convolution.
     """
     table, gradients = by_output(saved.table, saved.order), {}
     options = {"groups": saved.groups, "reflect": saved.reflect, "tf32": saved.tf32}

@@ -88,7 +88,7 @@ class Voxels:
 
 
 class _StageModule(nn.Module):
-    """The user's ``module``, with tensors in place of sparse tensors on both sides."""
+    """The user's ``module``, with plain tensors in place of sparse tensors as inputs and outputs."""
 
     def __init__(self, module: nn.Module, takes: Sequence[Voxels], last: bool) -> None:
         """Store the module of a stage, the shapes of the sparse tensors that it takes, and whether the stage is the
@@ -99,7 +99,7 @@ class _StageModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the outputs of the module as plain tensors. ``tensors`` are the features and coordinates of each
-        sparse tensor in turn. Each sparse output is returned in the same way.
+        sparse tensor in turn. Each sparse output is returned as its features and coordinates.
         """
         pairs = zip(self.takes, tensors[::2], tensors[1::2], strict=True)
         out = self.module(*(voxels.tensor(feats, coords) for voxels, feats, coords in pairs))
@@ -123,8 +123,8 @@ def _output_tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
 
 
 def _stage_error(got: str, expected: str) -> Exception:
-    """Return the error ``SL209`` of a stage whose outputs the next stage cannot take. ``got`` and ``expected`` are its
-    texts.
+    """Return the error ``SL209`` of a stage whose outputs the next stage cannot take. In the error's text, ``got``
+    describes the outputs, and ``expected`` describes outputs that can be sent.
     """
     fix = "let the module of each stage but the last return a sparse tensor, or a tuple of them"
     return error("SL209", where="a stage of a pipeline", got=got, expected=expected, fix=fix)

@@ -66,7 +66,8 @@ def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int
     channels. It is at most nine. A part is a group of taps that one GPU program handles, and the table has ``rows``
     rows and ``taps`` taps.
 
-    More parts do not keep the device busier, but let blocks skip more taps.
+    More parts do not keep the device busier, but let blocks skip more taps. ``multiprocessors`` is the number of
+    multiprocessors of the GPU, by default that of an H200.
     """
     tiles = max(1, -(-rows // 64) * -(-channels // 128))
     least = max(1, -(-taps // ops.MAX_PART))
@@ -113,7 +114,8 @@ class Plan:
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
         """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, k, ci / groups]`` over the plan's
-        table. If ``tf32`` is None, torch's setting for matrix products applies.
+        table. If ``tf32`` is None, torch's setting for matrix products applies. If ``bias`` is None, no bias is added.
+        ``groups`` is the number of groups of channels, as in ``torch.nn.Conv3d``.
         """
         back, order, masks = self.back or (None, None, None)
         tf32 = allows_tf32() if tf32 is None else tf32

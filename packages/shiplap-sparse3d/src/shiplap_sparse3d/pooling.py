@@ -54,7 +54,8 @@ def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Ten
 def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
     """Return the mean of the rows of ``feats [n, c]`` that exist under the taps of each output, ``[m, c]``. An output
     without a row under its taps gets zeros. ``table`` is ``[m, k]``. ``torch.nn.AvgPool3d`` divides by the volume of
-    the kernel instead, for which :func:`sum_pool` can be used.
+    the kernel instead, for which :func:`sum_pool` can be used. ``table_t`` is the transposed table. If it is None, the
+    gradient builds it.
     """
     return sum_pool(feats, table, table_t, average=True)
 
@@ -97,8 +98,8 @@ def max_pool_grad(
 
 @max_pool_with_taps.backward
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``max_pool_with_taps`` with respect to its features, by name. The gradient of each output
-    is added to the input row that had the largest value.
+    """Return the gradient of ``max_pool_with_taps`` with respect to its features, as a dict by argument name. The
+    gradient of each output is added to the input row that had the largest value.
     """
     if not needs.feats:
         return {}
@@ -108,8 +109,8 @@ def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespa
 
 @max_pool_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``max_pool_grad`` with respect to ``grad``, by name. For each output it is the value at
-    the input row that had the largest value.
+    """Return the gradient of ``max_pool_grad`` with respect to ``grad``, as a dict by argument name. For each output it
+    is the value at the input row that had the largest value.
     """
     if not needs.grad:
         return {}
@@ -147,8 +148,8 @@ def _hits_per_row(table: Tensor, like: Tensor) -> Tensor:
 
 @sum_pool.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``sum_pool`` with respect to its features, by name. It is the gradient of the output,
-    added up by the transposed table.
+    """Return the gradient of ``sum_pool`` with respect to its features, as a dict by argument name. It is the gradient
+    of the output, added up by the transposed table.
     """
     if not needs.feats:
         return {}
@@ -216,8 +217,8 @@ def global_max_pool(
 
 @global_max_pool.backward
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``global_max_pool`` with respect to its features, by name. The gradient of each scene goes
-    to the row that had the largest value.
+    """Return the gradient of ``global_max_pool`` with respect to its features, as a dict by argument name. The gradient
+    of each scene goes to the row that had the largest value.
     """
     if not needs.feats:
         return {}
@@ -253,8 +254,8 @@ def _rows_per_scene(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
 
 @global_sum_pool.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``global_sum_pool`` with respect to its features, by name. Each row has the gradient of
-    its scene, and padding has zeros.
+    """Return the gradient of ``global_sum_pool`` with respect to its features, as a dict by argument name. Each row has
+    the gradient of its scene, and padding has zeros.
     """
     if not needs.feats:
         return {}

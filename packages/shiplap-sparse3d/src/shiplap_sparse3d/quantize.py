@@ -92,7 +92,8 @@ def _first_of(inverse: Tensor, voxels: int) -> Tensor:
 def _label_voxels(labels: Tensor, inverse: Tensor, voxels: int, ignore: int, conflict: str) -> Tensor:
     """Return the label of each voxel, ``[voxels]``, from the labels of its points. ``inverse`` holds the voxel of each
     point. Raise ``SL204`` if the labels are not integers ``[p]``, and ``SL208`` if their dtype does not hold the value
-    ``ignore``.
+    ``ignore``. ``ignore`` and ``conflict`` are the arguments ``ignore_label`` and ``conflict`` of
+    :func:`sparse_quantize`.
     """
     if labels.dim() != 1 or labels.is_floating_point():
         got = f"{labels.dtype} {tuple(labels.shape)}"
@@ -137,7 +138,7 @@ class PointTensor:
 
     def voxelize(self, spatial_shape: Axes | None = None, batch_size: int | None = None) -> SparseTensor:
         """Return the sparse tensor of the voxels that contain points, with the mean of their features. Cells are
-        counted from coordinate 0.
+        counted from coordinate 0. ``spatial_shape`` and ``batch_size`` are by default as large as the points need.
         """
         return voxelize(
             self.points,

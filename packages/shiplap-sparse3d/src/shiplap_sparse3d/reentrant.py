@@ -52,14 +52,16 @@ def inside_checkpoint() -> bool:
 
 def refuse_checkpoint(where: str, x: Any) -> bool:
     """Raise ``SL215`` if the sparse tensor ``x`` is an argument or a result of a reentrant checkpoint, since its
-    gradient would be lost. Return whether a reentrant checkpoint is running. In a graph nothing is checked.
+    gradient would be lost. Return whether a reentrant checkpoint is running. In a graph nothing is checked. ``where``
+    is the layer's name in the error.
     """
     return not torch.compiler.is_compiling() and refuse_checkpoint_in_eager(where, x)
 
 
 def refuse_checkpoint_in_eager(where: str, x: Any) -> bool:
     """Raise ``SL215`` if the sparse tensor ``x`` is an argument or a result of a reentrant checkpoint. Return whether
-    one is running. This is :func:`refuse_checkpoint` for callers outside of compilation.
+    one is running. This is :func:`refuse_checkpoint` for callers outside of compilation. ``where`` is the layer's name
+    in the error.
     """
     given = _checkpoint_arguments()
     if given is None:

@@ -46,7 +46,8 @@ def update_running_stats(
     running_mean: Tensor, running_var: Tensor, step: Tensor | float, voxels: Tensor, mean: Tensor, var: Tensor
 ) -> None:
     """Move the running statistics in place by the fraction ``step`` towards those of :func:`batch_norm`, with the
-    unbiased variance. Without rows they stay as they are.
+    unbiased variance. Without rows they stay as they are. ``voxels``, ``mean`` and ``var`` are the number of rows,
+    their mean and their biased variance.
     """
     # As in torch, running variances are unbiased, and those of the batch are not.
     unbiased = var * voxels.clamp_min(1) / (voxels - 1).clamp_min(1)
@@ -85,7 +86,7 @@ def functional_batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Return ``torch.nn.functional.batch_norm`` of the rows to ``keep`` (``bool [n, 1]``), without a branch on the
-    number of rows. In training, update the running statistics.
+    number of rows. In training, update the running statistics. The other arguments are those of the function of torch.
     """
     if not training and running_mean is not None and running_var is not None:
         return running_norm(feats, running_mean, running_var, weight, bias, eps)
@@ -98,7 +99,9 @@ def functional_batch_norm(
 def functional_group_norm(
     feats: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Return ``torch.nn.functional.group_norm`` of rows ``[n, c]``, without a branch on the number of rows."""
+    """Return ``torch.nn.functional.group_norm`` of rows ``[n, c]``, without a branch on the number of rows. The other
+    arguments are those of the function of torch.
+    """
     groups = feats.reshape(feats.shape[0], num_groups, feats.shape[1] // num_groups)
     # Each group of a row has statistics of its own, as a layer norm has for a row.
     out = torch.nn.functional.layer_norm(groups, groups.shape[2:], eps=eps).flatten(1)

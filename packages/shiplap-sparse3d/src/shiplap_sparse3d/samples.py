@@ -429,8 +429,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _draw_rows(rng: Generator, rows: int, columns: int, device: Any, *, distinct: bool) -> Tensor:
-    """Return ``int32 [rows, columns]`` of random scenes and coordinates around zero. If ``distinct``, no row occurs
-    twice.
+    """Return ``int32 [rows, columns]`` of random scenes and coordinates around zero. If ``distinct`` is true, no row
+    occurs twice.
     """
     # About a third of the cells has a voxel, so that some neighbours exist and others do not.
     edge = max(2, math.ceil((3 * rows / SCENES) ** (1 / max(1, columns - 1))))

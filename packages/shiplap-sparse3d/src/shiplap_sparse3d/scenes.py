@@ -121,7 +121,7 @@ def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
 def neighbor_indexes(x: SparseTensor, kernel_size: Axes = 3, dilation: Axes = 1) -> Tensor:
     """Return the row of the voxel under each tap of a kernel centred on each voxel, as ``int32 [n, k]``, or -1 if there
     is none. Taps are in the order of the weights, the last axis fastest. ``feats[indexes]`` are the neighbours of each
-    voxel.
+    voxel. ``kernel_size`` and ``dilation`` are one number for all axes, or one for each.
     """
     # Row numbers have no gradient, so the tables of the way back are not needed.
     table: Tensor = x.geometry.subm(kernel_size, dilation, back=False).unsorted().table

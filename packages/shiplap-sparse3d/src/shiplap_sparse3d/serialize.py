@@ -215,8 +215,8 @@ def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes
 
 
 def decode_seq(codes: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
-    """Return the voxels ``int32 [n, 4]`` (scene, x, y, z) of ``codes`` (int32 or int64), which :func:`encode_seq`
-    returned for the same shape, mode and axes.
+    """Return the voxels ``int32 [n, 4]`` (scene, x, y, z) of ``codes`` (int32 or int64). The codes must come from
+    :func:`encode_seq` with the same ``shape``, ``mode`` and ``axes``.
     """
     _, decode, order = _check_curve(mode, axes)
     coords: Tensor = decode(codes.long(), _code_layout(shape)[0], order)

@@ -157,8 +157,8 @@ def connect_voxels(
     ``reached``.
 
     ``back`` requests the transposed table, which gradients read. It may be in the plan even without a request, where it
-    costs nothing. With ``ordered`` the rows are sorted by the taps that they hit. A transposed window gives sorted
-    tables only if ``back`` is true, too.
+    costs nothing. If ``ordered`` is true, the rows are sorted by the taps that they hit. A transposed window gives
+    sorted tables only if ``back`` is true, too.
     """
     kernel, stride, padding, dilation, extra, _ = window
     lists = list(kernel), list(stride), list(padding), list(dilation)

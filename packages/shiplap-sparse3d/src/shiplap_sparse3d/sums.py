@@ -26,8 +26,8 @@ _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd_
 
 
 class SummableTensor:
-    """The base of sparse tensors that can be used in sums and checkpoints. Any other function of torch raises ``SL209``
-    with a call that works.
+    """The base of sparse tensors that can be used in sums and checkpoints. Any other function of torch raises
+    ``SL209``. The error shows a call that works in its place.
     """
 
     spelled: ClassVar[tuple[str, str, str]]  # a call that replaces the features, they, and the container of modules

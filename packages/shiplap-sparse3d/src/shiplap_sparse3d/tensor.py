@@ -119,7 +119,7 @@ class SparseTensor(Arithmetic):
     @property
     def tensor_stride(self) -> tuple[int | Fraction, ...]:
         """The number of cells of the first grid that a cell of this grid spans, for each axis. It is the product of the
-        strides that led here, and a fraction after transposed steps.
+        strides of the layers from that grid to this one. After transposed convolutions it may be a fraction.
         """
         spans, geometry = [Fraction(1)] * len(self.geometry.spatial_shape), self.geometry
         while (origin := geometry.parent) is not None:
@@ -206,8 +206,8 @@ class SparseTensor(Arithmetic):
     # --- arithmetic and selection -------------------------------------------------------------------------------------
 
     def check_same(self, other: Arithmetic, where: str) -> None:
-        """Raise ``SL202`` if ``other`` is on other voxels, since equal rows would then mean different places. ``where``
-        is the operation.
+        """Raise ``SL202`` if the voxels of ``other`` are not those of this tensor. Rows with the same number would then
+        belong to different voxels. ``where`` names the operation in the error.
         """
         if not (isinstance(other, SparseTensor) and self.geometry.same(other.geometry)):
             raise error(
@@ -220,7 +220,9 @@ class SparseTensor(Arithmetic):
             )
 
     def check_statistics(self) -> None:
-        """Raise ``SL208`` if there is padding, since a batch norm of torch would learn from its rows."""
+        """Raise ``SL208`` if rows of this tensor may be padding. A batch norm of torch would compute its statistics
+        from such rows as well.
+        """
         if self.geometry.padded:
             raise error(
                 "SL208",
@@ -314,7 +316,7 @@ class SparseTensor(Arithmetic):
         return 2
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """Return the shape of the features ``[n, c]``, or its element ``dim``."""
+        """Return the shape of the features ``[n, c]`` if ``dim`` is None, and otherwise its element ``dim``."""
         return self.feats.shape if dim is None else self.feats.size(dim)
 
     @property
@@ -428,8 +430,9 @@ _LARGE = 1 << 28
 
 
 def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...] | None, int]:
-    """Return the smallest grid that contains ``coords`` (None for negative cells), and the number of scenes. Raise
-    ``SL208`` in a graph.
+    """Return the smallest grid that contains ``coords``, or None if a coordinate is negative. Return also the number of
+    scenes, which is ``batch_size`` unless that is None, and otherwise as large as ``coords`` need. Raise ``SL208`` in a
+    graph.
     """
     where = "SparseTensor, argument 'spatial_shape'"
     if torch.compiler.is_compiling():

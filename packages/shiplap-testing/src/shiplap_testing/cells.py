@@ -33,8 +33,8 @@ KINDS = ("passed", "failed", "skipped")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions that identify one entry of ``tests/matrix.json``, the table of test outcomes by installed
-    versions, as texts by name.
+    """Return the versions that identify one entry of ``tests/matrix.json``, as texts by name. That file is the table of
+    test outcomes by installed versions.
 
     They are the versions of torch, Python, NumPy, Triton and the C++ compiler, the rights of the user, and the device.
     """
@@ -73,7 +73,7 @@ class Cell:
         self.stopped = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count the outcome in ``report`` for the file of its test, and note the test if it failed. End the run if
+        """Count the outcome in ``report`` for the file of its test, and record the test if it failed. End the run if
         :meth:`stop` was called.
 
         Before the first outcome of a new file, the outcomes of the earlier files are written into the table.

@@ -122,8 +122,9 @@ class Graph:
         reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
 
         def place(file: str) -> tuple[bool, bool, int, bool, int, str]:
-            """Return the key by which the test file ``file`` is sorted: files for accelerators last, then tests of the
-            changed modules first, then by distance, distribution, how much it names, and name.
+            """Return the key by which the test file ``file`` is sorted. Tests of the changed modules come first, and
+            other files for accelerators come last. Within these groups files are sorted by distance, then by
+            distribution, by the number of files that they name, and by name.
             """
             other = _stem(file) not in names and steps.get(file, 0) > 0
             away = steps.get(file, 1) - 2 * (_room(file) in rooms) - 2 * bool(_words(file) & words)

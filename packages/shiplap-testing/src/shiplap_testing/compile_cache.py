@@ -72,7 +72,7 @@ class Call:
         """Return ``text``, a compiler's list of dependencies, with the marks ``@source@`` and ``@here@`` in place of
         the folders of this call. Another call can then use the cached list.
 
-        With ``back``, return it with the folders of this call in place of the marks.
+        If ``back`` is true, return it with the folders of this call in place of the marks.
         """
         marks = {os.path.dirname(os.path.abspath(self._inputs[0])): "@source@", os.getcwd(): "@here@"}
         for folder, mark in marks.items():
@@ -231,7 +231,7 @@ def _write(name: str, content: bytes, mode: int | None = None) -> None:
 
 
 def _copy_into_cache(file: str, kept: str) -> None:
-    """Copy ``file`` to its place ``kept`` in the cache. The copy gets that name only when it is complete, so that no
+    """Copy ``file`` to the path ``kept`` in the cache. The copy gets that name only when it is complete, so that no
     other process reads a part of it.
     """
     # Beside the target, since a rename across file systems is a copy.

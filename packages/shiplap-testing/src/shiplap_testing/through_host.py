@@ -53,7 +53,9 @@ class _Arriving:
         self.work, self.host, self.tensor = work, host, tensor
 
     def wait(self, *timeout: Any) -> bool:
-        """Wait for the receive, copy the received tensor to the device, and return whether the receive succeeded."""
+        """Wait for the receive, copy the received tensor to the device, and return whether the receive succeeded.
+        ``timeout`` is passed to the ``wait`` of the receive.
+        """
         done = bool(self.work.wait(*timeout))
         with torch.no_grad():  # a pipeline receives into tensors that require a gradient
             self.tensor.copy_(self.host)

@@ -16,8 +16,9 @@ __all__ = ["CONFIGS", "default_lift", "default_quantise"]
 
 
 def _run_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
-    """Write the quantised rows of ``x`` to ``q`` and their scales to ``scale``. The Triton kernel is imported at the
-    first call.
+    """Write the rows of ``x``, quantised and lifted, to ``q`` and their scales to ``scale``. Lifting writes overlapping
+    windows of four neighbours side by side. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for
+    6:8). The Triton kernel is imported at the first call.
     """
     lazy_function("activations", "launch_quantise")(x, pairs, q=q, scale=scale, num_warps=num_warps)
 
@@ -29,7 +30,8 @@ for _op in (ops.quantise_int8, ops.quantise_fp8):
 @ops.lift.kernel("cuda", name="triton", configs=LIFTS, default=default_lift)
 def _(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
     """Write the lifted rows of ``x`` to ``out``. Lifting writes overlapping windows of four neighbours side by side.
-    The Triton kernel is imported at the first call.
+    ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8). The Triton kernel is imported at
+    the first call.
     """
     lazy_function("activations", "launch_lift")(x, pairs, out=out, BLOCK=BLOCK, num_warps=num_warps)
 
@@ -73,7 +75,9 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Write the layer's result to ``out``, computed from the packed weight on sparse tensor cores."""
+        """Write the layer's result to ``out``, computed from the packed weight on sparse tensor cores. The arguments
+        are those of the layer op.
+        """
         lazy_function("linear", "slide_8bit")(dtype, x, scale, packed, bias, pairs, layout, out)
 
     def dense(
@@ -87,7 +91,9 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Write the layer's result to ``out``, computed from the weight in plain rows (dense)."""
+        """Write the layer's result to ``out``, computed from the weight in plain rows (dense). The arguments are those
+        of the layer op.
+        """
         lazy_function("linear", "dense_8bit")(dtype, x, scale, dense, bias, out)
 
     op.kernel("cuda", slide, dtypes=FLOATS, supports=_packed_there)
@@ -110,7 +116,9 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Write the layer's result to ``out``, computed from the packed weight on sparse tensor cores."""
+        """Write the layer's result to ``out``, computed from the packed weight on sparse tensor cores. The arguments
+        are those of the layer op.
+        """
         lazy_function("linear", "slide_16bit")(x, packed, n, bias, pairs, layout, out)
 
     def dense(
@@ -124,7 +132,9 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Write the layer's result to ``out``, computed from the weight in plain rows (dense)."""
+        """Write the layer's result to ``out``, computed from the weight in plain rows (dense). The arguments are those
+        of the layer op.
+        """
         lazy_function("linear", "dense_16bit")(x, dense, bias, out)
 
     op.kernel("cuda", slide, supports=_packed_there)

@@ -179,7 +179,8 @@ def _next_power_of_two(size: int) -> int:
 
 def launch_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
     """Launch the kernel that writes the quantised rows of ``x`` to ``q`` and their scales to ``scale``. It serves
-    ``ops.quantise_int8`` and ``ops.quantise_fp8``.
+    ``ops.quantise_int8`` and ``ops.quantise_fp8``. ``pairs`` is the number of pairs in a group of the weight's pattern
+    (4 for 6:8).
     """
     (m, k), (rows, depth) = x.shape, q.shape
     if rows == 0:
@@ -210,7 +211,8 @@ def launch_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warp
 
 def launch_lift(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
     """Launch the kernel that writes the lifted rows of ``x`` to ``out``, for ``ops.lift``. Lifting writes overlapping
-    windows of four elements side by side.
+    windows of four elements side by side. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for
+    6:8).
     """
     (m, k), (rows, depth) = x.shape, out.shape
     if out.numel():

@@ -19,7 +19,7 @@ _SPARSE = {torch.bfloat16: ops.sparse_mm_bf16, torch.float16: ops.sparse_mm_fp16
 def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
     """Return the rows of ``x`` quantised to ``dtype`` and lifted, and their scales. Lifting writes overlapping windows
     of four elements side by side. The kernel is launched without torch's dispatcher, whose call would cost as much as
-    the other steps.
+    the other steps. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8).
     """
     m, k = x.shape
     rows = -(-m // ROWS) * ROWS

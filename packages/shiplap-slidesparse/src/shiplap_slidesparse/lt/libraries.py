@@ -62,7 +62,7 @@ def open_cusparselt() -> str:
 def available(device: torch.device | str | int = "cuda", dtype: torch.dtype | None = None) -> bool | str:
     """Return True if products with 2:4 weights of ``dtype`` run on ``device``, otherwise the reason why not.
 
-    The first call opens cuSPARSELt.
+    The first call opens cuSPARSELt. If ``dtype`` is None, the device and the library are tested, but no product.
     """
     device = torch.device(device if not isinstance(device, int) else f"cuda:{device}")
     if device.type != "cuda":
@@ -82,7 +82,8 @@ def supports_product(
     which it refuses.
 
     Results are cached, so calls of products do not repeat the query. With ``PER_ROW`` as ``scaling``, the query is
-    whether the library applies the scales of a weight's rows itself.
+    whether the library applies the scales of a weight's rows itself. ``source`` is the dtype of the operands. If
+    ``result`` is None, the result has the usual dtype for ``source``.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     # The version is part of the key: a test may open another one.

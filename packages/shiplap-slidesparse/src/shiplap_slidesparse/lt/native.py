@@ -142,8 +142,9 @@ class ProductPlan:
 
 
 def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> ProductPlan:
-    """Return the plan of a product, which the library makes if it does not exist yet. ``sparse`` says whether the
-    weight is packed. Raise ``LibraryRefusal`` if the library does not support the product.
+    """Return the plan of the product ``problem``, which the library makes if it does not exist yet. ``sparse`` says
+    whether the weight is packed. ``stream`` is the handle of a CUDA stream, by default that of the default stream.
+    Raise ``LibraryRefusal`` if the library does not support the product.
     """
     info = (ctypes.c_int64 * 3)()
     _call_library("prepare", problem.as_struct(), ctypes.c_int32(sparse), stream, info)
@@ -151,7 +152,9 @@ def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> Prod
 
 
 def compressed_size(problem: ProductProblem) -> tuple[int, int]:
-    """Return the number of bytes of the compressed weight of a product, and of the scratch memory for compressing."""
+    """Return the number of bytes of the compressed weight of the product ``problem``. Return also the number of bytes
+    of the scratch memory for compressing.
+    """
     sizes = (ctypes.c_int64 * 2)()
     _call_library("compressed_size", problem.as_struct(), sizes)
     return sizes[0], sizes[1]
@@ -159,7 +162,7 @@ def compressed_size(problem: ProductProblem) -> tuple[int, int]:
 
 def compress_at(problem: ProductProblem, weight: int, compressed: int, scratch: int, stream: int) -> None:
     """Write the compressed form of a row-major 2:4 weight to ``compressed`` on a CUDA stream. All tensors are passed as
-    addresses.
+    addresses. ``scratch`` is memory that the compression needs meanwhile.
     """
     _call_library("compress", problem.as_struct(), weight, compressed, scratch, stream)
 

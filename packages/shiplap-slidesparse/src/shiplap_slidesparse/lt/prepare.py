@@ -21,7 +21,7 @@ def prepare_captures(
     """Call ``run`` (a layer or a model) on zeros ``[m, k]`` for each ``m`` of ``rows``, and wait for the device.
 
     Later CUDA graph captures with as many rows then find every plan. A capture with another number of rows raises an
-    error that names the missing plan.
+    error that names the missing plan. ``dtype`` and ``device`` are those of the zeros.
     """
     device = torch.device(device)
     with torch.no_grad():

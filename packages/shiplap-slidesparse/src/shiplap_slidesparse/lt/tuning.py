@@ -97,7 +97,8 @@ def list_algorithms(
 ) -> list[dict[str, int]]:
     """Return the configurations of ``op`` for which the library can run the product. Each holds the number of an
     algorithm, and for packed weights the number of parts of the inner dimension (split of k). By default ``splits``,
-    the numbers of parts to try, depend on the number of rows.
+    the numbers of parts to try, depend on the number of rows. ``stream`` is the handle of a CUDA stream, by default
+    that of the default stream.
     """
     sparse = op in kernels.SPARSE
     if sparse:
@@ -118,7 +119,9 @@ def list_algorithms(
 
 
 def accepts_config(op: sl.Op, problem: native.ProductProblem, config: Mapping[str, Value], stream: int = 0) -> bool:
-    """Return whether the library makes a plan of the product with ``config``. The plan is kept for later calls."""
+    """Return whether the library makes a plan of the product ``problem`` with ``config``. The plan is kept for later
+    calls. ``stream`` is the handle of a CUDA stream, by default that of the default stream.
+    """
     try:
         native.prepare_plan(_with_config(problem, config), op in kernels.SPARSE, stream)
     except native.LibraryRefusal:
@@ -150,7 +153,8 @@ def tune_product(
     remeasure: bool = False,
 ) -> list[Choice]:
     """Tune the algorithm of a product op for each ``(m, n, k)`` of ``sizes``, and return the choices. Candidates run in
-    a separate process.
+    a separate process. ``seconds`` is the time for one choice. If ``remeasure`` is true, stored choices are measured
+    again.
     """
     # A packed weight has a size that only the library knows, here any number.
     more = {"_": 1, "layout": ops.CUSPARSELT} if op in kernels.SPARSE else {}
@@ -173,6 +177,8 @@ def tune_layer(
     and its packed form are tuned, then the choice between the forms.
 
     The forms are timed in this process, since their products have been verified and their algorithms are in force here.
+    ``dtype`` is that of the activations, and ``seconds`` is the time for one choice. If ``remeasure`` is true, stored
+    choices are measured again.
     """
     # They are read several times, and may come from an iterator.
     rows = list(rows)

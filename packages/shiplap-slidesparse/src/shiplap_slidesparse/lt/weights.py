@@ -88,7 +88,7 @@ def _run_product(
 ) -> Tensor:
     """Return the product of ``problem``, computed by the library. Operands that are not aligned are copied first.
     ``scales`` are addresses, or 0 for none. Raise ``SL211`` for operands that do not fit, and ``SL305`` if the library
-    refuses.
+    refuses. ``sparse`` says whether ``weight`` is compressed.
     """
     where, x, weight = "slidesparse.lt.product", _align_operand(x), _align_operand(weight)
     _check_operands(where, problem, sparse, x, weight)

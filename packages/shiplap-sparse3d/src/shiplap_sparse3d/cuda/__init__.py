@@ -17,8 +17,8 @@ SORT = "(parts * (24 * {0} + min(8 * {0}, 2097152) + 16384) + 7) // 8 * 8"  # by
 
 @ops.unique_coords.kernel("cuda", name="triton")
 def _(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct rows of ``coords``, the row of each input among them, and the number of inputs of each. This
-    is the CUDA kernel of ``ops.unique_coords``, in Triton.
+    """Return the distinct rows of ``coords``, the number of the distinct row of each input, and the number of inputs of
+    each distinct row. This is the CUDA kernel of ``ops.unique_coords``, in Triton.
     """
     outputs: tuple[Tensor, Tensor, Tensor] = lazy_function("unique", "unique_coords")(coords)
     return outputs
@@ -110,24 +110,24 @@ norms.norm_relu.kernel(
 
 @pooling.max_pool_with_taps.kernel("cuda", name="triton")
 def _(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
-    """Write the maximum of each output's rows to ``out``, and the tap that it comes from to ``taps``. This is the CUDA
-    kernel of ``pooling.max_pool_with_taps``, in Triton.
+    """Write the maximum of the rows under the taps of each output, channel by channel, to ``out``. Write the tap that
+    each maximum comes from to ``taps``. This is the CUDA kernel of ``pooling.max_pool_with_taps``, in Triton.
     """
     lazy_function("pool", "max_pool_with_taps")(feats, table, table_t, out=out, taps=taps)
 
 
 @pooling.max_pool_grad.kernel("cuda", name="triton")
 def _(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
-    """Write the gradient of a max pooling to ``out``, by the ``taps`` of the maxima. This is the CUDA kernel of
-    ``pooling.max_pool_grad``, in Triton.
+    """Write the gradient of a max pooling with respect to its input to ``out``. ``taps`` holds the tap that each
+    maximum came from. This is the CUDA kernel of ``pooling.max_pool_grad``, in Triton.
     """
     lazy_function("pool", "max_pool_grad")(grad, taps, table_t, out=out)
 
 
 @pooling.sum_pool.kernel("cuda", name="triton")
 def _(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
-    """Write the sum, or with ``average`` the mean, of each output's rows to ``out``. This is the CUDA kernel of
-    ``pooling.sum_pool``, in Triton.
+    """Write the sum of the rows under the taps of each output to ``out``. If ``average`` is true, write their mean
+    instead. This is the CUDA kernel of ``pooling.sum_pool``, in Triton.
     """
     lazy_function("pool", "sum_pool")(feats, table, table_t, average, out=out)
 
@@ -137,15 +137,15 @@ _PARTS = "min(cdiv(n, 2048), 256) * batch_size"  # as many as scenes.PART and sc
 
 @pooling.global_max_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * 4 * c")
 def _(feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor) -> None:
-    """Write the maximum over each scene to ``out``, and its row to ``rows``. This is the CUDA kernel of
-    ``pooling.global_max_pool``, in Triton.
+    """Write the maximum over the voxels of each scene to ``out``, channel by channel. Write the row that each maximum
+    comes from to ``rows``. This is the CUDA kernel of ``pooling.global_max_pool``, in Triton.
     """
     lazy_function("scenes", "global_max_pool")(feats, coords, batch_size, out=out, rows=rows, workspace=workspace)
 
 
 @pooling.global_sum_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * (8 * c + 8)")
 def _(feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor) -> None:
-    """Write the sum, or with ``average`` the mean, over each scene to ``out``. This is the CUDA kernel of
-    ``pooling.global_sum_pool``, in Triton.
+    """Write the sum over the voxels of each scene to ``out``. If ``average`` is true, write the mean instead. This is
+    the CUDA kernel of ``pooling.global_sum_pool``, in Triton.
     """
     lazy_function("scenes", "global_sum_pool")(feats, coords, batch_size, average, out=out, workspace=workspace)

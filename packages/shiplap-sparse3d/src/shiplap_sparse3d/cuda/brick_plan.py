@@ -44,12 +44,14 @@ SCRATCH = {
 
 
 def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
-    """Return values of a launch program (a sequence of kernel launches), as expressions by name, for tables made by
-    bricks. A brick is 4 x 4 x 4 cells with one bit each.
+    """Return values of a launch program, as expressions by name, for tables that are made by bricks. A launch program
+    is a sequence of kernel launches. A brick is 4 x 4 x 4 cells with one bit each.
 
-    ``bricks`` is whether the table of ``n`` voxels is made by bricks. ``dense`` is whether each brick of the grid has a
-    word. ``slot_bytes`` is the number of bytes of the bricks' slots. Bricks are used for tables that ``sort.py`` ranks,
-    with more than ``hashed`` voxels, or than the argument ``dense`` if each brick has a word.
+    ``bricks`` is 1 if the table of ``n`` voxels is made by bricks. This requires more than ``hashed`` voxels, and a
+    kernel of at most three cells per axis without dilation. ``dense`` is 1 if every brick of the grid, with or without
+    voxels, has a 64-bit word for its bits. This requires more voxels than the argument ``dense``. ``room`` is the
+    number of scenes for which there is memory for such words. ``slot_bytes`` is the number of bytes that hold the bits
+    of all bricks.
     """
     many, long = f"cdiv(k, max(parts, 1)) > {sort.COUNTED_TAPS}", f"n > min({sort.COUNTED_ROWS}, run)"
     # Launch values have no "or".

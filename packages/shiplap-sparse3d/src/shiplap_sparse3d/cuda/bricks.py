@@ -61,9 +61,9 @@ def _brick_number(b, x, y, z, width, height, depth):
 
 @triton.jit
 def _word_address(slots, slot, DENSE: tl.constexpr):
-    """Return the address of the 64-bit word with the bits of a brick (a block of 4 x 4 x 4 cells). With ``DENSE`` it is
-    element ``slot`` of an array. Otherwise it is in slot ``slot`` of a hash, in which the brick's number + 1 precedes
-    the word.
+    """Return the address of the 64-bit word with the bits of a brick (a block of 4 x 4 x 4 cells). If ``DENSE`` is
+    true, it is element ``slot`` of an array. Otherwise it is in slot ``slot`` of a hash, in which the brick's number +
+    1 precedes the word.
     """
     at = slot.to(tl.int64)
     if not DENSE:
@@ -83,7 +83,7 @@ def _word_of_ones(word):
 
 @triton.jit
 def _count_below(word, bit):
-    """Return the number of set bits of ``word`` below position ``bit``. This is the place of a cell among the voxels of
+    """Return the number of set bits of ``word`` below position ``bit``. This is the index of a cell among the voxels of
     its brick (a block of 4 x 4 x 4 cells with one bit each).
     """
     return _word_of_ones(word & ((tl.full(bit.shape, 1, tl.int64) << bit.to(tl.int64)) - 1))
@@ -142,9 +142,9 @@ def brick_insert_kernel(
     DENSE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Set the bit of each row's cell in the 64-bit word of its brick (a block of 4 x 4 x 4 cells). Write the slot
-    (place of that word) of each row to ``own``, and all used slots to ``taken``. Rows outside the grid and duplicates
-    are reported in a status word, from which the host raises ``SL211`` later.
+    """Set the bit of each row's cell in the 64-bit word of its brick (a block of 4 x 4 x 4 cells). Write the slot that
+    holds the word of each row to ``own``, and all used slots to ``taken``. Rows outside the grid and duplicates are
+    reported in a status word, from which the host raises ``SL211`` later.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = _coords_of(coords, row, row < n)
@@ -311,8 +311,8 @@ def _bitwise_or(a, b):
 
 @triton.jit
 def _write_entries(columns, rows, word, start, bit, hits, tap, part, place, m, SIZE: tl.constexpr):
-    """Write the rows found under one tap to their places in ``columns``, with -1 where ``bit`` of ``word`` is not set.
-    Return ``hits``, with the bit of this tap set where a row was found.
+    """Write the rows found under the tap ``tap`` to its elements ``place`` of ``columns``, with -1 where ``bit`` of
+    ``word`` is not set. Return ``hits``, with the bit of this tap set where a row was found.
     """
     above = word << (63 - bit).to(tl.int64)  # the tap's own bit is the sign, and those below follow
     hit = above < 0
@@ -350,8 +350,8 @@ def brick_entries_kernel(
     ORDERED: tl.constexpr,
 ):
     """Write the rows under the taps of one part for 64 sorted rows to ``columns``, and the taps that any of them hits
-    to ``masks``. Unless ``ORDERED``, write their order as int32. A part is a group of taps that is sorted separately.
-    Neighbours are found in bricks, blocks of 4 x 4 x 4 cells with one bit each.
+    to ``masks``. If ``ORDERED`` is false, write their order as int32. A part is a group of taps that is sorted
+    separately. Neighbours are found in bricks, blocks of 4 x 4 x 4 cells with one bit each.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * ENTRIES + tl.arange(0, ENTRIES)

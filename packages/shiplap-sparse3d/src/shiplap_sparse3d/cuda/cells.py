@@ -184,8 +184,8 @@ def sum_cells_kernel(sums, beyond, count, chunks, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["bits", "sums", "capacity"])
 def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
-    """Write the cell numbers of the set bits of a chunk to ``keys``, ascending, from the place that ``sums`` holds for
-    the chunk. If ``count`` is negative, write nothing.
+    """Write the cell numbers of the set bits of a chunk to ``keys``, ascending. They begin at the index that ``sums``
+    holds for the chunk. If ``count`` is negative, write nothing.
     """
     word = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     words = tl.load(bits + word)

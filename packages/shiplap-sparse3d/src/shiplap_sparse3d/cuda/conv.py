@@ -189,7 +189,7 @@ _OUTER = (
 def _outer_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
     """Return the configs of the weight gradient's Triton template that suit ``sizes``. A config is a dict of constants,
     and the tuner takes the fastest. The largest tile of a tap's weights that is not mostly padding comes first, then
-    its neighbours, each with several splits of the rows.
+    tiles of similar size. Each tile comes with several splits of the rows.
     """
     high, wide = _tile_columns(sizes, "co"), _tile_columns(sizes, "ci")
     fitting = [
@@ -219,7 +219,7 @@ def _accepts_outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 def _outer_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
     """Return the launch grid of the weight gradient, with all programs along the first axis. There is one program for
-    each tile of each tap's and group's weights and each split of the rows. ``cdiv`` divides and rounds up.
+    each tile of the weights of each tap and group, and for each split of the rows. ``cdiv`` divides and rounds up.
     """
     groups = sizes["groups"]
     tiles = cdiv(sizes["co"] // groups, config["BLOCK_M"]) * cdiv(sizes["ci"] // groups, config["BLOCK_N"])
@@ -232,7 +232,7 @@ def splits_for(rows: int, taps: int, co: int, cg: int) -> int:
 
     Two tiles of 128 x 128 fit a multiprocessor, or four of 64 x 64. From two waves of whole tiles on, cutting costs
     time. The best number of 1 to 64, measured on an H200 on 2026-11-22, was 2, 8, 32 and 64 at 512, 256, 128 and 64
-    channels.
+    channels. ``co`` is the number of output channels, and ``cg`` is that of input channels of a group.
     """
     tiles = max(1, taps * -(-co // 128) * -(-cg // 128))
     narrow = 2 if co <= 64 and cg <= 64 else 1

@@ -102,7 +102,7 @@ def reached_output(
 @triton.jit
 def _first_slot(key, mask):
     """Return the first slot of ``key`` in the hash set of output cells. It is the hash of the key's line of
-    neighbouring keys, combined with the key's place in that line.
+    neighbouring keys, combined with the key's position in that line.
     """
     # Neighbouring keys share a line of slots, and with it a sector of memory.
     line = key >> LINE
@@ -270,8 +270,9 @@ SLOTS = f"pow2ceil(max(64, 2 * min(capacity, {ops.OUT_COORDS_BOUND})))"  # of th
 
 
 def output_numbers() -> dict[str, str]:
-    """Return the values of a launch program for output voxels, as expressions by name. They are the output grid, the
-    number of candidates of an input along each axis, the size of the hash set and the number of scenes.
+    """Return the values of a launch program for output voxels, as expressions by name. They are the output grid and the
+    number of output cells that an input may reach along each axis. They are also the size of the hash set and the
+    number of scenes.
     """
     axes = list(enumerate(AXES))
     return {
@@ -291,8 +292,8 @@ def output_numbers() -> dict[str, str]:
 
 
 def window_arguments() -> dict[str, str]:
-    """Return the arguments, as expressions by name, of a kernel that follows a convolution's window. They are both
-    grids, the window and the number of its candidates.
+    """Return the arguments, as expressions by name, of a kernel that finds the outputs of a convolution. They are the
+    input grid, the output grid, the window, and the number of output cells that an input may reach along each axis.
     """
     axes = list(enumerate(AXES))
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}

@@ -130,8 +130,9 @@ def digit_kernel(
     LAST: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Move the keys and rows of a page (a run of rows that one program moves) to their places by one digit of a stable
-    radix sort. A row moves behind those of its run with smaller digits, and behind those before it with equal digits.
+    """Move the keys and rows of a page (a run of rows that one program moves) to their new positions by one digit of a
+    stable radix sort. A row moves behind those of its run with smaller digits, and behind those before it with equal
+    digits.
 
     ``each`` is the number of pages of a run, in which rows are sorted apart from other runs. If there are several runs,
     it is a multiple of the number of pages of a group.

@@ -123,8 +123,8 @@ def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl
 def voxel_keys_kernel(
     coords, keys, status, n, width, height, depth, batches, code, SEARCH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Write the key ``((b*X + x)*Y + y)*Z + z`` of each voxel, or -1 outside the grid. Rows outside are reported. With
-    ``SEARCH``, only rows whose scene has no keys are reported.
+    """Write the key ``((b*X + x)*Y + y)*Z + z`` of each voxel, or -1 outside the grid. Rows outside are reported. If
+    ``SEARCH`` is true, only rows whose scene has no keys are reported.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)

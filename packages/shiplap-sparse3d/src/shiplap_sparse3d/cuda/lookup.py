@@ -50,7 +50,8 @@ AXES = "xyz"
 
 
 class LookupQueries(NamedTuple):
-    """The queries of a lookup among ``coords``, which are a tensor, its rows, and the text of its error.
+    """The queries of a lookup of neighbours among the voxels ``coords``. ``tensor`` names the tensor of the queries,
+    ``rows`` is the expression of their number, and ``message`` is the error message for an invalid query.
 
     Attributes:
         grid, stride, padding: expressions for one axis, with ``{i}`` for its number.
@@ -67,10 +68,11 @@ class LookupQueries(NamedTuple):
 
 
 def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> dict[str, str]:
-    """Return the launch values of a lookup of neighbours, as expressions by name that each call computes. They are
-    grids, scenes, and by which kernel the rows are found. Up to ``near`` voxels are compared with each other.
-    ``otherwise`` says whether rows are found in another way, without the hash. ``sort.sort_numbers`` has the values of
-    the sort.
+    """Return the launch values of a lookup of neighbours, as expressions by name that each call computes.
+
+    They are the output grid, the stride and the padding, the largest numbers of scenes, and the choice of the kernel
+    that finds the rows. Up to ``near`` voxels are compared with each other. If the expression ``otherwise`` is 1, the
+    rows are found by other means than the hash. ``sort.sort_numbers`` has the values of the sort.
     """
     per_axis = {
         f"{name}{axis}": text.format(i=i)

@@ -52,7 +52,7 @@ def insert_kernel(
 @triton.jit
 def _coord_under_tap(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
     """Return the input coordinate ``at * stride - padding + tap * dilation`` along one axis, ``[rows, taps]``. It has
-    64 bits if ``WIDE``.
+    64 bits if ``WIDE`` is true.
     """
     if WIDE:
         at, tap = at.to(tl.int64), tap.to(tl.int64)

@@ -40,8 +40,8 @@ _near = triton_launcher(near_kernel)
 
 
 class TableWindow(NamedTuple):
-    """The window of a lookup. It leads from voxels in the grid ``shape`` to the taps of queries in the grid
-    ``grid``.
+    """The window (kernel, stride, padding and dilation) by which queries in the grid ``grid`` look up voxels in the
+    grid ``shape``.
     """
 
     shape: Sequence[int]

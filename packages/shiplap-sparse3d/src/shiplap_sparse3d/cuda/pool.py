@@ -31,8 +31,8 @@ def blocks_of(c: int) -> dict[str, int]:
 
 
 def is_wide(t: Tensor) -> dict[str, bool]:
-    """Return the constant ``WIDE`` of a kernel, as a keyword argument. It is True if ``t`` is float64, and sums are
-    then float64, too.
+    """Return a dict with the keyword argument ``WIDE`` of a kernel. It is True if ``t`` is float64, since sums are then
+    kept in float64.
     """
     return {"WIDE": t.dtype == torch.float64}
 
@@ -61,7 +61,7 @@ def _load_entries(table, row, there, v, row_stride, tap_stride, n, status, code)
 
 @triton.jit
 def make_accumulator(ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
-    """Return zeros ``[ROWS, CHANNELS]``, in float64 if ``WIDE`` and otherwise in float32."""
+    """Return zeros ``[ROWS, CHANNELS]``, in float64 if ``WIDE`` is true and otherwise in float32."""
     return tl.zeros([ROWS, CHANNELS], tl.float64 if WIDE else tl.float32)
 
 
@@ -163,8 +163,8 @@ def sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write the sum of the values under the taps of each output to ``out [m, c]``. If ``AVERAGE``, write their mean
-    over the hits.
+    """Write the sum of the values under the taps of each output to ``out [m, c]``. If ``AVERAGE`` is true, write their
+    mean over the hits.
     """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     total = make_accumulator(ROWS, CHANNELS, WIDE)
@@ -188,8 +188,8 @@ def _pool_grid(m: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
 
 
 def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
-    """Write the maximum of each output's rows to ``out``, and the tap that it comes from to ``taps``. This is
-    ``pooling.max_pool_with_taps`` on CUDA.
+    """Write the maximum of the rows under the taps of each output, channel by channel, to ``out``. Write the tap that
+    each maximum comes from to ``taps``. This is ``pooling.max_pool_with_taps`` on CUDA.
     """
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():
@@ -213,8 +213,8 @@ def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, 
 
 
 def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
-    """Write the gradient of a max pooling with respect to its input to ``out``, by the transposed table. This is
-    ``pooling.max_pool_grad`` on CUDA.
+    """Write the gradient of a max pooling with respect to its input to ``out``. ``taps`` holds the tap that each
+    maximum came from, and ``table_t`` is the transposed neighbour table. This is ``pooling.max_pool_grad`` on CUDA.
     """
     word, (m, k), (n, c) = status.word(grad.device), table_t.shape, grad.shape
     if out.numel():
@@ -239,8 +239,8 @@ def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -
 
 
 def sum_pool(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
-    """Write the sum of each output's rows, or with ``average`` their mean, to ``out``. This is ``pooling.sum_pool`` on
-    CUDA.
+    """Write the sum of the rows under the taps of each output to ``out``. If ``average`` is true, write their mean
+    instead. This is ``pooling.sum_pool`` on CUDA.
     """
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():

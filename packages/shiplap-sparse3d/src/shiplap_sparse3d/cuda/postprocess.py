@@ -91,8 +91,8 @@ def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.
 
 @triton.jit
 def list_kernel(unions, ends, taps, TAPS: tl.constexpr):
-    """Write the numbers of the set bits of each union, ascending, to ``taps``. ``ends`` holds the place of its first
-    number.
+    """Write the numbers of the set bits of each union, ascending, to ``taps``. ``ends`` holds the index of the first of
+    them in ``taps``.
     """
     tap = tl.arange(0, TAPS)
     hit = (tl.load(unions + tl.program_id(0)) >> tap) & 1

@@ -35,10 +35,8 @@ def _program_part(parts, c, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _scene_members(coords, row, end, scene, scenes, coords_row, status, code):
-    """Return a column mask of the rows below ``end`` that belong to ``scene``. Scene numbers outside -1 to ``scenes -
-    1`` are reported in a status word, from which the host raises ``SL211`` later.
-
-    - 1`` are reported in a status word, from which the host raises ``SL211`` later.
+    """Return a column mask of the rows below ``end`` that belong to ``scene``. Scene numbers below -1, and those from
+    ``scenes`` on, are reported in a status word. The host raises ``SL211`` from it later.
     """
     b = tl.load(coords + row * coords_row, mask=row < end, other=-1)
     report_row(status, code, row, (b < -1) | (b >= scenes))
@@ -94,8 +92,8 @@ def global_max_kernel(
 def global_max_finish(
     feats, partial, out, rows, c, parts, scenes, feats_row, feats_col, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Write the maximum of each scene over all parts to ``out [scenes, c]``, or 0 without rows. Write its row to
-    ``rows``, or -1.
+    """Write the maximum of each scene over all parts to ``out [scenes, c]``, or 0 for a scene without rows. Write the
+    row that it comes from to ``rows``, or -1. A part is a run of rows.
     """
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     best = make_accumulator(1, CHANNELS, WIDE)
@@ -155,8 +153,8 @@ def global_sum_kernel(
 def global_sum_finish(
     partial, counts, out, c, parts, scenes, AVERAGE: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Write the sum over all parts to ``out [scenes, c]``. If ``AVERAGE``, write the mean over the rows of the scene.
-    Without rows the result is 0.
+    """Write the sum over all parts to ``out [scenes, c]``. If ``AVERAGE`` is true, write the mean over the rows of the
+    scene. Without rows the result is 0.
     """
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     total = make_accumulator(1, CHANNELS, WIDE)
@@ -185,8 +183,8 @@ def _split_rows(n: int) -> tuple[int, int]:
 def global_max_pool(
     feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor
 ) -> None:
-    """Write the maximum over each of ``batch_size`` scenes to ``out``, and its row, or -1, to ``rows``. This is
-    ``pooling.global_max_pool`` on CUDA.
+    """Write the maximum over each of ``batch_size`` scenes to ``out``. Write the row that it comes from to ``rows``, or
+    -1 for a scene without voxels. This is ``pooling.global_max_pool`` on CUDA.
     """
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_max_pool", SCENE)
     if not out.numel():
@@ -219,7 +217,7 @@ def global_max_pool(
 def global_sum_pool(
     feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor
 ) -> None:
-    """Write the sum, or with ``average`` the mean, over each of ``batch_size`` scenes to ``out``. This is
+    """Write the sum over each of ``batch_size`` scenes to ``out``, or the mean if ``average`` is true. This is
     ``pooling.global_sum_pool`` on CUDA.
     """
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_sum_pool", SCENE)

@@ -36,7 +36,7 @@ MASK_ROWS = tl.constexpr(64)  # ROWS_PER_MASK
 @triton.jit
 def _load_hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
     """Return the input rows ``[rows, taps]`` in the table for these rows under the taps of a part (a group of ``SIZE``
-    taps). Return also a number with a bit for each hit, and a mask of the places inside the table.
+    taps). Return also a number with a bit for each hit, and a mask of the elements that lie inside the table.
     """
     v = tl.arange(0, TAPS)
     tap = part * SIZE + v
@@ -60,7 +60,7 @@ def _sort_key(hits, SIZE: tl.constexpr):
 
 @triton.jit
 def _store_key_bits(keys, place, key, inside, KEY: tl.constexpr):
-    """Store each key as a number of ``KEY`` bits (16, 32 or 64) at ``place`` behind the address ``keys``, where
+    """Store each key as a number of ``KEY`` bits (16, 32 or 64) at index ``place`` behind the address ``keys``, where
     ``inside`` is true.
     """
     if KEY == 16:
@@ -229,8 +229,8 @@ def place_kernel(
     BINS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Write the table rows of a tile to their sorted places, which are behind smaller keys and behind earlier equal
-    keys. Write the order and the taps that each block hits, too.
+    """Write the table rows of a tile to their positions in the sorted order, which are behind smaller keys and behind
+    earlier equal keys. Write the order and the taps that each block hits, too.
     """
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -259,9 +259,9 @@ def place_kernel(
 
 @triton.jit
 def ordered_rows(sorted_rows, order, place, part, m, ORDERED: tl.constexpr):
-    """Return the rows at the sorted places ``place`` of a part (a group of taps that is sorted separately). If
-    ``ORDERED``, they are read from ``order``. Otherwise they are read from ``sorted_rows``, the result of torch's sort,
-    and written to ``order`` as int32.
+    """Return the rows at the positions ``place`` in the sorted order of a part (a group of taps that is sorted
+    separately). If ``ORDERED`` is true, they are read from ``order``. Otherwise they are read from ``sorted_rows``, the
+    result of torch's sort, and written to ``order`` as int32.
     """
     first = part.to(tl.int64) * m
     if ORDERED:
@@ -288,7 +288,7 @@ def gather_kernel(
     ORDERED: tl.constexpr,
 ):
     """Write the input rows of 64 sorted rows of a part to ``columns``, and the taps that any of them hits to ``masks``.
-    Unless ``ORDERED``, write their order as int32. A part is a group of taps that is sorted separately.
+    If ``ORDERED`` is false, write their order as int32. A part is a group of taps that is sorted separately.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)

@@ -78,10 +78,8 @@ SUBM_PLAN = subm_plan(NEAR, BRICKS, DENSE)
 @triton.jit(do_not_specialize=["entries", "k", "rows", "code", "code_twice"])
 def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_twice, BLOCK: tl.constexpr):
     """Write the transpose of a neighbour table, ``out[table[j, v], v] = j``. Of two such j the larger one remains, and
-    the row is reported as a duplicate. Numbers outside -1 to ``rows - 1`` are reported, too. The reports go to a status
-    word, from which the host raises ``SL211`` later.
-
-    - 1``.
+    the row is reported as a duplicate. Numbers below -1, and those from ``rows`` on, are reported, too. The reports go
+    to a status word, from which the host raises ``SL211`` later.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.load(table + at, mask=at < entries, other=-1)
@@ -95,7 +93,7 @@ def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_
 
 @triton.jit(do_not_specialize=["size"])
 def nothing_kernel(out, size, BLOCK: tl.constexpr):
-    """Write -1 to all ``size`` places of the table ``out``, into which a transpose is written afterwards."""
+    """Write -1 to all ``size`` elements of the table ``out``, into which a transpose is written afterwards."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.full((BLOCK,), -1, tl.int32), mask=at < size)
 

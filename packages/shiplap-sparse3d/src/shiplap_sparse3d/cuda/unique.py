@@ -83,9 +83,9 @@ _group = triton_launcher(group_kernel)
 
 
 def unique_coords(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct rows of ``coords`` in ascending order, the row of each input among them, and their counts.
-    This is ``ops.unique_coords`` on CUDA. The host reads the number of distinct rows. Raise ``SL211`` if the rows span
-    too many cells.
+    """Return the distinct rows of ``coords`` in ascending order, the number of the distinct row of each input, and the
+    number of inputs of each distinct row. This is ``ops.unique_coords`` on CUDA. The host reads the number of distinct
+    rows. Raise ``SL211`` if the rows span too many cells.
     """
     n, coords = coords.shape[0], coords.contiguous()
     status.word(coords.device)

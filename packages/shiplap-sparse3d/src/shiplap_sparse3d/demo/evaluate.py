@@ -58,8 +58,8 @@ class StepTimes:
 
 def measure_step_times(net: Forward, compiled: Forward, tile: TrainingTile, runs: int) -> StepTimes:
     """Return the median times in ms of ``runs`` training steps of the network, eager and compiled, on the same
-    ``tile``. ``net`` is the eager network, and ``compiled`` the compiled one. They run in turns, so that a busy moment
-    slows both.
+    ``tile``. ``net`` is the eager network, and ``compiled`` the compiled one. Eager and compiled steps alternate, so
+    that other load on the machine slows both alike.
     """
     times: dict[str, list[float]] = {"compiled": [], "eager": []}
     # The first run of each compiles or fills caches, and is not timed.

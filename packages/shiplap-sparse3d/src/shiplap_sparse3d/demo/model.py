@@ -14,11 +14,12 @@ __all__ = ["GroundNet"]
 
 
 class ConvNormLayer(nn.Module):
-    """A convolution, a norm and a ReLU.
+    """A sparse convolution, followed by a norm and a ReLU.
 
-    The norm is per voxel. Statistics over a tile of a hundred metres would be those of its trees, and cost 0.17 of
-    validation IoU (0003-demo.md). Without scale and shift the layer's backward has no reduction over voxels. So fewer
-    kernels are compiled, and none depends on the number of voxels.
+    The norm is a layer norm over the channels of each voxel. Statistics over all voxels of a tile would be dominated by
+    its trees. They lowered the intersection over union in validation by 0.17 (0003-demo.md). The norm has no scale and
+    shift, so its backward has no reduction over voxels. Fewer kernels are therefore compiled, and none depends on the
+    number of voxels.
     """
 
     def __init__(self, conv: SubMConv3d | SparseConv3d | SparseInverseConv3d) -> None:

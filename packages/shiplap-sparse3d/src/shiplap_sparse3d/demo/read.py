@@ -96,7 +96,7 @@ def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> No
 
 
 def _unfit_scan_error(path: Path, got: str, expected: str) -> ShiplapError:
-    """Return the error ``SL826`` for a scan from which the demonstration cannot learn. ``got`` and ``expected`` are its
-    texts.
+    """Return the error ``SL826`` for the scan ``path``, from which the demonstration cannot learn. In the error's text,
+    ``got`` is what the scan contains, and ``expected`` is what it should contain.
     """
     return error("SL826", where=str(path), got=got, expected=expected)

@@ -36,9 +36,11 @@ QUICK = TrainingRecipe(steps=100, levels=3)
 
 
 def run_demo(settings: DemoSettings, progress: Progress = lambda stage, done, total, note: None) -> DemoResult:
-    """Run the demonstration, which reads the scan, trains, measures on the held-out area, audits the ops, and writes
-    the picture and the HTML report. Return all measurements. Torch uses one thread meanwhile, and its former number
-    afterwards.
+    """Run the demonstration and return all measurements.
+
+    It reads the scan, trains, measures on the held-out area, audits the ops, and writes the picture and the HTML
+    report. Torch uses one thread during the run, and as many as before afterwards. ``progress`` is called at the
+    beginning and the end of each stage. By default nothing is called.
     """
     # A tile is a few thousand voxels: work for one core. With two, every small loop ends in a wait for the slower one,
     # and on a busy machine a step of 40 ms takes 1,600 (2 cores, load 7, 2026-11-21).

@@ -80,7 +80,8 @@ def train_network(
     areas: Sequence[Scan], recipe: TrainingRecipe, seed: int, progress: Progress, *, compiled: bool = True
 ) -> TrainedNetwork:
     """Train a network on random tiles of ``areas``, on their device. Return it with its threshold and the losses and
-    times of the training. No tile lies in two areas.
+    times of the training. No tile lies in two areas. If ``compiled`` is false, the network runs without
+    ``torch.compile``. ``recipe`` holds the settings of the training, and ``seed`` determines weights and tiles.
     """
     # Weights are drawn from torch's own generator, and tiles from one of theirs.
     torch.manual_seed(seed)

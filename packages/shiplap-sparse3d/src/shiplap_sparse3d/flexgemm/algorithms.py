@@ -85,7 +85,8 @@ class PlanCache:
     ) -> Tensor:
         """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, k, ci]`` by ``algorithm``. If a
         gradient of ``feats`` will be needed, the table from outputs to inputs is built first. Raise ``SL208`` for an
-        unknown algorithm.
+        unknown algorithm. ``tf32`` is whether a GPU may round float32 factors. If it is None, torch's setting for
+        matrix products applies.
         """
         check_algorithm(algorithm)
         if feats.requires_grad and torch.is_grad_enabled() and not self._built.whole:

@@ -107,7 +107,8 @@ class ModuleOnInputs(FlexModule):
         self, feats: Tensor, coords: Tensor, shape: Ints, neighbor_cache: NeighborCache | None = None
     ) -> tuple[Tensor, NeighborCache]:
         """Return the features ``[n, c]`` on the voxels of the input, and the cache of their neighbours. The cache can
-        be passed to further calls on the same ``coords``. Raise ``SL830`` for the cache of another call.
+        be passed to further calls on the same ``coords``. Raise ``SL830`` for the cache of another call. If
+        ``neighbor_cache`` is None, a new cache is built.
         """
         made: tuple[Tensor, NeighborCache] = self._call_function(feats, coords, shape, neighbor_cache=neighbor_cache)
         return made
@@ -128,7 +129,8 @@ class ModuleOnOutputs(FlexModule):
         neighbor_cache: NeighborCache | None = None,
     ) -> Result:
         """Return the features of the outputs, their coordinates, their shape (channels last), and the cache of
-        neighbours. Raise ``SL830`` for the cache of another call.
+        neighbours. Raise ``SL830`` for the cache of another call. If ``output_coords``, ``output_shape`` or
+        ``neighbor_cache`` is None, the function computes them from the inputs.
         """
         given = {"output_coords": output_coords, "output_shape": output_shape, "neighbor_cache": neighbor_cache}
         made: Result = self._call_function(feats, coords, shape, **given)
@@ -221,7 +223,8 @@ class SparseConv(FlexConvolution, ModuleOnOutputs):
 
 class SparseConvTranspose(SparseConv):
     """A transposed convolution onto a finer grid, ``feats [n, in_channels]`` -> ``[m, out_channels]``. The arguments
-    are those of :class:`SparseConv`. Its cache is the ``.T`` of that of a convolution.
+    are those of :class:`SparseConv`. To reuse the cache of a convolution from the finer grid, pass its attribute ``T``
+    as ``neighbor_cache``.
     """
 
     function = staticmethod(sparse_conv_transpose)

@@ -54,7 +54,7 @@ class Resampling(SparseModule):
 
     def _window(self, *, up: bool) -> StepWindow:
         """Return the window of blocks of ``factor`` cells that do not overlap. It leads from the coarse to the fine
-        grid if ``up``, and otherwise from the fine to the coarse grid.
+        grid if ``up`` is true, and otherwise from the fine to the coarse grid.
         """
         factor = expand_axes(self.factor, "factor", self.ndim)
         zeros, ones = expand_axes(0, "padding", self.ndim, 0), expand_axes(1, "dilation", self.ndim)

@@ -18,7 +18,9 @@ __all__: list[str] = []
 
 
 class _TensorMembers:
-    """The attributes of a tensor besides features and indices. They never make the trees of two tensors differ."""
+    """The attributes of a sparse tensor besides features and indices, as a part of its pytree. All instances are equal,
+    so that the pytrees of two sparse tensors have the same structure.
+    """
 
     def __init__(self, source: SparseConvTensor) -> None:
         """Store ``source``, from which a rebuilt tensor takes all attributes other than features and indices."""
@@ -37,7 +39,8 @@ class _TensorMembers:
 
 def _make_tensor(children: Sequence[Any], rest: _TensorMembers) -> SparseConvTensor:
     """Return a sparse tensor with the leaves ``children`` (features, indices) of a pytree and the other attributes of
-    ``rest.source``. If the indices are other ones, its ``indice_dict``, the records of convolutions by key, is empty.
+    ``rest.source``. If its indices are not those of the source, its ``indice_dict``, the records of convolutions by
+    key, is empty.
     """
     made = object.__new__(SparseConvTensor)
     vars(made).update(vars(rest.source))

@@ -186,7 +186,8 @@ class SparseConvolution(SparseModule):
         """Return the convolution of ``input`` with its bias and activation, plus ``add_input`` if given.
 
         Raise ``SL209`` if ``input`` is not a sparse tensor, and ``SL202`` if the number of channels or rows does not
-        fit. Raise ``SL208`` if an earlier layer used the ``indice_key`` in a way that this layer cannot share.
+        fit. Raise ``SL208`` if the record that an earlier layer stored under the ``indice_key`` does not fit this
+        layer.
         """
         where = type(self).__name__
         checkpointed = check_sparse(where, input)

@@ -208,7 +208,7 @@ class SparseConvTensor(SummableTensor):
 
     @features.setter
     def features(self, val: Tensor) -> None:
-        """Replace the features in place. Models of spconv 1.x assign them."""
+        """Set the features to ``val [n, c]``. Models of spconv 1.x assign them."""
         self._features = val  # models of spconv 1.x assign them
 
     @property
@@ -220,7 +220,7 @@ class SparseConvTensor(SummableTensor):
 
     @indices.setter
     def indices(self, val: Tensor) -> None:
-        """Replace the voxels in place. The records of convolutions in ``indice_dict`` stay."""
+        """Set the voxels to ``val``, ``int32 [n, 1 + ndim]``. The records of convolutions in ``indice_dict`` stay."""
         self._set_indices(val)
 
     @property
@@ -334,7 +334,7 @@ class SparseConvTensor(SummableTensor):
         return self
 
     def _set_indices(self, indices: Tensor) -> None:
-        """Replace the voxels in place. A compiled graph asserts that there is at least one."""
+        """Set the voxels of this tensor to ``indices``. A compiled graph asserts that there is at least one."""
         self._indices = indices
         assume_rows(indices.shape[0])
 

@@ -32,5 +32,5 @@ def torch_tensor_to_tv(
 
 
 def torch_tensors_to_tv(*tens: torch.Tensor) -> tuple[Tensor, ...]:
-    """Return a tensorview on the memory of each of the torch tensors."""
+    """Return a tuple with a tensorview on the memory of each of the torch tensors ``tens``."""
     return tuple(map(torch_tensor_to_tv, tens))

@@ -41,7 +41,8 @@ def indice_conv(
     """Return the convolution ``[num_activate_out, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]``, plus the
     bias. ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``.
 
-    The result is differentiable. Raise ``SL208`` if ``act_type`` is given.
+    The result is differentiable. Raise ``SL208`` if ``act_type`` is given. The arguments ``algo``, ``timer``,
+    ``act_alpha`` and ``act_beta`` are not read.
     """
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, False, bias, act_type)
 
@@ -62,7 +63,8 @@ def indice_inverse_conv(
     """Return the convolution ``[num_activate_out, co]`` of ``features`` from the outputs of the pairs to their inputs,
     as an inverse layer computes it. The pairs are ``int32 [2, taps, n]``.
 
-    Raise ``SL208`` if ``act_type`` is given.
+    Raise ``SL208`` if ``act_type`` is given. The arguments ``algo``, ``timer``, ``act_alpha`` and ``act_beta`` are not
+    read.
     """
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, True, bias, act_type)
 
@@ -112,7 +114,7 @@ def implicit_gemm(
     ``pair_fwd``. The table holds input rows or -1, ``int32 [taps, m]``.
 
     The result is differentiable. Masks, sorting orders and ``pair_bwd`` are not read. Raise ``SL208`` if ``act_type``
-    is given.
+    is given. The arguments ``timer``, ``fp32_accum``, ``act_alpha`` and ``act_beta`` are not read either.
     """
     return ops.implicit_gemm(
         features,
@@ -133,7 +135,8 @@ def implicit_gemm(
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
     """Return, for each output, the largest of its inputs over the pairs ``int32 [2, taps, n]``, or 0 if that is larger.
-    The shapes are ``[n, c]`` → ``[num_activate_out, c]``. The result is differentiable.
+    The shapes are ``[n, c]`` → ``[num_activate_out, c]``. The result is differentiable. ``indice_pair_num`` is not
+    read.
     """
     return ops.indice_maxpool(autocast_features(features), indice_pairs, indice_pair_num, num_activate_out)
 
@@ -143,6 +146,7 @@ def indice_maxpool_implicit_gemm(
 ) -> Tensor:
     """Return, for each output, the largest of its inputs by the table ``indice_pairs_fwd``, or 0 if that is larger,
     ``[m, c]``. The table holds input rows or -1, ``int32 [taps, m]``. The result is differentiable.
+    ``indice_pairs_bwd`` is not read.
     """
     return ops.indice_maxpool_implicit_gemm(autocast_features(features), indice_pairs_fwd, num_activate_out)
 
@@ -151,6 +155,7 @@ def indice_avgpool_implicit_gemm(
     features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int, calc_count: bool
 ) -> Tensor:
     """Return, for each output, the mean of its existing inputs by the table ``indice_pairs_fwd``, ``[m, c]``. The table
-    holds input rows or -1, ``int32 [taps, m]``. The result is differentiable.
+    holds input rows or -1, ``int32 [taps, m]``. The result is differentiable. ``indice_pairs_bwd`` and ``calc_count``
+    are not read.
     """
     return ops.indice_avgpool_implicit_gemm(autocast_features(features), indice_pairs_fwd, num_activate_out, False)[0]

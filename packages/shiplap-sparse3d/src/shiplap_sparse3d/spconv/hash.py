@@ -118,7 +118,9 @@ class HashTable:
         return at, present
 
     def _check(self, keys: Tensor, values: Tensor | None = None) -> None:
-        """Raise ``SL208`` unless keys and values have the dtypes of the table and equal lengths."""
+        """Raise ``SL208`` unless keys and values have the dtypes of the table and equal lengths. If ``values`` is None,
+        only the keys are checked.
+        """
         for what, tensor, dtype in (("keys", keys, self.key_dtype), ("values", values, self.value_dtype)):
             if tensor is not None and (tensor.dtype != dtype or tensor.shape != (keys.shape[0],)):
                 raise error(

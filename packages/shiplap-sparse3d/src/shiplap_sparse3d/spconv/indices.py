@@ -99,7 +99,9 @@ def find_record(where: str, input: SparseConvTensor, key: str | None, algo: Conv
 
 
 def key_taken_error(where: str, key: str | None) -> ShiplapError:
-    """Return the error ``SL208`` of a layer that makes new voxels under a ``key`` that an earlier layer has used."""
+    """Return the error ``SL208`` of a layer that makes new voxels under a ``key`` that an earlier layer has used.
+    ``where`` is the layer's name in the message.
+    """
     return error(
         "SL208",
         where=_where_key(where, key),
@@ -153,10 +155,12 @@ _MOST_KEYS = 4096
 
 
 def note_way_back(key: str | None, data: IndiceData) -> None:
-    """Note that an inverse layer maps back along ``data``, the record of voxels and neighbours under ``key``.
+    """Record that an inverse convolution reuses ``data`` to map outputs back to inputs. ``data`` is the record of
+    voxels and neighbours that an earlier layer stored under ``key``.
 
-    In later forward passes :func:`leads_back` then returns True, so that the tables from outputs to inputs are built
-    together with the others.
+    In later forward passes, :func:`leads_back` returns True for this ``key`` and the layer's window. The tables from
+    outputs to inputs are then built together with the tables from inputs to outputs. Nothing is recorded in a compiled
+    graph, or if ``data`` already has both kinds of tables.
     """
     if not torch.compiler.is_compiling() and not data.whole and len(_LED_BACK) < _MOST_KEYS:
         # Bounded by ``_MOST_KEYS``: keys may be generated for each batch.
@@ -164,10 +168,11 @@ def note_way_back(key: str | None, data: IndiceData) -> None:
 
 
 def leads_back(key: str | None, window: LayerWindow) -> bool | None:
-    """Return True if an inverse layer mapped back along a layer with this ``key`` and ``window`` before. The tables of
-    both directions are then built by one launch program.
+    """Return True if :func:`note_way_back` has recorded an inverse convolution for this ``key`` and ``window`` (kernel,
+    stride, padding, dilation). The caller then builds the tables of both directions by one launch program.
 
-    Return None if nothing was noted. Also return None in a graph, since graphs must not depend on earlier runs.
+    Return None if no such record exists. Also return None in a compiled graph, since graphs must not depend on earlier
+    runs.
     """
     if torch.compiler.is_compiling() or not _LED_BACK:
         return None
@@ -205,7 +210,7 @@ def check_subm(
     (voxels and neighbours) of an earlier layer with the same ``key``.
 
     Raise ``SL208`` if kernel, dilation, spatial shape or number of voxels differ. Raise it also if the earlier layer is
-    not submanifold.
+    not submanifold. ``where`` is the layer's name in the message.
     """
     if not data.is_subm:
         raise key_taken_error(where, key)
@@ -227,7 +232,7 @@ def check_inverse(
     map ``input`` back along it.
 
     Raise ``SL208`` if there is no record or if it is that of a submanifold layer. Raise it also if kernel, spatial
-    shape or number of voxels differ.
+    shape or number of voxels differ. ``where`` is the layer's name in the message.
     """
     if data is None or data.is_subm:
         got = "no such key" if data is None else "the key of a submanifold layer"
@@ -244,7 +249,7 @@ def check_inverse(
 
 def _same_cells(where: str, key: str | None, got: list[int], expected: list[int]) -> None:
     """Raise ``SL208`` unless the spatial shapes ``got`` and ``expected`` are equal. They belong to layers that share an
-    ``indice_key``.
+    ``indice_key``. ``where`` is the layer's name in the message.
     """
     if len(got) != len(expected) or not same_numbers(got, expected):
         _check_same(where, key, "spatial_shape", got, expected)
@@ -252,7 +257,7 @@ def _same_cells(where: str, key: str | None, got: list[int], expected: list[int]
 
 def _check_same(where: str, key: str | None, what: str, got: object, expected: object) -> None:
     """Raise ``SL208`` unless ``got`` equals ``expected``. They are the member ``what`` of two layers that share an
-    ``indice_key``.
+    ``indice_key``. ``where`` is the layer's name in the message.
     """
     if got != expected:
         raise error(

@@ -14,7 +14,8 @@ def max_pool_from_zero(features: Tensor, table: Tensor, table_t: Tensor | None =
     c]``, ``table [m, k]`` → ``[m, c]``.
 
     Where every row under the taps is negative, the result is zero and no input has a gradient.
-    ``sparse3d.SparseMaxPool3d``, which is not a layer of spconv, starts from the first row instead.
+    ``sparse3d.SparseMaxPool3d``, which is not a layer of spconv, starts from the first row instead. ``table_t`` is the
+    transpose of ``table``. If it is None, the gradient builds it.
     """
     return pooling.max_pool(features, table, table_t).clamp_min(0)
 

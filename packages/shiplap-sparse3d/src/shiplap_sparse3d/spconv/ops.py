@@ -100,7 +100,8 @@ def get_indice_pairs(
 
     The shapes are ``int32 [m, 1 + ndim]``, ``int32 [2, taps, n]`` (input and output rows, -1 behind the last pair) and
     ``int32 [taps]``. Raise ``SL208`` if the output grid has no cells, and ``SL211`` if no voxel has an output or there
-    are more than ``num_out_act_bound``.
+    are more than ``num_out_act_bound``. A bound of 0 or less is no limit. The convolution is submanifold if ``subm`` is
+    true, and transposed if ``transpose`` is true.
     """
     sizes = ksize, stride, padding, dilation, out_padding
     record = _build_pairs_record(
@@ -136,7 +137,8 @@ def get_indice_pairs_implicit_gemm(
     by their mask.
 
     For ``MaskSplitImplicitGemm`` there are two masks in each list, otherwise one. ``masks`` holds the taps that each
-    one covers. The backward lists are empty for ``subm`` and unless ``is_train``.
+    one covers. The backward lists are empty for ``subm`` and unless ``is_train`` is true. If ``do_sort`` is false, each
+    argsort keeps the order of the rows. ``alloc``, ``timer`` and ``direct_table`` are not read.
     """
     sizes = ksize, stride, padding, dilation, out_padding
     where = "get_indice_pairs_implicit_gemm"
@@ -257,7 +259,8 @@ def indice_conv(
     """Return the convolution ``[num_activate_out, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]``.
     ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``.
 
-    If ``inverse`` is true, it goes from outputs to inputs. Raise ``SL208`` if ``act_type`` is given.
+    If ``inverse`` is true, it goes from outputs to inputs. Raise ``SL208`` if ``act_type`` is given. The arguments
+    ``indice_pair_num``, ``subm``, ``algo``, ``timer``, ``act_alpha`` and ``act_beta`` are not read.
     """
     _no_activation("indice_conv", act_type)
     plan = _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out, inverse)
@@ -276,7 +279,7 @@ def indice_conv_backward(
     timer: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of :func:`indice_conv` with respect to ``features`` and ``filters``. ``out_bp`` is the
-    gradient of its output.
+    gradient of its output. If ``inverse`` is true, the convolution goes from outputs to inputs.
     """
     return _plan_gradients(
         _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0], inverse), features, filters, out_bp
@@ -308,7 +311,8 @@ def implicit_gemm(
     """Return ``(out, None, -1)``. ``out [m, co]`` is the convolution of ``features [n, ci]`` by the table ``pair_fwd``,
     which holds input rows or -1, ``int32 [taps, m]``.
 
-    spconv's masks are not read. Raise ``SL208`` if an activation, a scale or an added output is given.
+    spconv's masks are not read. Raise ``SL208`` if an activation, a scale or an added output is given. If ``bias`` is
+    given, it is added. If ``output_dtype`` is given, the result has that dtype.
     """
     _no_activation("implicit_gemm", act_type)
     if scale is not None or output_add is not None or output_scale != 1.0:
@@ -351,7 +355,7 @@ def implicit_gemm_backward(
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
     """Return, for each output, the largest of its inputs over the pairs ``int32 [2, taps, n]``, or 0 if that is larger,
-    ``[num_activate_out, c]``. spconv, too, starts from zero.
+    ``[num_activate_out, c]``. spconv, too, starts from zero. ``indice_pair_num`` is not read.
     """
     return max_pool_from_zero(features, _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out).table)
 
@@ -405,7 +409,7 @@ def indice_avgpool_implicit_gemm_backward(out_bp: Tensor, indice_pairs: Tensor, 
 
 def global_pool_rearrange(coords: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
     """Return the row numbers of each scene, ``int32 [batch_size, n]``, and the number of rows of each scene, ``int32
-    [batch_size]``. Free places hold -1. Column 0 of ``coords`` is the scene.
+    [batch_size]``. Unused elements are -1. Column 0 of ``coords`` is the scene.
     """
     member = coords[:, 0] == torch.arange(batch_size, device=coords.device)[:, None]
     first = (~member).to(torch.int8).argsort(dim=1, stable=True)

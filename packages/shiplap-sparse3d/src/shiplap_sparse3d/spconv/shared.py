@@ -61,8 +61,8 @@ def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class SharedPlan(Plan):
-    """The plan of a submanifold layer whose voxels share cells. Its tables are those of the first row of each cell, and
-    it adds what the other rows need.
+    """The plan of a submanifold layer whose voxels share cells. Its tables are those of the first row of each cell. The
+    results of the other rows are computed from that of the first row.
 
     Attributes:
         first: ``int64 [n]``, the first row in the cell of each row.
@@ -76,7 +76,8 @@ class SharedPlan(Plan):
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
         """Return the convolution ``[n, co]`` of ``feats [n, ci]`` on voxels that share cells. Each row reads itself at
-        the centre, and it reads the first row of each neighbouring cell.
+        the centre, and it reads the first row of each neighbouring cell. If ``bias`` is None, no bias is added.
+        ``groups`` and ``tf32`` are those of :meth:`Plan.conv`.
         """
         assert self.first is not None
         # Every row of a cell gets the result of the first one.
@@ -108,8 +109,8 @@ def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
-    """Return the plan (neighbour tables) of a submanifold layer. Voxels may share a cell on the CPU, and elsewhere if
-    :func:`expect_duplicates` allows it.
+    """Return the plan (neighbour tables) of a submanifold layer on the voxels of ``geometry``. Voxels may share a cell
+    on the CPU, and elsewhere if :func:`expect_duplicates` allows it.
 
     Raise ``SL211`` if voxels share a cell where that is not allowed, and for rows outside the grid.
     """

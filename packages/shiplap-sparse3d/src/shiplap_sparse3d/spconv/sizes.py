@@ -57,7 +57,7 @@ def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: s
     """Raise ``SL208`` unless all ``sizes`` are at least 1. ``got()`` returns the text of what was found.
 
     ``got`` is called only for the error, because Dynamo cannot write a size into a text. A graph asserts sizes that
-    depend on data at run time.
+    depend on data at run time. ``where`` is the place of the error, and ``fix`` is its remedy.
     """
     if not is_compiling():
         small = min(sizes) < 1
@@ -89,8 +89,8 @@ def assume_rows(rows: int, *, training: bool = False) -> None:
 
 
 def name_rows(indices: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors. In a graph, give their number of rows a new symbol if it is a sum of sizes that depend on
-    data.
+    """Return ``indices`` and ``features``. In a graph, give their number of rows a new symbol if it is a sum of sizes
+    that depend on data.
 
     Torch looks up known facts about a symbol, but not about a sum, for which :func:`assume_rows` would have no effect.
     """

@@ -116,7 +116,7 @@ empty = zeros
 
 
 class Activation(Enum):
-    """The values of ``act_type`` of a layer."""
+    """The activations that a layer can apply to its result, as values of its argument ``act_type``."""
 
     None_ = 0
     ReLU = 1

@@ -77,13 +77,13 @@ class _Point2Voxel:
 
     def point_to_voxel(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """Return the voxels of ``points [n, features]`` as tensorviews. They are ``voxels [m, points, features]``,
-        ``indices [m, ndim]`` (z, y, x) and ``num_per_voxel [m]``.
+        ``indices [m, ndim]`` (z, y, x) and ``num_per_voxel [m]``. ``clear_voxels`` is not read.
         """
         return self._run(points, False)
 
     def point_to_voxel_empty_mean(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the voxels of ``points`` as :meth:`point_to_voxel` does, but with the mean of a voxel's points in its
-        free places.
+        """Return the voxels of ``points`` as :meth:`point_to_voxel` does. If a voxel has fewer points than it can hold,
+        the rest of its rows hold the mean of its points instead of zeros.
         """
         return self._run(points, True)
 
@@ -91,13 +91,14 @@ class _Point2Voxel:
         self, points: Any, clear_voxels: bool = True, empty_mean: bool = False, stream: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the voxels of ``points`` as :meth:`point_to_voxel` does. spconv's classes for GPUs have the method
-        under this name.
+        under this name. If ``empty_mean`` is true, return those of :meth:`point_to_voxel_empty_mean`. The other
+        arguments are not read.
         """
         return self._run(points, empty_mean)
 
     def _run(self, points: Any, empty_mean: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return voxels, indices and counts of ``points`` as tensorviews. If ``empty_mean`` is true, free places get
-        the mean of the voxel's points instead of zeros.
+        """Return voxels, indices and counts of ``points`` as tensorviews. If ``empty_mean`` is true, the unused rows of
+        a voxel hold the mean of its points instead of zeros.
         """
         voxels, indices, counts = self._voxels(to_torch(points), empty_mean=empty_mean)
         return Tensor(voxels), Tensor(indices), Tensor(counts)
@@ -203,7 +204,8 @@ class VoxelGenerator:
 
     def generate(self, points: Array, max_voxels: int | None = None) -> Any:
         """Return ``voxels [m, max_num_points, features]``, ``coordinates [m, 3]`` (z, y, x) and ``num_points_per_voxel
-        [m]`` of ``points [n, features]``, as a tuple of arrays.
+        [m]`` of ``points [n, features]``, as a tuple of arrays. If ``max_voxels`` is None, the generator's own limit
+        applies.
         """
         return self._generate(points, max_voxels)
 
@@ -232,7 +234,8 @@ class VoxelGeneratorV2(VoxelGenerator):
         """Return a dictionary of arrays with the voxels of ``points``.
 
         They are ``voxels [m, max_num_points, features]``, ``coordinates [m, 3]`` (z, y, x), ``num_points_per_voxel
-        [m]``, ``voxel_point_mask [m, max_num_points, 1]`` and ``voxel_num``.
+        [m]``, ``voxel_point_mask [m, max_num_points, 1]`` and ``voxel_num``. If ``max_voxels`` is None, the generator's
+        own limit applies.
         """
         voxels, coordinates, counts = self._generate(points, max_voxels)
         # 1 where a voxel has a point, 0 in its free places.

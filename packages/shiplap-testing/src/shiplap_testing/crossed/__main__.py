@@ -19,8 +19,8 @@ from shiplap_testing.crossed.table import Table, markdown, missing_pairs, reason
 
 
 def main() -> int:
-    """Call the randomly drawn op declarations that the command line chooses, each in all its ways of a call, and write
-    the table of outcomes.
+    """Call the randomly drawn op declarations that the command line chooses, each in several ways (such as ``export``
+    and ``vmap``), and write the table of outcomes.
 
     Then reduce failures to small declarations. Return 1 if there are any failures, and 0 otherwise.
     """

@@ -15,7 +15,9 @@ TERMS = 4  # an element is a product and a sum of a few
 
 
 class NotMetError(Exception):
-    """The exception for a way of a call that does not apply to a declaration, so that nothing was compared."""
+    """The exception for a way of calling an op, such as ``vmap``, that does not apply to a declaration. Nothing was
+    then compared.
+    """
 
 
 class Calls:
@@ -39,11 +41,11 @@ class Calls:
     def expected(
         self, given: Arguments | None = None, *, differentiate: bool = False, twice: bool = False
     ) -> tuple[Observed, Observed]:
-        """Return what the reference does with the arguments ``given``, by default those of the declaration. The first
-        observation is of a call in their own dtype, the second of a call in float64.
+        """Return the outcomes of two calls of the reference with the arguments ``given``, by default those of the
+        declaration. The first call is in the dtypes of the arguments, and the second in float64.
 
-        An observation has results and writes. If ``differentiate`` is true it also has gradients, and if ``twice`` is
-        true second gradients.
+        An outcome holds the results, and the values of the arguments that the reference writes to. If ``differentiate``
+        is true, it also holds gradients. If ``twice`` is true, it also holds second gradients.
         """
         given = given or self.given
         found = []

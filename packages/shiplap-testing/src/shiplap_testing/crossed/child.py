@@ -54,9 +54,9 @@ def run(
 ) -> None:
     """Declare the ops of the declarations ``cases`` with files in ``folder``, and call each of them on ``device``.
 
-    An op is called in the ways ``first`` and in the ways that its declaration names. Pairs of seed and way in
-    ``skipped`` are left out. ``tell`` is called with keywords for each event, which is the begin or the outcome of a
-    call.
+    An op is called in the ways ``first`` (such as ``eager``) and in those that its declaration names. Pairs of seed and
+    way in ``skipped`` are left out. ``tell`` is called with keywords when a call of an op begins, and with the outcome
+    when it ends.
     """
     import torch
 

@@ -106,8 +106,8 @@ class Declared:
     """One crossed declaration, that is, an op and its test as plain data.
 
     The fields describe the declaration, the kernel and the binding of the op, the calls, and the arguments. ``layouts``
-    are given to the tensor arguments in turns. An argument that cannot have its layout is contiguous. ``ways`` are
-    further ways of a call. They follow an eager call and one under ``aot_eager``.
+    are given to the tensor arguments in turns. An argument that cannot have its layout is contiguous. ``ways`` names
+    how the op is also called, such as ``vmap``, after an eager call and one under ``aot_eager``.
     """
 
     seed: int
@@ -164,7 +164,7 @@ class Declared:
     @property
     def features(self) -> tuple[str, ...]:
         """The features of the declaration and its arguments, as texts of a kind and a value such as ``rank:2`` or
-        ``term:second``. The ways in which it is called are not among them.
+        ``term:second``. The ways in which its op is called, such as ``way:vmap``, are not among them.
         """
         found = [f"rank:{self.rank}", f"dtype:{self.annotation}/{self.dtype}", f"state:{self.state}"]
         found += [f"kernel:{self.kernel}", f"binding:{self.binding}", f"size:{self.sizes}", f"rule:{self.rule}"]
@@ -219,8 +219,8 @@ class Declared:
 
 
 def _kernel_on(kernel: str, device: str) -> str:
-    """Return the kind of kernel that takes the place of ``kernel`` on ``device``. On a GPU, C kernels become CUDA
-    kernels. On the CPU, CUDA kernels become C kernels.
+    """Return the kind of kernel by which ``kernel`` is replaced on ``device``. On a GPU, C kernels become CUDA kernels.
+    On the CPU, CUDA kernels become C kernels.
     """
     if device == "cuda":
         return "cuda" if kernel in ("c", "c_strided", "c_aligned") else kernel
@@ -353,9 +353,10 @@ def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool =
 
 
 def pairs(features: Iterable[str], way: str) -> list[tuple[str, str]]:
-    """Return all pairs of ``features`` and of the feature ``way:<way>``.
+    """Return all pairs of different features among ``features`` and ``way:<way>`` together.
 
-    A feature is a text such as ``rank:2``. ``way`` is the name of a way of a call. Each pair is in alphabetical order.
+    A feature is a text such as ``rank:2``. ``way`` names how the op is called, such as ``vmap``. The two features of a
+    pair are in alphabetical order.
     """
     return list(combinations(sorted({*features, f"way:{way}"}), 2))
 
@@ -451,7 +452,7 @@ def plan_missing(
     """Return at most ``most`` declarations in which pairs of features occur as often as ``missing`` says, if possible.
 
     ``missing`` maps pairs of texts such as ``rank:2`` to numbers. The declarations are drawn for ``device`` by the
-    random ``seed``. They have a gradient if their kind can have one, and more ways of a call than drawn ones.
+    random ``seed``. They have a gradient if their kind can have one, and are called in more ways than drawn ones.
     """
     left = dict(missing)
     chosen: list[Declared] = []

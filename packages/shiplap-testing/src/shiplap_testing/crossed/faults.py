@@ -10,7 +10,7 @@ from shiplap_testing.crossed.declared import Declared
 @dataclass(frozen=True)
 class Fault:
     """A fault that is planted into a declaration or kernel. ``text`` is replaced by ``wrong`` in the source of
-    ``case``, and ``way`` is the way of a call in which the fault shows.
+    ``case``. ``way`` names how the op must be called so that the fault shows, such as ``eager``.
     """
 
     case: Declared

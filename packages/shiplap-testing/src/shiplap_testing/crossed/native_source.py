@@ -268,7 +268,7 @@ def _zeroed(case: Declared) -> str:
 def _launch(name: str, passed: list[str], extents: list[str]) -> str:
     """Return the source of the CUDA launch of the kernel ``name`` with the arguments ``passed``.
 
-    If ``extents`` names a pointer on the host, the size that the kernel counts on the GPU is copied to it.
+    If ``extents`` names a pointer to host memory, the size that the kernel counts on the GPU is copied there.
     """
     if not extents:
         launch = f"{name}_body<<<1, 1, 0, (cudaStream_t)ctx->stream>>>({', '.join(passed)});"

@@ -69,8 +69,9 @@ def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
 def run_batch(cases: Sequence[Declared], device: str, tell: Callable[[Record], None], limits: Limits = USUAL) -> None:
     """Run the op declarations ``cases`` in a child process on ``device``, and pass each record to ``tell``.
 
-    A record is a dict with the seed, the way of a call and its outcome. ``limits`` has the times after which a silent
-    process is stopped and the run ends. After a crash or a hang, another child runs the declarations that are left.
+    A record is a dict with the seed, how the op was called (such as ``vmap``) and the outcome. ``limits`` has the times
+    after which a silent process is stopped and the run ends. After a crash or a hang, another child runs the
+    declarations that are left.
     """
     skip: list[tuple[int, str]] = []
     left = list(cases)
@@ -182,8 +183,9 @@ def run(
     """Run those of the op declarations ``cases`` that have no result in the file ``path`` yet, and yield each new
     record.
 
-    A record is a dict with the seed, the way of a call and its outcome. ``jobs`` threads run batches of ``batch``
-    declarations in child processes on ``device``, within ``limits``. The records are also appended to the file.
+    A record is a dict with the seed, how the op was called (such as ``vmap``) and the outcome. ``jobs`` threads run
+    batches of ``batch`` declarations in child processes on ``device``, within ``limits``. The records are also appended
+    to the file.
     """
     done = {r["seed"] for r in read(path) if r.get("way") == "whole"}
     left = [c for c in cases if c.seed not in done]

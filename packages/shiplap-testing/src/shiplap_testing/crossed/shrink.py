@@ -13,8 +13,8 @@ TRIES = 60
 def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120.0) -> bool:
     """Return whether the op declaration ``case`` has a failure like ``failure``.
 
-    The failure must be in the same way of a call, with the same outcome. The case runs in a child process on ``device``
-    for at most ``limit`` seconds.
+    The op must be called in the same way (such as ``vmap``), with the same outcome. The case runs in a child process on
+    ``device`` for at most ``limit`` seconds.
     """
     found: list[Record] = []
     run_batch([case], device, found.append, Limits(limit))
@@ -22,8 +22,8 @@ def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120
 
 
 def _alike(record: Record, failure: Record) -> bool:
-    """Return whether ``record``, the outcome of one call, has the outcome and the way of a call of ``failure``. Raised
-    exceptions must have the same type as well.
+    """Return whether ``record``, the outcome of one call, has the outcome of ``failure`` and was called in the same way
+    (such as ``vmap``). Raised exceptions must have the same type as well.
     """
     if record["outcome"] not in FAILURES or record["outcome"] != failure["outcome"]:
         return False

@@ -44,8 +44,8 @@ class Table:
         return sorted(p for p in {*self.met, *self.refused} if self.met[p] < ENOUGH)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table as plain data for JSON. It has counts of outcomes, counts by way of a call, how often each
-        pair of features passed or was refused, and failures.
+        """Return the table as plain data for JSON. It has counts of outcomes, in all and for each way of calling an op
+        (such as ``vmap``). It also has the failures, and how often each pair of features passed or was refused.
         """
         return {
             "outcomes": dict(self.outcomes),
@@ -117,7 +117,8 @@ def reason_of(detail: str) -> str:
 def markdown(table: Table, cases: Sequence[Declared]) -> str:
     """Return ``table``, the results of a run of the op declarations ``cases``, as Markdown.
 
-    It has totals, ways of a call, pairs of features that were refused or rarely passed, impossible pairs, and failures.
+    It has totals, a row for each way of calling an op (such as ``vmap``), pairs of features that were refused or rarely
+    passed, impossible pairs, and failures.
     """
     pairs_met = list(table.met.values())
     lines = ["# Crossed declarations", "", f"{len(cases)} declarations, {sum(table.outcomes.values())} calls."]

@@ -22,8 +22,8 @@ from shiplap_testing.private import compiled_autograd, fake_mode
 
 
 def eager(calls: Calls) -> str:
-    """Call the op of ``calls`` eagerly two times, since the second call takes a shorter path. Return how it differs
-    from its reference, or an empty text.
+    """Call the op of ``calls`` eagerly two times, since the second call runs less code. Return how it differs from its
+    reference, or an empty text.
     """
     return calls.compare(calls.op) or calls.compare(calls.op)  # the second call takes the short way
 
@@ -571,8 +571,8 @@ WAYS: dict[str, Callable[[Calls], str]] = {
 
 
 def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str, str]:
-    """Call ``op`` of the op declaration ``case`` on ``device`` in the way ``way``, and return the outcome and its
-    detail as texts.
+    """Call ``op`` of the op declaration ``case`` on ``device`` in the way ``way``, such as ``vmap``. Return the outcome
+    and its detail as texts.
 
     The outcome is ``met`` if nothing differs and ``differs`` otherwise. It is ``refused`` for a catalogue error that a
     user may cause, ``inapplicable`` for ``NotMetError``, and ``raised`` for any other exception.
@@ -593,6 +593,6 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
 
 
 def _innermost_frames(e: BaseException) -> str:
-    """Return the two innermost places of the traceback of ``e``, each as file and line, in one text."""
+    """Return the two innermost frames of the traceback of ``e``, each as file and line, in one text."""
     frames = traceback.extract_tb(e.__traceback__)[-2:]
     return " < ".join(f"{frame.filename[-60:]}:{frame.lineno}" for frame in reversed(frames))

@@ -177,7 +177,7 @@ def _caching(cache):
         @op.kernel("cpu")
         def forward(x):
             """Return ``2 * x``. If ``cache`` (argument of ``_caching``) is true, the planted defect is that the result
-            is a buffer by shape and dtype, which the next call overwrites.
+            is a buffer kept for its shape and dtype. The next such call overwrites it.
             """
             if not cache:
                 return x * 2

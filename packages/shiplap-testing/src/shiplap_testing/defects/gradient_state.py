@@ -299,13 +299,15 @@ gradient(
 
 
 def _rescaling(in_place):
-    """Return a function that registers a gradient with the op ``product``. The gradient uses the saved ``y``,
-    multiplied by 1.5. If ``in_place`` is true, the planted defect is that the tensor of the caller is multiplied.
+    """Return a function that registers a gradient with the op ``product``. The gradient uses the saved ``y`` times 1.5.
+    If ``in_place`` is true, the planted defect is that it multiplies ``y`` in place, and thereby changes the caller's
+    tensor.
     """
 
     def bind(op):
-        """Register the gradient ``_`` with ``op``. It uses the saved ``y``, multiplied by 1.5. If ``in_place``
-        (argument of ``_rescaling``) is true, the planted defect is that the tensor of the caller is multiplied.
+        """Register the gradient ``_`` with ``op``. It uses the saved ``y`` times 1.5. If ``in_place`` (argument of
+        ``_rescaling``) is true, the planted defect is that it multiplies ``y`` in place, and thereby changes the
+        caller's tensor.
         """
 
         @op.backward

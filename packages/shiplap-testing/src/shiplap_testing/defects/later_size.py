@@ -108,9 +108,9 @@ def sum32(ns):
 
 
 def _static(limit):
-    """Return a function that registers a kernel of the op ``sum32`` in C. The kernel copies a row to a buffer of 1024
-    numbers at a time. ``limit`` is the end of the row in C. If it stops at 1024 columns, the planted defect is that
-    later columns are left out.
+    """Return a function that registers a kernel of the op ``sum32`` in C. The kernel copies a row to a buffer in parts
+    of 1024 numbers. ``limit`` is a C expression for the column at which it stops. If that is at most 1024, the planted
+    defect is that later columns are left out.
     """
     return c_kernel(f"""
 int sum32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{

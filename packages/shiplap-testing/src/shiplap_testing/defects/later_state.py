@@ -175,15 +175,15 @@ state(
 
 
 def _remembering(all_of_it):
-    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out`` and
-    keeps one result by the bytes of its input. If ``all_of_it`` is false, the planted defect is that only the first row
-    of the input is compared.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. It
+    keeps the last result together with the contents of its input. If ``all_of_it`` is false, the planted defect is that
+    only the first row of an input is compared.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out`` and keeps one result by the
-        bytes of its input. If ``all_of_it`` (argument of ``_remembering``) is false, the planted defect is that only
-        the first row of the input is compared.
+        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out`` and keeps the last result
+        together with the contents of its input. If ``all_of_it`` (argument of ``_remembering``) is false, the planted
+        defect is that only the first row of an input is compared.
         """
         known = {}
 

@@ -37,12 +37,14 @@ def normed(ns):
 
 def _normed(masked) -> Part:
     """Return a function that registers a CPU kernel with the op ``normed``. The kernel launches the Triton kernel
-    ``norm``. If ``masked`` is false, the planted defect is that lanes beyond the row count in the variance.
+    ``norm``. If ``masked`` is false, the planted defect is that the variance also counts the elements of the block
+    behind the end of a row.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``norm``. If ``masked``
-        (argument of ``_normed``) is false, the planted defect is that lanes beyond the row count in the variance.
+        (argument of ``_normed``) is false, the planted defect is that the variance also counts the elements of the
+        block behind the end of a row.
         """
         from shiplap_testing.defects import triton_kernels
 

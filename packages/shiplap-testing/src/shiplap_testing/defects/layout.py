@@ -79,7 +79,7 @@ def _in_its_order(back):
 
     def fill(x, *, out):
         """Write ``2 * x`` to ``out``. If ``back`` (argument of ``_in_its_order``) is false, the planted defect is that
-        elements of an ``x`` that is not contiguous end at other places.
+        elements of an ``x`` that is not contiguous end at wrong positions.
         """
         result = torch.empty_like(x).copy_(x * 2)  # strides as x has them
         # The output is contiguous, whatever the order of x.
@@ -144,7 +144,7 @@ layout(
 
 def _packed(x):
     """Return a view of the memory of ``x`` as a contiguous matrix of its shape. The planted defect is that elements are
-    in other places if ``x`` is not contiguous.
+    at wrong positions if ``x`` is not contiguous.
     """
     return torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset())
 
@@ -416,9 +416,9 @@ def doubled32(ns):
 
 
 def _rows(stride):
-    """Return a function that registers a C kernel of the op ``doubled32``. The kernel reads the rows of ``x`` at
-    distances of ``stride`` elements, which is an expression in C. If that is the number of columns, the planted defect
-    is that sliced rows are read at wrong places.
+    """Return a function that registers a C kernel of the op ``doubled32``. The kernel takes the rows of ``x`` to lie
+    ``stride`` elements apart. ``stride`` is a C expression. If it is the number of columns, the planted defect is that
+    rows of a slice are read from wrong addresses.
     """
     return c_kernel(
         f"""

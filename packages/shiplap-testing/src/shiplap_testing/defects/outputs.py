@@ -30,8 +30,8 @@ def _into_a_slice(op):
 
 
 def _from_the_start(x, *, out):
-    """Write ``2 * x`` to the start of the storage of ``out``. The planted defect is that this is a wrong place if
-    ``out`` is a slice of a larger tensor.
+    """Write ``2 * x`` to the start of the storage of ``out``. The planted defect is that, if ``out`` is a slice of a
+    larger tensor, its offset in the storage is ignored.
     """
     torch.as_strided(out, out.shape, out.stride(), 0).copy_(x * 2)
 
@@ -361,8 +361,8 @@ def normalised(ns):
 
 def _in_workspace(bytes_):
     """Return a function that registers a kernel of the op ``normalised``. The kernel keeps one number for each row in a
-    workspace of ``bytes_``, an expression of sizes. If that is four bytes a row, the planted defect is that the
-    workspace is too small for float64.
+    workspace. ``bytes_`` is an expression for the size of the workspace in bytes. If that is four bytes a row, the
+    planted defect is that the workspace is too small for float64.
     """
 
     def fill(x, *, out, workspace):

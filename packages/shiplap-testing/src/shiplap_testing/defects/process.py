@@ -119,8 +119,8 @@ def _nested_tasks(inline):
 
         def work(pool, x, out):
             """Write ``2 * x`` to ``out``, by halves if there are more than 256 rows. If ``inline`` (argument of
-            ``_nested_tasks``) is false, the planted defect is that the second half waits for a place in ``pool``, which
-            has only one worker.
+            ``_nested_tasks``) is false, the planted defect is that the second half waits for a worker of ``pool``,
+            which has only one.
             """
             if x.shape[0] <= 256:
                 with torch.inference_mode():  # another thread has modes of its own
@@ -256,9 +256,9 @@ def doubled32(ns):
 
 
 def _eight_at_once(limit):
-    """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel writes eight elements at a
-    time. ``limit`` is the number of elements in C that a block writes. If it is always 8, the planted defect is that
-    zeros are written past the end.
+    """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel computes blocks of eight
+    elements. ``limit`` is a C expression for the number of elements of a block that are written. If it is always 8, the
+    planted defect is that zeros are written past the end.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{

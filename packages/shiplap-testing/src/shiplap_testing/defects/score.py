@@ -159,9 +159,9 @@ def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
 
 
 def _watch(child: subprocess.Popen[bytes], deadline: float, limit: int) -> str:
-    """Wait for the process ``child``, kill its process group, and return how it ended. The text is ``done``,
-    ``timeout`` after ``deadline``, ``memory`` above ``limit`` bytes, or ``exit`` with the exit status of a failed
-    process.
+    """Wait for the process ``child``, kill its process group, and return how it ended, as a text. The text is ``done``,
+    ``timeout`` after ``deadline``, or ``memory`` if it held more than ``limit`` bytes. For a failed process it is
+    ``exit`` with the exit status.
     """
     status = "done"
     try:
@@ -183,7 +183,7 @@ def _watch(child: subprocess.Popen[bytes], deadline: float, limit: int) -> str:
 
 
 def _memory(session: int) -> int:
-    """Return the bytes of memory that all processes of the session ``session`` hold together."""
+    """Return the number of bytes of memory that all processes of the session ``session`` hold together."""
     return sum(_resident(folder) for folder in Path("/proc").glob("[0-9]*") if _session(folder) == session)
 
 
@@ -197,8 +197,8 @@ def _session(folder: Path) -> int:
 
 
 def _resident(folder: Path) -> int:
-    """Return the bytes of memory that the process with the folder ``folder`` in ``/proc`` holds, or 0 if it has
-    ended.
+    """Return the number of bytes of memory that the process with the folder ``folder`` in ``/proc`` holds, or 0 if it
+    has ended.
     """
     try:
         return int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

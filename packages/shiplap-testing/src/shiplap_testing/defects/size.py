@@ -396,9 +396,9 @@ size(
 
 
 def _partial_sums(clear):
-    """Return a function that registers a kernel of the op ``column_sum``. The kernel keeps the sum of every 256 rows in
-    a place of a workspace. If ``clear`` is false, the planted defect is that all sums but the first are added to what
-    the workspace holds.
+    """Return a function that registers a kernel of the op ``column_sum``. The kernel stores the sum of every 256 rows
+    in a workspace. If ``clear`` is false, the planted defect is that all sums but the first are added to the previous
+    content of the workspace.
     """
 
     def partial_sums(x, *, out, workspace):

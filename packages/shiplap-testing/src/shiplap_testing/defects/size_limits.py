@@ -333,7 +333,7 @@ def _padded_sort(filler):
 
     def padded_sort(x, *, out):
         """Write the elements of ``x`` in ascending order to ``out``. If ``filler`` (argument of ``_padded_sort``) is
-        zero, the planted defect is that zeros take the place of the largest elements.
+        zero, the planted defect is that zeros replace the largest elements.
         """
         n = len(x)
         # Sorting networks have a power of two of inputs.
@@ -366,9 +366,9 @@ def scaled32(ns):
 
 
 def _unrolled(tail):
-    """Return a function that registers a kernel of the op ``scaled32`` in C. Its loop is unrolled by eight from 64
-    elements on. ``tail`` is the first element, in C, of the loop after it. If ``tail`` is one too large, the planted
-    defect is that an element is left out.
+    """Return a function that registers a kernel of the op ``scaled32`` in C. From 64 elements on, its loop computes
+    eight elements at a time. ``tail`` is a C expression for the first of the remaining elements. If it is one too
+    large, the planted defect is that an element is left out.
     """
     return c_kernel(f"""
 int scaled32(const sl_context* ctx, const DLTensor* x, DLTensor* out, double scale) {{

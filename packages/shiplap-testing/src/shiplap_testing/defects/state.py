@@ -16,7 +16,7 @@ state = partial(add, "state")
 def _before(action=None):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel calls ``action(x)``, if there
     is an action, and writes ``2 * x`` to ``out``. If the action changes a setting of the process, that is the planted
-    defect.
+    defect. If ``action`` is None, the kernel has no defect.
     """
 
     def bind(op):

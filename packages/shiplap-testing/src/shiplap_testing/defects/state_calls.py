@@ -18,19 +18,21 @@ state = partial(add, "state")
 
 def _calls(when):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``.
-    The planted defect is that it writes zeros in each call for whose number, counted from 0, ``when`` is true.
+    The planted defect is that it writes zeros in each call for which ``when(number)`` is true. The first call has the
+    number 0.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. The planted defect is that
-        it writes zeros in each call for whose number, counted from 0, ``when`` (argument of ``_calls``) is true.
+        it writes zeros in each call for which ``when(number)`` (``when`` is the argument of ``_calls``) is true. The
+        first call has the number 0.
         """
         count = [0]
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out``, or zeros where ``when`` (argument of ``_calls``) is true for the number of
-            this call.
+            """Write ``2 * x`` to ``out``. The planted defect is that zeros are written if ``when`` (argument of
+            ``_calls``) is true for the number of this call. The first call has the number 0.
             """
             torch.mul(x, 0 if when(count[0]) else 2, out=out)
             count[0] += 1

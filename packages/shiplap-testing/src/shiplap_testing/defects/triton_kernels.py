@@ -14,8 +14,9 @@ def scale(x, out, n, by, BLOCK: tl.constexpr):
 
 @triton.jit
 def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the maximum of each of ``ROWS`` rows to ``out``, or NaN if a row has one. Lanes beyond the row load
-    ``OTHER``. If that is not minus infinity, the planted defect is that rows of smaller numbers get ``OTHER``.
+    """Write the maximum of each of ``ROWS`` rows to ``out``, or NaN if a row has one. The block is filled with
+    ``OTHER`` behind the end of a row. If that is not minus infinity, the planted defect is that rows of smaller numbers
+    get ``OTHER``.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
@@ -28,7 +29,8 @@ def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOC
 @triton.jit
 def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Write the softmax of each of ``ROWS`` rows to ``out``. Three loops over blocks of columns compute the maximum,
-    the sum and the result. If ``GUARDED`` is false, the planted defect is that the sum counts lanes beyond the row.
+    the sum and the result. If ``GUARDED`` is false, the planted defect is that the sum also counts the elements of the
+    last block behind the end of a row.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
@@ -88,8 +90,8 @@ def centre(x, out, x_stride, out_stride, rows, columns, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
-    """Add a block of ``n`` elements of ``x`` to ``out`` at the places ``index``. If ``ATOMIC`` is false, the planted
-    defect is that only one of the additions to one place in a block counts.
+    """Add a block of ``n`` elements of ``x`` to ``out`` at the positions ``index``. If ``ATOMIC`` is false, the planted
+    defect is that only one of the additions to one position in a block counts.
     """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
@@ -105,7 +107,7 @@ def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
 @triton.jit
 def norm(x, out, rows, columns, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Write each of ``ROWS`` rows, less its mean and divided by its standard deviation, to ``out``. If ``MASKED`` is
-    false, the planted defect is that the variance counts lanes beyond the row.
+    false, the planted defect is that the variance also counts the elements of the block behind the end of a row.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)

@@ -81,14 +81,14 @@ def highest(ns):
 
 def _highest(other) -> Part:
     """Return a function that registers a CPU kernel with the op ``highest``. The kernel launches the Triton kernel
-    ``row_max``, in which lanes beyond the row load ``other``. If that is zero and not minus infinity, the planted
-    defect is that rows of negative numbers get zero.
+    ``row_max``, which fills the block behind the end of a row with ``other``. If that is zero and not minus infinity,
+    the planted defect is that rows of negative numbers get zero.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``row_max``, in which lanes
-        beyond the row load ``other`` (argument of ``_highest``). If that is zero, the planted defect is that rows of
-        negative numbers get zero.
+        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``row_max``, which fills the
+        block behind the end of a row with ``other`` (argument of ``_highest``). If that is zero, the planted defect is
+        that rows of negative numbers get zero.
         """
         from shiplap_testing.defects import triton_kernels
 
@@ -129,19 +129,22 @@ def normal(ns):
 
 def _normal(guarded) -> Part:
     """Return a function that registers a CPU kernel with the op ``normal``. The kernel launches the Triton kernel
-    ``softmax``. If ``guarded`` is false, the planted defect is that lanes beyond the row are added to the sum.
+    ``softmax``. If ``guarded`` is false, the planted defect is that the sum also counts the elements of the block
+    behind the end of a row.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``softmax``. If ``guarded``
-        (argument of ``_normal``) is false, the planted defect is that lanes beyond the row are added to the sum.
+        (argument of ``_normal``) is false, the planted defect is that the sum also counts the elements of the block
+        behind the end of a row.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Launch the Triton kernel ``softmax``, which writes the softmax of each row to ``out``. If ``guarded``
-            (argument of ``_normal``) is false, the planted defect is that the sum counts lanes beyond the row.
+            (argument of ``_normal``) is false, the planted defect is that the sum also counts the elements of the block
+            behind the end of a row.
             """
             if len(x):
                 grid = (cdiv(len(x), 32),)
@@ -234,7 +237,8 @@ def _centred(own) -> Part:
         @op.kernel("cpu")
         def forward(x, *, out):
             """Launch the Triton kernel ``centre``, which writes the centred rows of ``x`` to ``out``. If ``own``
-            (argument of ``_centred``) is false, the planted defect is that rows of a sliced ``x`` land at other places.
+            (argument of ``_centred``) is false, the planted defect is that rows of a sliced ``x`` are written to wrong
+            positions.
             """
             # The kernel takes any distance of rows, and columns that follow each other.
             x = x if x.stride(1) == 1 else x.contiguous()
@@ -297,7 +301,8 @@ def _tallied(atomic) -> Part:
         @op.kernel("cpu")
         def forward(x, index, bins, *, out):
             """Launch the Triton kernel ``accumulate``, which adds ``x`` to ``out`` at ``index`` modulo ``bins``. If
-            ``atomic`` (argument of ``_tallied``) is false, the planted defect is that additions to one place are lost.
+            ``atomic`` (argument of ``_tallied``) is false, the planted defect is that additions to one position are
+            lost.
             """
             out.zero_()
             if len(x):

@@ -325,14 +325,14 @@ values(
 
 
 def set_bits(ns):
-    """Declare the op ``set_bits`` in the namespace ``ns`` and return it. Its reference returns the number of entries of
-    each row for which ``mask`` is set.
+    """Declare the op ``set_bits`` in the namespace ``ns`` and return it. Its reference returns, for each row of
+    ``mask``, the number of elements that are set.
     """
 
     @sl.op(f"{ns}::set_bits")
     def set_bits(mask: Bool[Tensor, "n c"]) -> Int64[Tensor, "n"]:
-        """Return the number of entries of each row for which ``mask`` is set. Kernels of the op are compared with this
-        reference.
+        """Return, for each row of ``mask``, the number of elements that are set. Kernels of the op are compared with
+        this reference.
         """
         return mask.sum(1)
 

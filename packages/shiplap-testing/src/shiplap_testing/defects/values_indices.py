@@ -16,8 +16,8 @@ values = partial(add, "values")
 
 
 def _capacity(limit):
-    """Return a function that registers a kernel of the op ``scatter``. Its buckets hold ``limit`` rows each. If
-    ``limit`` is small, the planted defect is that further rows of an index are dropped.
+    """Return a function that registers a kernel of the op ``scatter``. The kernel adds at most ``limit`` rows of each
+    bin. If ``limit`` is small, the planted defect is that further rows of a bin are dropped.
     """
 
     def place(x, index, bins, *, out):
@@ -66,8 +66,9 @@ values(
 
 
 def _per_chunk(x, index, bins, *, out):
-    """Write the sum of the rows of ``x`` of each bin to ``out``. Chunks of 32 rows are added up, with equal neighbours
-    first. The planted defect is that earlier rows are lost if an index comes back within a chunk.
+    """Write the sum of the rows of ``x`` of each bin to ``out``. Within each chunk of 32 rows, runs of rows with the
+    same index are summed first. The planted defect is that the sum of an earlier run is lost if its index comes back in
+    the chunk.
     """
     total = wide(x).new_zeros(bins, x.shape[1])
     for part, rows in zip((index % bins).split(32), wide(x).split(32), strict=True):

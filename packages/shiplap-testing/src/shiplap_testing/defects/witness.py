@@ -49,7 +49,7 @@ def close(got: Any, want: Any, rtol: float | None = None) -> bool:
     element.
 
     Integers must be equal. Floats must agree to the relative tolerance ``rtol``, by default one of the dtype. NaN must
-    be at the same places.
+    be at the same positions.
     """
     if isinstance(want, (tuple, list)):
         return len(got) == len(want) and all(close(g, w, rtol) for g, w in zip(got, want, strict=True))

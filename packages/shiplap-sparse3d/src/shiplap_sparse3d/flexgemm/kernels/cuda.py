@@ -154,7 +154,8 @@ def hashmap_build_grid_sample_3d_nearest_neighbor_map(
     hashmap_keys: Tensor, hashmap_vals: Tensor, coords: Tensor, grid: Tensor, W: int, H: int, D: int
 ) -> Tensor:
     """Return the row of the voxel that contains each point of ``grid [b, l, 3]``, as ``uint32 [b, l]``. All bits are
-    set if there is none. The row numbers of ``coords`` are inserted into the hash map.
+    set if there is none. The row numbers of ``coords`` are inserted into the hash map. The grid has ``W`` x ``H`` x
+    ``D`` cells.
     """
     hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
     return grid_sample.nearest_map(coords, grid.float(), [W, H, D]).view(torch.uint32)
@@ -165,7 +166,7 @@ def hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
 ) -> tuple[Tensor, Tensor]:
     """Return the rows ``uint32 [b, l, 8]`` of the voxels around each point of ``grid [b, l, 3]``, and their trilinear
     weights ``[b, l, 8]``. All bits are set in the row of a missing voxel. The row numbers of ``coords`` are inserted
-    into the hash map.
+    into the hash map. The grid has ``W`` x ``H`` x ``D`` cells.
     """
     hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
     rows, weights = grid_sample.trilinear_map(coords, grid.float(), [W, H, D])
@@ -188,6 +189,8 @@ def hashmap_build_submanifold_conv_neighbour_map(
 ) -> Tensor:
     """Return the neighbour map of a submanifold convolution, ``uint32 [n, V]``. It holds the row of the voxel under
     each of ``V`` taps. All bits are set if there is none. The row numbers of ``coords`` are inserted into the hash map.
+    The grid has ``W`` x ``H`` x ``D`` cells, and the kernel has ``Kw`` x ``Kh`` x ``Kd`` taps. ``Dw``, ``Dh`` and
+    ``Dd`` are the dilations along the axes.
     """
     hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
     return ops.subm_table(coords, [W, H, D], [Kw, Kh, Kd], [Dw, Dh, Dd]).view(torch.uint32)
@@ -197,7 +200,8 @@ def hashmap_build_sparse_conv_out_coords(
     in_coords: Tensor, hashmap_ratio: float, serialize_mode: int, B: int, W: int, H: int, D: int, *window: int
 ) -> Tensor:
     """Return the output voxels ``int32 [m, 4]`` of a strided convolution, ascending. ``window`` has three numbers each
-    for kernel, stride, padding and dilation. The ratio and the mode are not needed here and change nothing.
+    for kernel, stride, padding and dilation. ``hashmap_ratio`` and ``serialize_mode`` are not needed here and change
+    nothing.
     """
     voxels: Tensor = ops.out_coords(in_coords, [W, H, D], *_window(window))
     return voxels
@@ -225,7 +229,8 @@ def hashmap_build_sparse_conv_neighbour_map(
 ) -> tuple[Tensor, Tensor]:
     """Return the neighbour map of a strided convolution, ``uint32 [m, V]``, and its transpose, ``[n, V]``. The map
     holds the input row under each tap of each output. The transpose holds the output row that reads each input by each
-    tap. All bits are set if there is none. The transpose is empty unless ``include_bwd``.
+    tap. All bits are set if there is none. The transpose is empty unless ``include_bwd`` is true. ``window`` has three
+    numbers each for kernel, stride, padding and dilation.
     """
     table = ops.conv_table(in_coords, out_coords, [W, H, D], *_window(window))
     back = ops.transpose_table(table, in_coords.shape[0]) if include_bwd else table.new_empty(0)
@@ -245,8 +250,8 @@ def neighbor_map_post_process_for_masked_implicit_gemm_1(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return five tensors of a neighbour map ``[m, V]`` of at most 32 taps.
 
-    The first two are the tap bits of each row and the rows sorted by these bits. The others list all pairs, tap by tap,
-    as the input rows, the output rows and the ends of each tap. The length of these lists depends on the data.
+    The first two are the tap bits of each row and the rows sorted by these bits. The last three list all pairs, tap by
+    tap, as the input rows, the output rows and the ends of each tap. The length of these lists depends on the data.
     """
     code, order, inputs, outputs, ends = postprocess.masked_gemm_signals(_as_signed(neighbor_map).contiguous())
     # The op pads its lists to a fixed length, and FlexGEMM's lists have no padding.

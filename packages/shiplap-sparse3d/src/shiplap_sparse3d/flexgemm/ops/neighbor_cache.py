@@ -39,10 +39,11 @@ _SIGNATURE = ("kernel_size", "dilation", "stride", "offset")
 
 
 class NeighborCache(PlanCache):
-    """The neighbours of output voxels among input voxels, and the arguments that they were built for.
+    """The neighbours of output voxels among input voxels, and the arguments of the convolution that needs them.
 
-    They are given as a map ``[rows, V]`` with -1 for no neighbour (``fwd_map`` by output, ``bwd_map`` by input), as
-    segments of one row after the other, or as edges. The other representations are computed when they are read.
+    A map ``[rows, V]`` holds the neighbour's row under each of ``V`` taps, or -1 (``fwd_map`` by output, ``bwd_map`` by
+    input). Edges are an input row, an output row that reads it, and the tap. Segments list the neighbours of each row
+    in turn. A cache is built from one of these three and computes the others when they are read.
 
     Attributes:
         input_coords, output_coords: the voxels.
@@ -105,9 +106,7 @@ class NeighborCache(PlanCache):
 
     @property
     def T(self) -> NeighborCache:
-        """The cache of neighbours with inputs and outputs exchanged. It is made once, and ``cache.T.T`` is
-        ``cache``.
-        """
+        """The cache with inputs and outputs exchanged. It is made once, and ``cache.T.T`` is ``cache``."""
         if self._other is None:
             if not self._built.whole:
                 self._use_plan(self._built.complete())
@@ -138,7 +137,7 @@ class NeighborCache(PlanCache):
         kernel_delta: Tensor | None = None,
         **signature: Ints | None,
     ) -> None:
-        """Raise ``SL830`` unless this cache was made with these values. A value of None is not compared."""
+        """Raise ``SL830`` unless this cache was made with these values, apart from those that are None."""
         for name, given in (("input_coords", input_coords), ("output_coords", output_coords)):
             if given is not None and not _same_tensor(getattr(self, name), given):
                 raise _mismatch(name, "another tensor", "the tensor that the cache was built from")
@@ -167,7 +166,7 @@ class NeighborCache(PlanCache):
 
     @property
     def bwd_map(self) -> Tensor:
-        """The output row that reads each input by each tap, ``int32 [inputs, V]``, or -1."""
+        """The row of the output that reads each input by each tap, ``int32 [inputs, V]``, or -1."""
         return self.T.fwd_map
 
     @property
@@ -182,52 +181,52 @@ class NeighborCache(PlanCache):
 
     @property
     def edge_in(self) -> Tensor:
-        """The input row of each (input, output) pair, ``int32 [edges]``, in the order of the outputs."""
+        """The input row of each edge (input row, output row, tap), ``int32 [edges]``, ordered by output row."""
         return self.fwd_map[self.fwd_mask]
 
     @property
     def edge_out(self) -> Tensor:
-        """The output row of each (input, output) pair, ``int32 [edges]``, ascending."""
+        """The output row of each edge (input row, output row, tap), ``int32 [edges]``, ascending."""
         return self.fwd_mask.nonzero()[:, 0].int()
 
     @property
     def edge_kernel(self) -> Tensor:
-        """The tap of each (input, output) pair, ``int32 [edges]``, in the order of the outputs."""
+        """The tap of each edge (input row, output row, tap), ``int32 [edges]``, ordered by output row."""
         return self.fwd_mask.nonzero()[:, 1].int()
 
     @property
     def fwd_seg_indices(self) -> Tensor:
-        """The input rows that the outputs read, ``int32 [edges]``, one output after the other."""
+        """The input row of each (input row, output row) pair, ``int32 [pairs]``, grouped by output row."""
         return self.edge_in
 
     @property
     def fwd_seg_offsets(self) -> Tensor:
-        """The places in ``fwd_seg_indices`` where the inputs of each output begin, ``int32 [outputs + 1]``."""
+        """The start of each output row's group in ``fwd_seg_indices``, and the last end, ``int32 [outputs + 1]``."""
         return torch.nn.functional.pad(self.fwd_mask.sum(1).cumsum(0), (1, 0)).int()
 
     @property
     def bwd_seg_indices(self) -> Tensor:
-        """The output rows that read the inputs, ``int32 [edges]``, one input after the other."""
+        """The output row of each (input row, output row) pair, ``int32 [pairs]``, grouped by input row."""
         return self.T.fwd_seg_indices
 
     @property
     def bwd_seg_offsets(self) -> Tensor:
-        """The places in ``bwd_seg_indices`` where the outputs of each input begin, ``int32 [inputs + 1]``."""
+        """The start of each input row's group in ``bwd_seg_indices``, and the last end, ``int32 [inputs + 1]``."""
         return self.T.fwd_seg_offsets
 
     @property
     def fwd_gray_code(self) -> Tensor:
-        """A bit for each tap that an output hits, ``int32 [outputs]``, for at most 32 taps."""
+        """The taps under which each output has an input, as bits, ``int32 [outputs]``, for at most 32 taps."""
         return masked_gemm_signals(self.fwd_map)[0]
 
     @property
     def fwd_sorted_idx(self) -> Tensor:
-        """The output rows, ``int64 [outputs]``, sorted by the rank of ``fwd_gray_code`` as a Gray code."""
+        """The output rows, ``int64 [outputs]``, ordered by the position of ``fwd_gray_code`` among Gray codes."""
         return masked_gemm_signals(self.fwd_map)[1]
 
     def fwd_valid_kernel(self, block_size: int) -> tuple[Tensor, Tensor]:
-        """Return the taps that any output of each block of ``block_size`` sorted outputs hits, one block after the
-        other. Return also where the taps of each block begin.
+        """Return the taps under which any of ``block_size`` sorted outputs has an input, block by block in one list.
+        Return also where the taps of each block begin.
         """
         code, order, *_ = masked_gemm_signals(self.fwd_map)
         taps, ends = masked_gemm_kernels(code, order, block_size)
@@ -235,7 +234,7 @@ class NeighborCache(PlanCache):
 
 
 class NeighborCacheT(NeighborCache):
-    """A neighbour cache seen from the other side. :attr:`NeighborCache.T` makes it."""
+    """The neighbour cache of a transposed convolution, such as the :attr:`NeighborCache.T` of another."""
 
     is_transposed: ClassVar[bool] = True
 
@@ -251,22 +250,22 @@ def _mismatch(name: str, got: object, expected: object) -> Exception:
 
 
 def _same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Return whether both are one tensor or views of the same memory. In a graph, compare only shape and dtype."""
+    """Return whether ``a`` and ``b`` have one shape, dtype and address. In a graph, addresses are not compared."""
     if a is b or a.shape != b.shape or a.dtype != b.dtype:
         return a is b
     return torch.compiler.is_compiling() or a.data_ptr() == b.data_ptr()
 
 
 def _rows_of_segments(offsets: Tensor) -> Tensor:
-    """Return the number of the segment of each element, ``int32 [edges]``, from the begins of the segments."""
+    """Return the segment number of each element, ``int32 [elements]``. ``offsets`` are the starts and the end."""
     return torch.arange(offsets.shape[0] - 1, device=offsets.device).repeat_interleave(offsets.diff()).int()
 
 
 def _map_of_edges(
     edge_in: Tensor, edge_out: Tensor, edge_kernel: Tensor | None, outputs: int, taps: int | None
 ) -> Tensor:
-    """Return the neighbour map ``int32 [outputs, taps]`` of edges (input row, output row, tap). Without ``edge_kernel``
-    the edges of each output get the taps 0, 1, 2 and so on.
+    """Return the neighbour map ``int32 [outputs, taps]`` of edges (input row, output row, tap), or -1 without an edge.
+    If ``edge_kernel`` (the taps) is None, the edges of each output get the taps 0, 1, 2 and so on.
     """
     rows = edge_out.long()
     if edge_kernel is None:
@@ -294,8 +293,8 @@ def compute_strided_kernel_size_output_shape(
 def compute_strided_kernel_size_transpose_output_shape(
     input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> torch.Size:
-    """Return the batch and the output grid of a transposed convolution, ``(W - 1)S - 2P + D(K - 1) + 1`` cells per
-    axis.
+    """Return the batch sizes and the output grid of a transposed convolution. An axis of ``W`` cells becomes ``(W - 1)S
+    - 2P + D(K - 1) + 1`` cells.
     """
     axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
     cells = ((w - 1) * s - 2 * p + d * (k - 1) + 1 for w, k, s, p, d in axes)
@@ -303,13 +302,13 @@ def compute_strided_kernel_size_transpose_output_shape(
 
 
 def compute_strided_kernel_delta_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the batch and the output grid of a convolution by offsets, which has ``W // S`` cells per axis."""
+    """Return the batch sizes and the output grid of a convolution by offsets, with ``W // S`` cells per axis."""
     cells = (w // s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
 
 def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the batch and the output grid of a transposed convolution by offsets, ``W * S`` cells per axis."""
+    """Return the batch sizes and the output grid of a transposed one by offsets, with ``W * S`` cells per axis."""
     cells = (w * s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 

@@ -60,7 +60,8 @@ def _block_cache(
     up: bool,
 ) -> NeighborCache:
     """Return the cache of neighbours of blocks of ``factor`` voxels that do not overlap. It leads from the coarse to
-    the fine voxels if ``up``, and otherwise from the fine to the coarse ones. Raise ``SL208`` for a factor below 1.
+    the fine voxels if ``up`` is true, and otherwise from the fine to the coarse ones. Raise ``SL208`` for a factor
+    below 1.
     """
     if min(factor) < 1:
         raise error("SL208", where=f"{where}, the factor", got=tuple(factor), expected="1 or more per axis")

@@ -117,7 +117,8 @@ class SpConvConfig:
 
     def conv(self, feats: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over the
-        neighbours in this config. Raise ``SL202`` for another kernel size or number of rows.
+        neighbours in this config. Raise ``SL202`` for another kernel size or number of rows. If ``bias`` is None, no
+        bias is added.
         """
         if tuple(weight.shape[1:-1]) != self.kernel:
             raise error(

@@ -69,7 +69,7 @@ def make_conv_kernel_delta(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Return the offsets of the taps of a box kernel around its output, ``[k, batch_dims + axes]``. The batch columns
-    are zeros.
+    are zeros. ``batch_dims`` is the number of batch columns. ``dtype`` and ``device`` are those of the result.
     """
     taps = torch.tensor(box_offsets(kernel_size, dilation), dtype=dtype, device=device)
     return torch.nn.functional.pad(taps, (batch_dims, 0))

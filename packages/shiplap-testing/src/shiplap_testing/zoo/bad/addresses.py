@@ -44,8 +44,8 @@ def _aligned(x):
 
 @adopt(register("aligned(Tensor x) -> Tensor", _aligned, lambda x: x.new_empty(x.shape)))
 def aligned(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator. The operator reads a view that begins between
-    multiples of 16 bytes from a rounded address.
+    """Return ``2 * x``. This is the reference of a broken operator. If the address of a view is not a multiple of 16
+    bytes, the operator reads from the next lower multiple.
     """
     return x * 2
 

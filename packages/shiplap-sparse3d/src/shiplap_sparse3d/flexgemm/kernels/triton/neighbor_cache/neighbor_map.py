@@ -28,7 +28,7 @@ def build_neighbor_map_from_kernel_size_dilation(
 ) -> Tensor:
     """Return the neighbour map of a box kernel, ``int32 [m, V]``. It holds the input row under each tap of each output,
     or -1. Without ``output_coords`` the inputs are the outputs. ``hashmap`` and ``symmetric`` are not needed here and
-    change nothing.
+    change nothing. The default of ``stride`` and ``dilation`` is 1, and that of ``offset`` is 0, for each axis.
     """
     outputs = input_coords if output_coords is None else output_coords
     cache = build_neighbor_cache(
@@ -53,7 +53,8 @@ def build_neighbor_map_from_kernel_delta(
     symmetric: bool | None = None,
 ) -> Tensor:
     """Return the neighbour map of the taps ``delta [V, axes]``, ``int32 [m, V]``. It holds the input row at ``output *
-    stride + offset + delta``, or -1. Without ``output_coords`` the inputs are the outputs.
+    stride + offset + delta``, or -1. Without ``output_coords`` the inputs are the outputs. The default of ``stride`` is
+    1, and that of ``offset`` is 0, for each axis. ``hashmap`` and ``symmetric`` are not needed here and change nothing.
     """
     outputs = input_coords if output_coords is None else output_coords
     cache = build_neighbor_cache(

@@ -33,8 +33,10 @@ def get_output_coords_kernel_size_dilation(
     """Return the output voxels that a box kernel reaches inside ``boundary``, ascending. Return also the input row, the
     output row and the tap of each pair of voxels, as ``int32``.
 
-    Outputs are at ``(input - offset - delta) / stride`` if that is whole. If ``transposed``, they are at ``input *
-    stride + offset + delta``.
+    Outputs are at ``(input - offset - delta) / stride`` if that is whole. If ``transposed`` is true, they are at
+    ``input * stride + offset + delta``. The default of ``stride`` and ``dilation`` is 1, and that of ``offset`` is 0,
+    for each axis. ``boundary`` holds the lowest and one past the highest coordinate of each column. If it is None, all
+    coordinates are allowed.
     """
     taps = read_taps(input_coords, kernel_size, None, stride, dilation, None, offset)
     return _reach(input_coords, taps, boundary, transposed)
@@ -49,7 +51,8 @@ def get_output_coords_kernel_delta(
     transposed: bool = False,
 ) -> Reached:
     """Return the output voxels that taps at the offsets ``delta [V, axes]`` reach inside ``boundary``, ascending.
-    Return also the input row, the output row and the tap of each pair of voxels, as ``int32``.
+    Return also the input row, the output row and the tap of each pair of voxels, as ``int32``. The other arguments are
+    those of :func:`get_output_coords_kernel_size_dilation`.
     """
     axes = delta.shape[1]
     # Offsets may have columns for the batch, whose stride and offset are not given.
