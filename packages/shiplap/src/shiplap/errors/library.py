@@ -99,8 +99,8 @@ register(
             "no native kernel of the deployed library takes the call",
             (
                 "A deployed library contains only native code. Either no kernel takes the dtypes and layouts of these "
-                "arguments, or the op writes to a tensor that may require a gradient. In a process with Shiplap, Python "
-                "would run such a call."
+                "arguments, or the op writes to a tensor that may require a gradient. In a process with Shiplap, "
+                "Python would run such a call."
             ),
             (
                 "pass contiguous tensors of dtypes that the kernel takes. If the op writes to its arguments, call it "

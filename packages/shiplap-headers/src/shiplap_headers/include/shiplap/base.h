@@ -269,7 +269,7 @@ inline DLDataType element_type(int32_t dtype) {
     default: break;
   }
   refuse("SL214", "the C ABI cannot carry this dtype", "the C ABI", "{}", "a dtype of shiplap/dtypes.h",
-         "convert the tensor with .to(dtype), or view its bytes as torch.uint8", {Dtype{dtype}});
+         "convert the tensor to a dtype with a DLPack code, such as torch.float32, or view its bytes as torch.uint8", {Dtype{dtype}});
 }
 
 inline std::string dtype_name(int32_t dtype) {

@@ -189,12 +189,12 @@ inline void conclude(int status, const char* where, const char (&message)[1024])
   const bool silent = text.empty();
   if (silent) text = "status " + std::to_string(status);
   if (status == SL_INVALID_ARGUMENT) {
-    refuse("SL211", "the op does not accept these values", "{}", "{}", "", "correct the values that the message names",
-           {where, text});
+    refuse("SL211", "the op does not accept these values", "{}", "{}", "",
+           "replace or remove the input value that 'got' describes", {where, text});
   }
   refuse("SL305", "the kernel refused its arguments", "{}", "{}", "",
          silent ? "write the reason of the status to ctx->error in the kernel"
-                : "correct the argument that the kernel's message names",
+                : "pass arguments that the kernel supports, according to the message under 'got'",
          {where, text});
 }
 

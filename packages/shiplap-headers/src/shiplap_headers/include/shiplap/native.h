@@ -168,8 +168,8 @@ inline void defer(const char* op, StableIValue* values) { redispatch(op, "", val
 
 // Where there is no Python.
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_alone(const char* where, const char* why) {
-  refuse("SL409", "only Python could serve the call, and this library has none", "{}", "{}", "a call that the kernel takes",
-         "pass tensors that the kernel takes, under torch.no_grad() where it writes to them", {where, why});
+  refuse("SL409", "no native kernel of the deployed library takes the call", "{}", "{}", "a call that the kernel takes",
+         "pass contiguous tensors of dtypes that the kernel takes. If the op writes to its arguments, call it under torch.no_grad()", {where, why});
 }
 
 // Calls the op that writes, then returns arguments beside its own results. `results`: the number of the argument that a

@@ -67,7 +67,7 @@ inline DLDeviceType dl_device(int32_t device_type) { return static_cast<DLDevice
 namespace shiplap {
 
 constexpr const char* kKind = "an argument has the wrong type";
-constexpr const char* kDeclared = "pass the declared type";
+constexpr const char* kDeclared = "pass a value of the type under 'expected'";
 
 // The arguments of a call, in declared order, then its outputs.
 class Arguments {
