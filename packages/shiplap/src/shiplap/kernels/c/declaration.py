@@ -167,8 +167,8 @@ def cabi(
 
 
 class CFunctionKernel(PackedKernel):
-    """The base of kernels that can be a C function. The function is called with the addresses of everything in one
-    frame.
+    """The base of kernels that can be a C function. One :class:`CallFrame` holds the descriptors and the context with
+    whose addresses the function is called.
     """
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, form: NativeForm) -> None:

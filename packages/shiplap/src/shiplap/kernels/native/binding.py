@@ -39,8 +39,8 @@ _running_builds: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def _reset_builds_after_fork() -> None:
-    """Replace the lock and forget the builders in a forked child. It has neither the threads nor the child processes of
-    its parent.
+    """Replace the lock and forget the builders in a forked child. The child has neither the threads nor the child
+    processes of its parent.
     """
     global _lock
     _lock = threading.RLock()
