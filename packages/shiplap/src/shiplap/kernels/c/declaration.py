@@ -222,7 +222,7 @@ class CFunctionKernel(PackedKernel):
 
 
 class CKernel(CFunctionKernel):
-    """A C function of a library."""
+    """A kernel that is a C function of a shared library."""
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, source: CAbiImplementation) -> None:
         """Bind the C function of ``source`` to the declaration. Its library is not opened."""

@@ -44,7 +44,7 @@ class PrebuiltRow:
     """A row of the index of prebuilt kernels.
 
     Attributes:
-        identity: the digest of the form for which the kernel is compiled.
+        identity: the digest of the types, constants and options for which the kernel is compiled.
         kernel: the name of the Python function.
         architecture: the GPU architecture.
         name: the name of the kernel in the cubin.
