@@ -51,8 +51,7 @@ NO_CONFIG = Config()
 
 @dataclass(frozen=True)
 class Space(HasCode):
-    """The configs, sets of compile-time values, that ``configs=`` declares. ``prior(env, config)`` estimates a time, by
-    which tuning ranks the configs.
+    """The configs, sets of compile-time values, that ``configs=`` declares.
 
     ``prior(env, config)`` estimates a time, by which tuning ranks the configs.
     """
