@@ -268,7 +268,7 @@ class _RecordingRewrites(Rewrites):
 
 
 def list_calls(graph: Graph) -> tuple[GraphCall, ...]:
-    """Return the nodes of a graph, except its output, as plain values."""
+    """Return the nodes of a graph, except its output, as records that do not refer to the graph."""
     return tuple(
         GraphCall(
             n.name,

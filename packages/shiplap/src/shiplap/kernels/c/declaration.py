@@ -201,9 +201,10 @@ class CFunctionKernel(PackedKernel):
         extents: Extents,
         scratch: Tensor | None,
     ) -> None:
-        """Call ``function`` with a frame on the current stream. The frame holds C descriptors of ``tensors``, the
-        workspace ``scratch`` and a context. Raise ``SL211`` or ``SL305`` with the kernel's message if the status is not
-        ``SL_OK``.
+        """Call ``function`` with a frame on the current stream. The frame holds a context, the workspace ``scratch``,
+        and a C descriptor for each of ``tensors``. ``extents`` receives the data-dependent sizes.
+
+        Raise ``SL211`` or ``SL305`` with the kernel's message if the status is not ``SL_OK``.
         """
         device = call.device
         rest = [_ctypes_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
