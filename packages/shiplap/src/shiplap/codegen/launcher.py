@@ -234,12 +234,10 @@ class _Facts:
         return f"n_{name}"
 
     def _value(self, name: str) -> tuple[str, str]:
-        """Return the C++ type and the C++ expression of the value of ``name``. The name may be a dim, a scalar, a list,
-        a property of a tensor such as a stride, or a computed dim. It may also be an integer of the launch program, or
-        stand for the address of the workspace.
+        """Return the C++ type and the C++ expression of the value of ``name``.
 
-        The name may stand for a property of a tensor such as a stride, an integer of the launch program, the address of
-        the workspace, a computed dim, a list, a scalar or a dim.
+        The name may be a dim, a scalar, a list, a property of a tensor such as a stride, or a computed dim. It may also
+        be an integer of the launch program, or stand for the address of the workspace.
         """
         if (fact := parse_fact(name)) is not None and fact[1] in self.cpp:
             kind, tensor, axis = fact

@@ -49,7 +49,7 @@ _MAX_RANK = 8
 
 @dataclass(frozen=True)
 class NativeOp:
-    """One op that is to be bound natively, with its declaration and the facts about its kernels on ``device``.
+    """One op that is to be bound natively, with its declaration and the data of its kernels on ``device``.
 
     ``kernels`` is empty for an op with one kernel. For an op with several, it has all of them in the order in which a
     call tries them. ``symbol``, ``workspace``, ``dtypes`` and ``space`` are then those of the first. ``rows`` are tuned

@@ -51,7 +51,7 @@ NO_CONFIG = Config()
 
 @dataclass(frozen=True)
 class Space(HasCode):
-    """The configs that ``configs=`` declares.
+    """The configs, sets of compile-time values, that ``configs=`` declares.
 
     ``prior(env, config)`` estimates a time, by which tuning ranks the configs.
     """

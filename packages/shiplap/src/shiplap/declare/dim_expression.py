@@ -145,7 +145,9 @@ _GRAMMAR = (
 
 @dataclass(frozen=True)
 class Expr:
-    """A checked expression, which is identified by its text ``source``. ``names`` are its free names."""
+    """A checked expression of a declaration, which is identified by its text ``source``. ``names`` are the names of
+    dims and arguments in it.
+    """
 
     source: str
 

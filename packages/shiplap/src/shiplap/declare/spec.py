@@ -172,7 +172,7 @@ class Arg:
 
 @dataclass(frozen=True)
 class Output:
-    """One freshly allocated output."""
+    """One output of an op, a tensor that each call allocates anew."""
 
     name: str
     tensor: TensorType

@@ -53,7 +53,9 @@ _TYPES = {
 
 
 class CheckOutCall(Protocol):
-    """The checks that the registered out-variant makes before a kernel runs. They return the outputs and the kernel."""
+    """A function that makes the checks of the registered out-variant before a kernel runs. It returns the outputs and
+    the kernel.
+    """
 
     def __call__(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
         """Return the caller's checked outputs and the kernel for the call. The kernel is None for the reference."""

@@ -25,8 +25,8 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
     """Return the function by which ``torch.vmap`` calls the op. It calls ``overload()`` for each sample and stacks the
     results.
 
-    The rule raises ``SL138`` if the results of different samples cannot be one tensor, or if samples would write to the
-    same memory. It raises it also if random numbers must not differ.
+    The function raises ``SL138`` if the results of different samples cannot be one tensor, or if samples would write to
+    the same memory. It raises it also if random numbers must not differ.
     """
 
     def refuse_shared(args: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def out_variant_schema(spec: OpSpec, name: str = "") -> str:
 
 
 class OutVariant:
-    """The registered out-variant of a declared op."""
+    """The registered out-variant of a declared op, which fills outputs that the caller passes."""
 
     def __init__(self, op: Executor, registrations: Registrations) -> None:
         """Define the out-variant of ``op`` in torch, with its schema, implementation, fake and vmap rule."""

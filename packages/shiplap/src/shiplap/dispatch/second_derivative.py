@@ -414,8 +414,9 @@ def _tensors_in_nested(value: Any) -> Iterator[Tensor]:
 def _pull_back(
     results: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> Sequence[Tensor | None] | None:
-    """Return the gradient of ``results(*inputs)`` for each input, or None for an input without one. Autograd records
-    the gradients. Return None if no result depends on an input.
+    """Return the gradient of ``results(*inputs)`` for each input, or None for an input without one. ``grads`` are the
+    gradients of the results. Autograd records the computation of the returned gradients. Return None if no result
+    depends on an input.
     """
     with torch.enable_grad():
         own = [t.view_as(t) for t in inputs]  # the gradient of one argument, whatever the arguments have in common

@@ -135,8 +135,8 @@ class LoweredCall:
         return self.numbers({})
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
-        """Return the dims and scalars of the call by name, as numbers. A size symbol gets its value from ``sizes``. If
-        ``sizes`` lacks it, it has the value with which the graph is being compiled.
+        """Return the dims and scalars of the call by name, as numbers. A size symbol gets its value from ``sizes``. A
+        symbol that ``sizes`` lacks has the value with which the graph is being compiled.
         """
         return {k: _as_hints(v, sizes) for k, v in self.env.items()}
 
@@ -146,8 +146,8 @@ class LoweredCall:
         return size_range(self)
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """Return the shape of the output as numbers. A size symbol gets its value from ``sizes``. If ``sizes`` lacks
-        it, it has the value with which the graph is being compiled.
+        """Return the shape of the output as numbers. A size symbol gets its value from ``sizes``. A symbol that
+        ``sizes`` lacks has the value with which the graph is being compiled.
         """
         return tuple(evaluate_size(s, sizes) for s in self.output.shape)
 
@@ -244,8 +244,8 @@ class LoweredCall:
 
 
 def _as_hints(value: Any, sizes: Sizes) -> Any:
-    """Return ``value`` with each symbolic size as a number, also in a list. The number comes from ``sizes``. If
-    ``sizes`` lacks the symbol, it is the value with which the graph is being compiled.
+    """Return ``value`` with each symbolic size as a number, also in a list. The number comes from ``sizes``. A symbol
+    that ``sizes`` lacks has the value with which the graph is being compiled.
     """
     if isinstance(value, (list, tuple)):
         return tuple(_as_hints(v, sizes) for v in value)

@@ -153,7 +153,8 @@ def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Candidat
 
 
 class _Cases:
-    """The samples of a proof, each with the sizes at which it runs in memory of its own, or None.
+    """The samples of a proof, as pairs of a sample and sizes. The sizes are None for a sample of the call's own sizes,
+    which runs in shared memory.
 
     ``others`` counts the samples of other sizes than those of the call, after they were drawn.
     """

@@ -66,8 +66,8 @@ class SizedCall(Protocol):
         """The device of the tensors of the call."""
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
-        """Return the dims and scalars of the call by name, as numbers. A size symbol gets its value from ``sizes``. If
-        ``sizes`` lacks it, it has the value with which the graph is being compiled.
+        """Return the dims and scalars of the call by name, as numbers. A size symbol gets its value from ``sizes``. A
+        symbol that ``sizes`` lacks has the value with which the graph is being compiled.
         """
 
 

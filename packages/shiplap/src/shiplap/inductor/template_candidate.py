@@ -314,7 +314,7 @@ def _poison_output(out: Tensor) -> None:
 
 def _memory_of_slot(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
     """Return the sizes, strides and offset of a buffer as numbers, computed from ``expressions`` of size symbols. A
-    symbol gets its value from ``sizes``. If ``sizes`` lacks it, it has the value with which the graph is being
+    symbol gets its value from ``sizes``. A symbol that ``sizes`` lacks has the value with which the graph is being
     compiled.
     """
     shape, strides, offset = expressions

@@ -78,8 +78,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _import_backend(asked: dict[str, Any]) -> Any:
-    """Return the configured build backend, a module or an object in one. Raise ``SL308`` if it cannot be imported or
-    builds no wheels.
+    """Return the build backend that the table ``asked`` configures, a module or an object in one. Raise ``SL308`` if it
+    cannot be imported or builds no wheels.
     """
     module, _, inner = str(asked["backend"]).partition(":")
     try:

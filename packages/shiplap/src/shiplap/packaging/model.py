@@ -49,8 +49,8 @@ _LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A package that was written, with its path, the names of the ops that it contains, and the size of their libraries
-    in bytes.
+    """A compiled model that was written to a file. It holds the path, the names of the ops that the file contains, and
+    the size of their libraries in bytes.
     """
 
     path: Path

@@ -56,7 +56,9 @@ _converting = threading.RLock()  # a conversion patches functions of torch, whic
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """A model that was written, with its path and the names of the declared ops that it holds as functions."""
+    """An ONNX model that was written to a file. It holds the path, and the names of the declared ops that are functions
+    of the model.
+    """
 
     path: Path
     ops: tuple[str, ...]
@@ -168,7 +170,7 @@ class _Converter:
     Attributes:
         functions: the ONNX functions of the ops, and those that they call.
         imports: the versions of the domains of these functions.
-        names: the name of the function of each form, by the name of the form.
+        names: the name of the function for each kind of call, by the name of the kind.
         ops: the names of the ops that have functions.
     """
 

@@ -159,7 +159,7 @@ class _DeviceType(str):
 
 
 class _TensorView:
-    """The attributes of a tensor that a guard may read."""
+    """A view of a tensor that has only the attributes which a guard may read."""
 
     def __init__(self, tensor: Tensor) -> None:
         """Copy the attributes that guards may read from a tensor."""

@@ -140,8 +140,8 @@ def _joined(operators: Sequence[str]) -> list[str]:
 
 
 def _at_line(where: str) -> str:
-    """Return ``where`` as the text `` at file:line``, relative to the working folder, or an empty text if it is
-    empty.
+    """Return the text `` at file:line`` for the source line ``where``, with the file relative to the working folder.
+    Return an empty text if ``where`` is empty.
     """
     return f" at {relative_place(where)}" if where else ""
 

@@ -142,8 +142,8 @@ class Rewrites:
         self.graphs += 1
 
     def identity(self, level: Level) -> str:
-        """Return a digest of the effect of :meth:`run` at ``level`` of compilation. It becomes a part of the compiler's
-        cache key.
+        """Return a digest of everything on which the effect of :meth:`run` at ``level`` of compilation depends. It
+        becomes a part of the compiler's cache key.
         """
         # The order of rewrites is part of the digest, since an earlier one may take the place of a later one.
         parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]

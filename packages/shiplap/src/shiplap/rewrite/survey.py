@@ -250,7 +250,9 @@ class _RecordingRewrites(Rewrites):
 
     @property
     def levels(self) -> set[Level]:
-        """All levels of compilation, including those without a rewrite. The graphs are counted at the last level."""
+        """All levels of compilation, including those without a rewrite, because the graphs are counted at the last
+        level.
+        """
         return set(LEVELS)  # graphs are counted where they end
 
     def run(self, level: Level, graph: Graph) -> None:
@@ -266,7 +268,7 @@ class _RecordingRewrites(Rewrites):
 
 
 def list_calls(graph: Graph) -> tuple[GraphCall, ...]:
-    """Return the nodes of a graph, except its output, as plain values."""
+    """Return the nodes of a graph, except its output, as records that do not refer to the graph."""
     return tuple(
         GraphCall(
             n.name,

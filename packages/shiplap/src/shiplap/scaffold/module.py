@@ -54,7 +54,8 @@ def write_module_source(
     entries: Sequence[DraftedOp], left_out: Mapping[str, str], *, head: Sequence[str], home: str
 ) -> str:
     """Return the source of a module with the drafted declarations ``entries``. ``head`` holds the lines of its
-    docstring. The source imports the module ``home``, which registers the ops.
+    docstring. ``left_out`` holds the reason for each op without a draft, by name. The source imports the module
+    ``home``, which registers the ops.
     """
     bodies = [write_op_source(e) for e in entries]
     # Imports depend on the bodies, so these are written first.

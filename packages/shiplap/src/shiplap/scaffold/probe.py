@@ -154,8 +154,8 @@ class _MetaProber:
         return None
 
     def probe_ranks(self, base: DispatchedCall, answers: ProbeResult) -> None:
-        """Find, for each tensor of the accepted call ``base``, the numbers of dims that it may have while the other
-        tensors stay. Store them in ``answers``.
+        """Find, for each tensor of the accepted call ``base``, the numbers of dims that it may have while all other
+        tensors keep theirs. Store them in ``answers``.
         """
         for name, value in base.arguments.items():
             if not isinstance(value, SeenTensor):

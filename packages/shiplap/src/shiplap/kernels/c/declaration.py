@@ -167,8 +167,8 @@ def cabi(
 
 
 class CFunctionKernel(PackedKernel):
-    """The base of kernels that can be a C function. The function is called with the addresses of everything in one
-    frame.
+    """The base of kernels that can be a C function. One :class:`CallFrame` holds the descriptors and the context with
+    whose addresses the function is called.
     """
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, form: NativeForm) -> None:
@@ -201,9 +201,10 @@ class CFunctionKernel(PackedKernel):
         extents: Extents,
         scratch: Tensor | None,
     ) -> None:
-        """Call ``function`` with a frame on the current stream. The frame holds C descriptors of ``tensors``, the
-        workspace ``scratch`` and a context. Raise ``SL211`` or ``SL305`` with the kernel's message if the status is not
-        ``SL_OK``.
+        """Call ``function`` with a frame on the current stream. The frame holds a context, the workspace ``scratch``,
+        and a C descriptor for each of ``tensors``. ``extents`` receives the data-dependent sizes.
+
+        Raise ``SL211`` or ``SL305`` with the kernel's message if the status is not ``SL_OK``.
         """
         device = call.device
         rest = [_ctypes_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
@@ -222,7 +223,7 @@ class CFunctionKernel(PackedKernel):
 
 
 class CKernel(CFunctionKernel):
-    """A C function of a library."""
+    """A kernel that is a C function of a shared library."""
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, source: CAbiImplementation) -> None:
         """Bind the C function of ``source`` to the declaration. Its library is not opened."""

@@ -39,8 +39,8 @@ _running_builds: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def _reset_builds_after_fork() -> None:
-    """Replace the lock and forget the builders in a forked child. It has neither the threads nor the child processes of
-    its parent.
+    """Replace the lock and forget the builders in a forked child. The child has neither the threads nor the child
+    processes of its parent.
     """
     global _lock
     _lock = threading.RLock()
@@ -54,7 +54,7 @@ os.register_at_fork(after_in_child=_reset_builds_after_fork)
 
 
 def count_python_call(spec: OpSpec, form: NativeForm) -> None:
-    """Count a call of the kernel ``form`` of an op that Python has run.
+    """Count a call of an op that Python has run. ``form`` is the C function of the kernel.
 
     At the first call and from the 32nd on, attach the native binding if it is built, start its build, or issue a
     notice. The native binding is generated C++ that runs calls without Python.
@@ -97,8 +97,8 @@ def how_to_build(name: str) -> str:
 
 
 def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
-    """Attach the op's native binding if its library is built. Otherwise start its build if ``form``, the kernel, has
-    been called often. Return the reason if there will be no binding, else an empty text.
+    """Attach the op's native binding if its library is built. Otherwise start its build if ``form``, the C function of
+    the kernel, has been called often. Return the reason if there will be no binding, else an empty text.
     """
     if not settings().native:
         return BINDING_OFF

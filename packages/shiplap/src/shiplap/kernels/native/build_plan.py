@@ -157,8 +157,8 @@ def compile_command(op: Op) -> list[str]:
 
 
 def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
-    """Return the data for generating C++ and the native form of the only C ABI kernel of ``op`` on ``device``. The form
-    holds its library, symbol and layout demands. Raise ``SL404`` if there is no such kernel or there are several.
+    """Return the data for generating C++, and the C function, of the only C ABI kernel of ``op`` on ``device``. The C
+    function comes with its library and layout demands. Raise ``SL404`` if there is no such kernel or there are several.
     """
     form = _first_native_forms(op).get(device)
     if form is None:
@@ -177,15 +177,15 @@ def _no_native_form_error(op: Op, device: str) -> ShiplapError:
 
 
 def _forms_on(op: Op, device: str) -> list[NativeForm]:
-    """Return the native forms of the kernels of ``op`` on ``device`` that generated C++ can call, in the order in which
-    it tries them. A form holds a kernel's library, symbol and layout demands.
+    """Return the C functions of the kernels of ``op`` on ``device`` that generated C++ can call, in the order in which
+    it tries them. Each comes with its library and layout demands.
     """
     return [kernel.native for kernel in op.native_choices(device) if kernel.native is not None]
 
 
 def _first_native_forms(op: Op) -> dict[str, NativeForm]:
-    """Return, by device type, the native form of the first kernel of ``op`` that generated C++ can call. The form holds
-    the kernel's library, symbol and layout demands.
+    """Return, by device type, the C function of the first kernel of ``op`` that generated C++ can call, with its
+    library and layout demands.
     """
     return {device: forms[0] for device in DEVICES if (forms := _forms_on(op, device))}
 

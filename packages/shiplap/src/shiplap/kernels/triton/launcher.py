@@ -56,8 +56,8 @@ def triton_launcher(kernel: Any) -> Launcher:
 
 
 class Launcher:
-    """The launcher that :func:`triton_launcher` returns. Digests of an op's sources find the Python function of the
-    kernel by ``fn``.
+    """The launcher that :func:`triton_launcher` returns. ``fn`` is the Python function of the kernel, so that digests
+    of an op's sources include its code.
     """
 
     def __init__(self, kernel: Any) -> None:

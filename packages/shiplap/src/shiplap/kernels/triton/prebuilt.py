@@ -44,7 +44,7 @@ class PrebuiltRow:
     """A row of the index of prebuilt kernels.
 
     Attributes:
-        identity: the digest of the form for which the kernel is compiled.
+        identity: the digest of the types, constants and options for which the kernel is compiled.
         kernel: the name of the Python function.
         architecture: the GPU architecture.
         name: the name of the kernel in the cubin.
@@ -212,8 +212,8 @@ def _parse_index_row(content: object) -> PrebuiltRow:
 
 
 def write_cubins(folder: Path, forms: Iterable[tuple[Any, SpecializedForm, Cubin]]) -> list[PrebuiltRow]:
-    """Write compiled kernels with an index to ``folder/cubins``, and return the rows of the index. Each kernel is given
-    as a Triton kernel, a form and a cubin.
+    """Write compiled kernels with an index to ``folder/cubins``, and return the rows of the index. Each of ``forms`` is
+    a tuple of a Triton kernel, a form and a cubin. A form holds types, constants and options of a launch's arguments.
 
     Raises:
         ShippingError: ``SL308`` if the source of a kernel is unknown, for example because it was typed into an

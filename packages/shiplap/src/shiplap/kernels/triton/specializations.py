@@ -155,8 +155,8 @@ class LaunchedForm(NativeForm):
         return form_of_key(self.launches[number], key, self.configs, options)
 
     def compiled(self) -> list[tuple[Any, SpecializedForm, Cubin]]:
-        """Return each kernel that this process has compiled, as a Triton kernel, a form and a cubin. The form holds the
-        types, constants and options for which it was compiled.
+        """Return a tuple (Triton kernel, form, cubin) for each kernel that this process has compiled. The form holds
+        the types, constants and options for which the kernel was compiled.
         """
         return [(self.declared[n].kernel, self.read(n, key), cubin) for (n, _, key), cubin in self.cubins.items()]
 

@@ -191,7 +191,7 @@ def may_be_returned(node: Node) -> bool:
     """
 
     def views_of(user: Node) -> Iterable[Node]:
-        """Return the users of ``user`` if it may return a view of its argument. Otherwise return nothing."""
+        """Return the users of ``user`` if it may return a view of its argument. Otherwise return an empty tuple."""
         # A view of the result is returned as memory of the stacked tensor, which the caller could see as an alias.
         return user.users if canonical_name(user) in ALIASING_OPERATORS else ()
 

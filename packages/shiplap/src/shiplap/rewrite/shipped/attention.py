@@ -482,8 +482,10 @@ class _FusedCall:
 
 def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any, *, lone: bool) -> Tensor | None:
     """Return ``bias``, the tensor that the fused call adds to the scores, changed by ``step``. A step is one call that
-    a model applies to its scores, and ``given`` is its mask or bias. ``lone`` means that at most one mask may hide an
-    entire row.
+    a model applies to its scores, and ``given`` is its mask or bias.
+
+    ``lone`` states that at most one mask may hide an entire row. A mask then fills in the lowest number of its dtype in
+    place of its own finite number.
     """
     if step.kind == "add":
         term: Tensor = given if step.number == 1 else given * step.number

@@ -37,7 +37,7 @@ from shiplap.torch_private.dynamo import is_folded
 
 @dataclass(frozen=True)
 class _NormAfterConv:
-    """A norm in a graph.
+    """A batch norm in a graph, which may follow a convolution.
 
     Attributes:
         out: the node of the result.

@@ -101,7 +101,9 @@ class PairRotation:
 
 
 class Rotary(Rewrite):
-    """A rewrite that rotates pairs of elements directly where a graph first builds a rotated copy of ``x``."""
+    """A rewrite that rotates pairs of elements directly. It replaces calls that first build a copy of ``x`` in which
+    the elements of each pair are exchanged.
+    """
 
     name = "rotary"
     level: Level = "pre-grad"

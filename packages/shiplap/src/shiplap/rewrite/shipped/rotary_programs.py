@@ -16,7 +16,7 @@ def _rotate_half(x: Tensor) -> Tensor:
 
 
 def _rotate_as_llama(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return the sigmoid of ``x`` rotated by halves, as Llama writes it. ``cos`` and ``sin`` are those of the angle."""
+    """Return the sigmoid of ``x`` rotated by halves, as Llama writes it. ``cos`` and ``sin`` belong to the angles."""
     return ((x * cos.unsqueeze(1)) + (_rotate_half(x) * sin.unsqueeze(1))).sigmoid()
 
 
@@ -29,7 +29,7 @@ def _of_a_part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _in_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``x`` rotated by halves in float32 and cast back to its own dtype. ``cos`` and ``sin`` are those of the
+    """Return ``x`` rotated by halves in float32 and cast back to its own dtype. ``cos`` and ``sin`` belong to the
     angles.
     """
     a, b = x.float().chunk(2, dim=-1)
