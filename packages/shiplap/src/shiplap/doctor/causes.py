@@ -25,8 +25,8 @@ class BreakMessage:
 
 @dataclass(frozen=True)
 class BreakCause:
-    """A cause of graph breaks. It has an explanation for readers who do not know the compiler, and a text that says
-    what removes it.
+    """A cause of graph breaks. It has an explanation for readers who do not know the compiler, and a text that names
+    the remedy.
     """
 
     id: str

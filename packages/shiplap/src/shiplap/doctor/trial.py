@@ -179,7 +179,7 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
     """Run ``command``, try the remedies for each break and recompile in a copy of the program, and return what helped.
 
     The first run is that of the unchanged program. The runs of trials use the eager backend, which breaks graphs at the
-    same places as every backend. Their random generators are seeded, so that parameters are drawn alike.
+    same lines as every backend. Their random generators are seeded, so that parameters are drawn alike.
 
     Raise ``SL702`` if nothing is compiled, and ``SL703`` for a command that cannot be run in a copy. Raise ``SL704`` if
     two runs without a change differ.

@@ -34,7 +34,7 @@ class SuiteProblem:
         format: the name of the format.
         reference, candidate: targets of :func:`shiplap.judge.judge`.
         unusable: why the problem cannot be judged. Empty if it can.
-        vary_shapes: whether the reference serves other shapes than those of its inputs.
+        vary_shapes: whether the reference accepts other shapes than those of its inputs.
     """
 
     name: str

@@ -84,7 +84,7 @@ class InputFacts:
         constant: whether the inputs of the reference are the same in each draw, so that other values are timed.
         numbers: constants of the candidate. Some of them become sizes, and some values are drawn around them.
         always: the tensors of integers that are the same in each draw.
-        marks: integers that the reference treats in a way of its own, such as an index to ignore.
+        marks: integers that the reference treats specially, such as an index to ignore.
         absent: the arguments that are None in each draw.
         results: the shapes of the results.
         slow: whether a call of the reference takes so long that few calls of large shapes fit into a judgement.

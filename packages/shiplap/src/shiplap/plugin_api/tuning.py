@@ -40,7 +40,7 @@ class ConfigSource(ABC):
     """
 
     def __init__(self, home: str, device_type: str, kernel: str) -> None:
-        """Keep the place of this source, ``"package.module:NAME"``, and the device type and name of the kernel."""
+        """Store the location of this source, ``"package.module:NAME"``, and the device type and name of the kernel."""
         self.home, self.device_type, self.kernel = home, device_type, kernel
 
     @abstractmethod

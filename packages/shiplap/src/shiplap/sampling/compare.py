@@ -124,17 +124,18 @@ def compare_within_tolerance(
     """Return the difference of ``got``, the results of an op, from the results of its reference. If all are within the
     tolerance, its ``problem`` is empty.
 
-    ``own`` are the reference's results in its own precision, and ``wide`` those in float64. Integers, and the places of
-    NaN and infinity, must equal those of ``own`` or of ``wide``. Another element may differ by ``eps * (4 + 2
-    sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``. Three times the largest error
-    of the reference itself is added, and more for few elements.
+    ``own`` are the reference's results in its own precision, and ``wide`` those in float64. Integers must equal those
+    of ``own`` or of ``wide``. NaN and infinity must be at the same indices as there. Another element may differ by
+    ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``. Three times
+    the largest error of the reference itself is added, and a larger multiple if there are few elements.
 
     With ``wide_sums``, sums of 16-bit numbers are assumed to be kept in float32, as kernels do. Otherwise the tolerance
     of a long sum in bfloat16 would exceed its value. A kernel that leaves out most of the terms would then pass.
 
-    ``near`` says whether the rms is taken over all elements, over an element's row, or left out. Without it, errors in
-    small elements show that large elements would hide. ``allowed`` is, for each element, a deviation that rounding
-    explains (see ``sampling.rounding``). ``tolerance`` is a relative deviation that the declaration admits.
+    ``near`` says whether the rms is taken over all elements (``"all"``), over an element's row (``"row"``), or left out
+    (``"none"``). If it is left out, errors in small elements are found that large elements would hide. ``allowed`` is,
+    for each element, a deviation that rounding explains (see ``sampling.rounding``). ``tolerance`` is a relative
+    deviation that the declaration admits.
     """
     model = _ToleranceModel(sums, wide_sums, near, tolerance)
     if len(got) != len(own):

@@ -73,7 +73,7 @@ class SandboxPolicy:
 
     Attributes:
         scratch: the folder that the process may write.
-        readable: further places that it may read and execute.
+        readable: further files and folders that it may read and execute.
         hidden: folders on ``sys.path`` that it must not read.
         file_size: the greatest length of a file that it writes, in bytes.
         device: whether it may use the machine's accelerators.

@@ -232,7 +232,7 @@ class _Stop(BaseException):
 class CapturedGraph:
     """A function as a graph of one level.
 
-    ``roles`` says what each placeholder stands for. It is the number of a tensor, ``"size"`` for a symbol, or
+    ``roles`` has one item for each placeholder. It is the index of the tensor argument, ``"size"`` for a symbol, or
     ``"grad"`` for the gradient of an output (in the order of outputs).
     """
 

@@ -294,7 +294,7 @@ def triton_choice(
 
     The attribute ``sized`` of the candidate is a function. It gets a function that evaluates a size, and returns the
     last arguments of the kernel. ``grid(*sizes, config, cdiv=)`` is evaluated on numbers and on expressions. Template
-    names are global to the process and asserted unique, so ``name`` must stand for this source.
+    names are global to the process and asserted unique, so a ``name`` must always be used with one source.
 
     Raises:
         NotImplementedError: with torch's message, if the template cannot serve these inputs.
