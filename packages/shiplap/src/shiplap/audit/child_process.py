@@ -123,8 +123,8 @@ def stream_events(
 
 
 def run_isolated(work: Callable[[SendEvent], Any], limits: ChildLimits | None = None) -> Any:
-    """Return the result of ``work(send)`` in a forked child, as plain data. If the child ends too early, return its
-    ``ChildDeath``.
+    """Return the result of ``work(send)`` in a forked child, as plain data. If the child ends too early or exceeds one
+    of ``limits`` (by default those of ``ChildLimits()``), return its ``ChildDeath``.
     """
     for event in stream_events(lambda send: send({"kind": "answer", "answer": work(send)}), limits):
         if isinstance(event, ChildDeath):

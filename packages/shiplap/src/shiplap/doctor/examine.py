@@ -135,7 +135,8 @@ def diagnose_trace(
 ) -> Diagnosis:
     """Return the diagnosis of torch's events in ``trace``, for the program or function called ``target``.
 
-    ``paths`` are folders in which modules of the program are found, to draft op declarations of their functions.
+    ``exit_code`` is the exit status of the program, and ``failure`` the text of the exception that ended it. ``paths``
+    are folders in which modules of the program are found. From their functions, op declarations are drafted.
     """
     compiled = list_compilations(trace)
     recompiles = tuple(group_recompiles(compiled))

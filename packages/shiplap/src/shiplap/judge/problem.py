@@ -312,8 +312,8 @@ class JudgeProblem:
 
 
 def _clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return whether two lists of results differ clearly. They do if the norm of the difference of a result exceeds a
-    tenth of the sum of both norms.
+    """Return whether a result in the list ``first`` clearly differs from that in ``second``. It does if the norm of
+    their difference exceeds a tenth of the sum of their norms.
     """
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.shape == b.shape and a.numel()]
     return any(float((a - b).norm()) > 0.1 * float(a.norm() + b.norm()) for a, b in pairs if a.itemsize > 1)

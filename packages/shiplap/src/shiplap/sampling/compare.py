@@ -175,7 +175,7 @@ def agrees_without_float64(
 
 def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, near: NeighbourSize) -> bool:
     """Return whether one result ``got`` is within the tolerance whatever the reference's values in float64 are. ``own``
-    are the reference's values in its own precision.
+    are the reference's values in its own precision. The other arguments are those of ``agrees_without_float64``.
     """
     if _shape_problem(got, own):
         return False
@@ -222,8 +222,11 @@ class _ToleranceModel:
 
 
 def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None) -> Difference:
-    """Return the difference of one result from the reference. A large result is compared in parts. If a part differs,
-    the whole result is compared again, so that the reported index is right.
+    """Return the difference of one result ``got`` from the reference, whose values are ``own`` in its own precision and
+    ``wide`` in float64. ``extra`` is a further deviation that is allowed for each element, or None.
+
+    A large result is compared in parts. If a part differs, the whole result is compared again, so that the reported
+    index is right.
     """
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
@@ -237,8 +240,9 @@ def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceMod
 
 
 def _compare_parts(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel) -> Difference:
-    """Return the difference of the first part of a large result that differs from the reference. The index in its text
-    is counted from the start of the part. If no part differs, return a difference with the largest error of all parts.
+    """Return the difference of the first part of a large result ``got`` that differs from the reference. The index in
+    its text is counted from the start of the part. If no part differs, return a difference with the largest error of
+    all parts. ``own`` and ``wide`` are the reference's values in its own precision and in float64.
     """
     parts = [*zip(*(t.reshape(-1).split(PART) for t in (got, own, wide)), strict=True)]
     # That of the whole result, as where it is not compared part by part.
@@ -275,10 +279,11 @@ def _slack(own_error: float, count: int) -> float:
 def _compare_elements(
     got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None, slack: float | None = None
 ) -> Difference:
-    """Return the difference of one result from the reference, element by element.
+    """Return the difference of one result ``got`` from the reference, element by element. ``own`` and ``wide`` are the
+    reference's values in its own precision and in float64.
 
     ``slack`` is the absolute deviation that the reference's own error explains. If it is None, it is computed from
-    these elements. ``extra`` is a further deviation for each element.
+    these elements. ``extra`` is a further deviation that is allowed for each element, or None.
     """
     if got.dtype == torch.bool and (strange := got.view(torch.uint8) > 1).any():
         at = tuple(strange.nonzero()[0].tolist())

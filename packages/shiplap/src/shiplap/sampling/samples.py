@@ -64,8 +64,8 @@ FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"
 
 
 def sample(op: Op, label: str, seed: int, device: str = "cpu") -> SampleCase:
-    """Return the sample that a finding names by its ``label``. For the same ``seed`` its values, sizes, layouts and
-    dtypes are the same on every machine.
+    """Return the sample that a finding names by its ``label``, on ``device``. For the same ``seed`` its values, sizes,
+    layouts and dtypes are the same on every machine.
     """
     return Samples(op, seed, device).build(SampleRecipe.parse(label))
 

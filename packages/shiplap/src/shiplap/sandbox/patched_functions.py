@@ -274,7 +274,9 @@ class FunctionSnapshot:
 
 
 def _list_descriptors(held: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return (name, value) of the properties, static methods and class methods among the attributes of a class."""
+    """Return (name, value) of the properties, static methods and class methods in ``held``, the attributes of a class
+    by name.
+    """
     return [(k, v) for k, v in held.items() if type(v) in DESCRIPTORS]
 
 

@@ -293,7 +293,7 @@ def current_node() -> torch.fx.Node:
 
 
 def size_expression(size: Any) -> Any:
-    """Return a size of a fake tensor as a sympy expression, as Inductor has it."""
+    """Return a size of a fake tensor as a sympy expression of the graph's symbols."""
     return size.node.expr if isinstance(size, SymInt) else sympy.Integer(int(size))
 
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def is_size(held: Any) -> bool:
-    """Return whether a fake value is a size, that is an int or an integer symbol, and not a bool."""
+    """Return whether a fake value is a size. A size is an int or an integer symbol, and not a bool."""
     return isinstance(held, (int, torch.SymInt)) and not isinstance(held, bool)
 
 
@@ -302,7 +302,9 @@ def sizes_from_zero() -> Iterator[None]:
     make: Any = symbolic_shapes.make_symbol  # type: ignore[attr-defined]
 
     def make_from_zero(kind: Any, number: int, **facts: Any) -> Any:
-        """Return a new symbol. If it stands for a size, it may be 0."""
+        """Return a new symbol with the number ``number``. If its ``kind`` is that of sizes, its assumptions ``facts``
+        are changed so that it may be 0.
+        """
         # A positive symbol is not 0 for sympy, whatever its range.
         if kind is SymT.SIZE and facts.get("positive"):
             facts = {**facts, "positive": None, "nonnegative": True}

@@ -121,7 +121,8 @@ def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterab
 
 def _find_pinned_dim(op: Op, case: SampleCase, sizes: list[list[Any]]) -> str:
     """Return the name of the first dim to which the fake implementation gives a constant size, although the declaration
-    leaves the size free. The text is empty if there is none.
+    leaves the size free. The text is empty if there is none. ``sizes`` holds the symbolic sizes of each tensor
+    argument.
     """
     free = {n for n, _ in case.recipe.sizes} - {n for e in op.spec.requires for n in e.names}
     if op.spec.traced and op.spec.scalars:

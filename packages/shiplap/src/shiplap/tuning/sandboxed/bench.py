@@ -301,8 +301,9 @@ class JudgedBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Check the claimed times of a race by this process's clock, on values that the candidates have not seen.
-        Return the result for each candidate.
+        """Check the times ``claims`` of a race by the clock of this process, on values that the candidates have not
+        seen. Return the result for each candidate. ``seconds`` is about how long each candidate is examined. Candidates
+        in ``believed`` are only timed.
         """
         with _few_threads(self.inputs):
             return Confirmation(self, claims, seconds, believed).confirm_claims()

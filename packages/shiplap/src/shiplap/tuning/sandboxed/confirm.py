@@ -52,8 +52,9 @@ class ConfirmingBench(Protocol):
     hosts: KernelProcesses
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
-        """Return calls of the candidate at ``index`` on each of ``sets``, ready to run in its process. Index -1 makes
-        calls that compute nothing.
+        """Return calls of the candidate at ``index`` on each of ``sets`` (lists of arguments), ready to run in its
+        process. Index -1 makes calls that compute nothing. If ``poison`` is not None, memory that a call allocates is
+        filled with this byte first.
         """
         ...
 
