@@ -40,7 +40,7 @@ class Report(ResultWithVerdict):
 
     @cached_property
     def failed(self) -> tuple[str, ...]:
-        """The names of the checks that failed, each once."""
+        """The names of the checks that failed, without repetitions."""
         return tuple(dict.fromkeys(f.check for f in self.findings if f.verdict == "fail"))
 
     @cached_property

@@ -306,7 +306,7 @@ def _form_label(shapes: Shapes, kind: str) -> str:
 
 
 def _count_elements(shapes: Shapes) -> int:
-    """Return the number of elements of tensors of these shapes together."""
+    """Return the number of elements of tensors of the shapes ``shapes`` together."""
     return sum(prod(s) for s in shapes)
 
 

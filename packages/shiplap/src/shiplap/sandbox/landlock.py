@@ -133,8 +133,8 @@ def start_removal(folder: str) -> int:
 
 
 def lock_process(cell: SandboxPolicy) -> dict[str, str]:
-    """Restrict this process for good by resource limits, dropped capabilities, Landlock and seccomp. Return, for each
-    of these, an empty text or the reason why it is not in force.
+    """Restrict this process irrevocably by resource limits, dropped capabilities, Landlock and seccomp. Return, for
+    each of these, an empty text or the reason why it is not in force.
     """
     # Files in the scratch folder are for this user alone.
     os.umask(0o077)

@@ -47,8 +47,8 @@ def stat_fields(pid: int | str) -> list[str]:
 def has_ended(stat: Sequence[str]) -> bool:
     """Return whether a process has ended, judged by its ``stat_fields``.
 
-    If only the first thread has ended, Linux shows the state of an ended process, too. The number of threads tells the
-    two apart.
+    If only the first thread has ended, Linux shows the state of an ended process, too. The number of threads
+    distinguishes the two cases.
     """
     return stat[0] in "ZX" and int(stat[THREADS]) <= 1
 

@@ -129,7 +129,9 @@ def evaluate_size(size: Any, values: Mapping[Any, int]) -> int:
 
 
 def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
-    """Return the symbols in ``sizes`` with their bounds and hints, each once, in the order of their first use."""
+    """Return the symbols in ``sizes`` with their bounds and hints, in the order of their first use and without
+    repetitions.
+    """
     met: dict[Any, None] = {}
     for size in sizes:
         met.update(dict.fromkeys(sorted(_simplified_size(size).free_symbols, key=str)))

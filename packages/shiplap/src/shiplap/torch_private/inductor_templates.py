@@ -348,7 +348,7 @@ def current_graph() -> Any:
 
 
 def nodes_behind(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield the calls of operators that are lowered after ``node``, in this order."""
+    """Yield the nodes after ``node`` that call operators, in the order in which they are lowered."""
     while (node := node.next).op != "root":
         if node.op == "call_function":
             yield node

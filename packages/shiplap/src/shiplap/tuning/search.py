@@ -275,8 +275,8 @@ def _compare_finalists(work: _Search, factors: Mapping[str, float], together: Se
 
 
 def _timed_configs(work: _Search, kernel: str) -> list[int]:
-    """Return the indices of the candidates of this kernel that have a time in the ranking. There is one for each
-    config.
+    """Return the indices of the candidates of the kernel ``kernel`` that have a time in the ranking. There is one for
+    each config.
     """
     return [i for i in work.ranking.timings if work.candidates[i].kernel == kernel]
 

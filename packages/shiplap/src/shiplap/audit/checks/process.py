@@ -43,8 +43,8 @@ _deterministic_settings: Any = torch.utils.deterministic
 
 
 def process_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They are the base sample, samples without optional arguments, and one that is
-    large enough for several threads.
+    """Yield the samples on which the check ``process`` calls the op. They are the base sample, samples without optional
+    arguments, and one that is large enough for several threads.
     """
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grains(), 1))
 

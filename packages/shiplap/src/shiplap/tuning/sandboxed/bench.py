@@ -44,8 +44,8 @@ CLAIM, EXCHANGE = 0.3, 5e-3  # least share of this process's clock that a claim 
 
 
 def can_send_arguments(inputs: Inputs) -> bool:
-    """Return whether a locked process can run the candidates of this task. The task must be for the CPU of a Linux
-    machine, and its arguments must be of types that can be sent.
+    """Return whether a locked process can run the candidates of the task with these ``inputs``. The task must be for
+    the CPU of a Linux machine, and its arguments must be of types that can be sent.
     """
     if torch.device(inputs.device).type != "cpu" or not sys.platform.startswith("linux"):
         return False  # a locked process has not been tried with a device
