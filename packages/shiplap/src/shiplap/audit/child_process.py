@@ -187,7 +187,9 @@ class _ChildWatch:
     """The parent's view of a child process, with its events, its processor time and its memory."""
 
     def __init__(self, child: int, reading: int, limits: ChildLimits, output: IO[bytes]) -> None:
-        """Start to watch a child whose events come through the pipe ``reading``."""
+        """Start to watch the process ``child``, whose events come through the pipe ``reading`` and whose output is in
+        the file ``output``. ``limits`` are the limits of its time and memory.
+        """
         self.child, self.reading, self.limits, self.output = child, reading, limits, output
         self.rest = b""
         self.base = resident_bytes(child)

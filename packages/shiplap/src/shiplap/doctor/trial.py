@@ -52,7 +52,9 @@ class Laboratory:
     """A folder for the copies, recordings and traces of one program's trials."""
 
     def __init__(self, program: Program, folder: Path, stdout: IO[Any] | int | None) -> None:
-        """Prepare trials of a program in ``folder``. ``stdout`` receives what the shown run prints."""
+        """Prepare trials of a program in ``folder``. ``stdout`` receives the output of the run that is shown to the
+        user.
+        """
         self.program, self.folder, self.stdout = program, folder, stdout
         self.number = 0
         self.limit: float | None = None

@@ -61,7 +61,7 @@ class StepDeadline:
     """
 
     def __init__(self, last: float) -> None:
-        """Set ``last``, the moment (``time.monotonic``) at which every step must be over. No step has been made yet."""
+        """Set ``last``, the time (by ``time.monotonic``) by which every step must be over. There was no step yet."""
         self.last, self.longest = last, 0.0
 
     @contextmanager

@@ -57,8 +57,8 @@ class _TrustedModules:
         self._known: dict[str, bool] = {}
 
     def __call__(self, module: Any) -> bool:
-        """Return whether the module of this name belongs to Python, torch, an installed package or Shiplap. The result
-        is cached.
+        """Return whether the module called ``module`` belongs to Python, torch, an installed package or Shiplap. The
+        result is cached.
         """
         name = module if isinstance(module, str) else ""
         if name not in self._known:
@@ -226,8 +226,8 @@ class FunctionSnapshot:
     """
 
     def __init__(self, known: FunctionSnapshot | None = None, *, thorough: bool = False) -> None:
-        """Record the functions of all imported trusted modules. Records of ``known`` that are still valid are shared.
-        With ``thorough``, the operators of torch are recorded, too.
+        """Record the functions of all imported trusted modules. Unchanged parts of the snapshot ``known`` are used
+        again. With ``thorough``, the operators of torch are recorded, too.
         """
         before: list[_FunctionOwner] = known._owners if known is not None else []
         self._modules = dict(sys.modules)

@@ -473,7 +473,9 @@ class Heartbeat:
     FORM = struct.Struct("=qd")
 
     def __init__(self, handle: int = -1) -> None:
-        """Map the memory of ``handle``, or new memory, whose open file is then ``self.handle``."""
+        """Map the shared memory with the descriptor ``handle``. If it is -1, make new shared memory, whose descriptor
+        becomes ``self.handle``.
+        """
         self.handle = handle if handle >= 0 else make_sealed_file("heartbeat", self.FORM.size)
         self._memory = mmap.mmap(self.handle, self.FORM.size)
 

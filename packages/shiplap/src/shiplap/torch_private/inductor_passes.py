@@ -67,11 +67,13 @@ class InductorPass(custom_graph_pass.CustomGraphPass):
         return None if None in inner else ("shiplap", self.identity(), *inner)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InductorPass:
-        """Return the pass itself, since torch copies its configuration deeply."""
+        """Return the pass itself instead of a copy, because torch copies its configuration deeply."""
         return self  # torch copies its configuration
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the identity. Before torch 2.13, the key of a cache holds the pass itself, as bytes."""
+        """Return the pass's identity, by which it is pickled. Before torch 2.13, the key of a cached graph contains the
+        pickled pass.
+        """
         identity = self.uuid()
         if identity is None:
             raise TypeError("a pass without uuid is no part of a key")

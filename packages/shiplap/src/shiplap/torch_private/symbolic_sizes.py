@@ -318,8 +318,8 @@ def sizes_from_zero() -> Iterator[None]:
 
 
 class DecideConditions(TorchFunctionMode):
-    """A mode that answers where Python needs the truth value of a tensor or of a condition on sizes in a traced
-    function.
+    """A mode that returns answers when Python needs the truth value of a tensor, or of a condition on sizes, in a
+    traced function.
 
     Other threads get torch's own answers. One thread at a time may decide.
 
@@ -331,7 +331,8 @@ class DecideConditions(TorchFunctionMode):
     def __init__(self, answers: Sequence[bool], most: int, number: int) -> None:
         """Make a mode that answers data-dependent conditions with ``answers`` in order.
 
-        It raises an error after ``most`` conditions. Every number that is read from a tensor is ``number``.
+        The mode raises an error after ``most`` conditions. Whenever Python reads a number from a tensor, it gets
+        ``number``.
         """
         super().__init__()
         self.asked: list[Any] = []
@@ -340,7 +341,9 @@ class DecideConditions(TorchFunctionMode):
         self._patches = ExitStack()
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Answer a conversion of a tensor to a bool or a number, and call any other torch function."""
+        """Return the answer of this mode if ``func`` converts a tensor to a bool or a number. Otherwise call the torch
+        function ``func``.
+        """
         name = getattr(func, "__name__", "")
         if name == "__bool__":
             return self._answer(args[0])

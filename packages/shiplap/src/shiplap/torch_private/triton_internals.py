@@ -172,7 +172,7 @@ class _Libdevice:
     """
 
     def __getattr__(self, name: str) -> Any:
-        """Return the function of ``tl.math``, ``tl`` or our own table that stands for ``libdevice.<name>``.
+        """Return the function that replaces ``libdevice.<name>``, from ``tl.math``, ``tl`` or a table in this module.
 
         Raise ``NotImplementedError`` if there is none.
         """

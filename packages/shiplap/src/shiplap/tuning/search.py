@@ -65,7 +65,9 @@ class _Search:
     def __init__(
         self, op: Op, candidates: Sequence[Candidate], bench: Bench, inputs: Inputs, seconds: float, report: Report
     ) -> None:
-        """Start a search among ``candidates`` with a budget of ``seconds``."""
+        """Start a search among ``candidates``, which ``bench`` verifies and times, with a budget of ``seconds``.
+        ``report`` is called with the progress.
+        """
         self.op, self.candidates, self.bench, self.inputs, self.report = op, candidates, bench, inputs, report
         self.began, self.seconds = monotonic(), seconds
         self.ends = self.began + seconds

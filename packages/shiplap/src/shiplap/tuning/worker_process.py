@@ -42,7 +42,9 @@ class WorkerDied(Exception):
     """An error that says that the worker ended while candidate ``index`` ran. The index is -1 if none ran."""
 
     def __init__(self, index: int, how: str) -> None:
-        """Make the error for the candidate at ``index``, or -1 if none ran. ``how`` says how the worker ended."""
+        """Make the error for the candidate at ``index``, which is -1 if none ran. ``how`` is a text about the end of
+        the worker.
+        """
         super().__init__(how)
         self.index, self.how = index, how
 

@@ -69,7 +69,7 @@ class _Runner:
     """A candidate in a race whose calls can be timed."""
 
     def __init__(self, index: int, batch: CallBatch) -> None:
-        """Time the calls of ``batch``, which belong to the candidate at ``index``."""
+        """Make a runner for the calls of ``batch``, which belong to the candidate at ``index``."""
         self.index, self.batch = index, batch
 
     def __call__(self) -> Any:

@@ -103,8 +103,8 @@ class FreshValueTimes:
     def __init__(
         self, bench: ConfirmingBench, claims: Mapping[int, float], fresh: FreshArguments | None = None
     ) -> None:
-        """Prepare to time candidates on values from ``fresh``. ``claims`` has the seconds of a call that each candidate
-        claims, by index.
+        """Prepare to time candidates on values from ``fresh``, or on newly drawn ones if it is None. ``claims`` has the
+        seconds of a call that each candidate claims, by index.
         """
         self.bench, self.claims = bench, claims
         self.op, self.inputs = bench.op, bench.inputs

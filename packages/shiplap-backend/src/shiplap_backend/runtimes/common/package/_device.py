@@ -480,7 +480,7 @@ class fallback_policy:
         return str(_C.fallback_policy())
 
     def __enter__(self) -> fallback_policy:
-        """Return the object, whose policy holds since it was created."""
+        """Return this object. Its policy has been in force since it was created."""
         return self
 
     def __exit__(self, *exc: object) -> None:
