@@ -32,7 +32,7 @@ class OverloadPlacement:
     overload runs.
 
     The state ``elsewhere`` means that torch has no dense CPU kernel of the overload. ``required`` is true if the device
-    needs its own kernel for the overload.
+    must have a kernel for the overload.
     """
 
     name: str

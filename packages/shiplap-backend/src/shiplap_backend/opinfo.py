@@ -211,8 +211,8 @@ def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[An
         op: The OpInfo of the operator.
         sample: The sample with the arguments.
         dtype: The dtype of the sample.
-        places: The device on which the call gets each tensor of ``kept``, since some operators require indices on the
-            CPU. For any other value it is the value.
+        places: One item for each leaf of ``kept``, in order. For a tensor, the item is the device to which it is moved,
+            because some operators require indices on the CPU. For any other argument, the item is the argument itself.
         kept: The arguments before the call, on the CPU.
     """
     tensors = [v for v in leaves(kept) if isinstance(v, torch.Tensor)]

@@ -13,7 +13,7 @@ from shiplap_backend.models.case import CaseMaker, ModelCase
 class RotaryAttention(nn.Module):
     """Attention over a window of positions, followed by a gated layer.
 
-    Two heads of keys serve four heads of queries. Positions are encoded by rotations of complex numbers.
+    Four heads of queries share two heads of keys. Positions are encoded by rotations of complex numbers.
     """
 
     def __init__(self, width: int = 32) -> None:

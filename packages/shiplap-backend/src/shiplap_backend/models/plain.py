@@ -182,10 +182,10 @@ class Spectral(nn.Module):
 
 
 class Sampler(nn.Module):
-    """A spatial transformer, which samples an image at places that a small layer computes from it."""
+    """A spatial transformer, which samples an image at points that a small layer computes from it."""
 
     def __init__(self) -> None:
-        """Create the layer that computes the affine map of the places."""
+        """Create the layer that computes the affine map of the points."""
         super().__init__()
         self.where = nn.Linear(64, 6)
 

@@ -100,10 +100,11 @@ class Check:
         observe: the function that observes one sample. An exception in it counts as a problem.
         cases: the function that yields the samples, plain ones first.
         fix: the usual repair.
-        order: the place in an audit, which runs its checks in ascending order. It is 0 for a check that runs on request
-            only.
+        order: the rank of the check in an audit, which runs its checks by ascending rank. It is 0 for a check that runs
+            on request only.
         skips: a function that returns the reason why the check cannot apply to an op, or an empty text.
-        needs: the checks that must succeed before this one. Otherwise it observes nothing new or takes a risk.
+        needs: the checks that must succeed before this one runs. If one of them fails, this check would find nothing
+            new or could end the process.
         sequence: a function that observes all samples together, after the single ones, or None.
         error: the format of the largest ``Observation.error``.
         symbol: the variable that holds the check in its module.

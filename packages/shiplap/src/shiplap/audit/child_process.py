@@ -123,8 +123,8 @@ def stream_events(
 
 
 def run_isolated(work: Callable[[SendEvent], Any], limits: ChildLimits | None = None) -> Any:
-    """Return the result of ``work(send)`` in a forked child, as plain data. If the child ends too early, return its
-    ``ChildDeath``.
+    """Return the result of ``work(send)`` in a forked child, as plain data. If the child ends too early or exceeds one
+    of ``limits`` (by default those of ``ChildLimits()``), return its ``ChildDeath``.
     """
     for event in stream_events(lambda send: send({"kind": "answer", "answer": work(send)}), limits):
         if isinstance(event, ChildDeath):
@@ -187,7 +187,9 @@ class _ChildWatch:
     """The parent's view of a child process, with its events, its processor time and its memory."""
 
     def __init__(self, child: int, reading: int, limits: ChildLimits, output: IO[bytes]) -> None:
-        """Start to watch a child whose events come through the pipe ``reading``."""
+        """Start to watch the process ``child``, whose events come through the pipe ``reading`` and whose output is in
+        the file ``output``. ``limits`` are the limits of its time and memory.
+        """
         self.child, self.reading, self.limits, self.output = child, reading, limits, output
         self.rest = b""
         self.base = resident_bytes(child)

@@ -120,7 +120,10 @@ class _AuditRun:
         examined: ExaminedCallback | None,
         limits: ChildLimits,
     ) -> None:
-        """Prepare a run of the checks in ``plan`` on the op, without any finding yet."""
+        """Prepare a run of the checks in ``plan`` on the op, without any finding yet. ``progress`` is called with each
+        finding and ``examined`` with each examined sample, unless they are None. ``limits`` are those of a child
+        process.
+        """
         self.op, self.plan, self.limits = op, plan, limits
         self.progress, self.examined = progress, examined
         self.findings: list[Finding] = []

@@ -26,10 +26,10 @@ class Report(ResultWithVerdict):
         subject: the name of the op.
         findings: one finding for each check, in the order of the checks.
         required: the names of the checks on which the verdict rests.
-        ledger: what these checks looked at, in cells that join an axis (what samples vary) and an obligation (what a
-            check observes). It is empty if nothing was recorded.
-        verdict: ``"failed"`` if a check failed. ``"incomplete"`` if none failed, but a required check did not look at
-            everything, or a required cell of the ledger is untouched. Otherwise ``"proven"``.
+        ledger: the cells that these checks have covered. A cell is a combination of an axis (what samples vary) and an
+            obligation (what a check observes). It is empty if nothing was recorded.
+        verdict: ``"failed"`` if a check failed. ``"incomplete"`` if none failed, but a required check did not examine
+            all its samples, or a required cell of the ledger has no sample. Otherwise ``"proven"``.
     """
 
     subject: str
@@ -40,7 +40,7 @@ class Report(ResultWithVerdict):
 
     @cached_property
     def failed(self) -> tuple[str, ...]:
-        """The names of the checks that failed, each once."""
+        """The names of the checks that failed, without repetitions."""
         return tuple(dict.fromkeys(f.check for f in self.findings if f.verdict == "fail"))
 
     @cached_property

@@ -62,7 +62,7 @@ def _unite_samples(seen: list[dict[str, Any]]) -> ExaminedSamples:
     """
 
     def union(name: str) -> list[str]:
-        """Return the values under the key ``name`` in all samples of the check, each once and sorted."""
+        """Return the values under the key ``name`` in all samples of the check, sorted and without repetitions."""
         return sorted({value for s in seen for value in s[name]})
 
     names = sorted({name for s in seen for name in s["sizes"]})

@@ -39,7 +39,7 @@ def err() -> Console:
 
 
 def echo(text: str, *, end: str = "\n") -> None:
-    """Write a result that is not JSON to stdout, with control characters replaced."""
+    """Write ``text``, a result that is not JSON, and ``end`` to stdout. Control characters are replaced."""
     sys.stdout.write(replace_controls(text) + end)
     sys.stdout.flush()
 
@@ -114,8 +114,8 @@ def own_stdout(active: bool = True) -> Iterator[None]:
 def emit_failure(
     *, what: str, id: str | None = None, where: str = "", got: str = "", expected: str = "", fix: str = ""
 ) -> None:
-    """Print the JSON value of a verb (subcommand) that failed, with the fields of its error. Do nothing if the verb has
-    already printed a value.
+    """Print the JSON value of a verb (subcommand) that failed. Its fields are the arguments, which are those of an
+    error of Shiplap. Do nothing if the verb has already printed a value.
     """
     if not _answered:
         emit_json({"error": {"id": id, "what": what, "where": where, "got": got, "expected": expected, "fix": fix}})

@@ -115,8 +115,8 @@ def _as_module(called: Any) -> Any:
 def _write_file(program: Any, file: Path, opset: int | None, checks: bool) -> tuple[str, ...]:
     """Write the exported program to ``file`` and return the names of its declared ops.
 
-    The suffix decides between ONNX (operators of version ``opset``) and a ``.pt2`` package. If ``checks`` is false,
-    tests of data and sizes are left out.
+    The format follows from the suffix of ``file``. It is ONNX (with operators of version ``opset``) or a ``.pt2``
+    package. If ``checks`` is false, tests of data and sizes are left out.
     """
     if file.suffix == ".onnx":
         from shiplap.packaging.onnx import export_onnx

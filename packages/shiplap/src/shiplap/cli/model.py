@@ -28,9 +28,11 @@ def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ..
 
 
 def _find_callable(module: ModuleType, name: str, where: str) -> Any:
-    """Return the function or model ``name`` of a module, by default the one named by the constant ``DEFAULT``.
+    """Return the function or model ``name`` of a module. If ``name`` is empty, return the one named by the constant
+    ``DEFAULT``.
 
-    Raise ``SL501``, with the names of the module's functions and models, if there is none.
+    Raise ``SL501``, with the names of the module's functions and models, if there is none. ``where`` is the target, for
+    the error.
     """
     value = getattr(module, name or DEFAULT, None)
     if callable(value):
@@ -59,7 +61,7 @@ def _callable_names(module: ModuleType) -> list[str]:
 
 def _call_inputs_function(module: ModuleType, name: str, where: str) -> tuple[Any, ...] | dict[str, Any]:
     """Return the arguments that the function ``name`` of the module returns, as a tuple or a dict. Raise ``SL613`` if
-    there is no such function.
+    there is no such function. ``where`` is the target, for the error.
     """
     made = getattr(module, name, None)
     if not callable(made):

@@ -151,7 +151,9 @@ def unknown_name(
 
 
 def near_miss(wanted: str, names: Sequence[str], kind: str = "an op") -> str:
-    """Return a phrase with the name that was probably meant. If no name is similar, it lists all names that exist."""
+    """Return a phrase with the name among ``names`` that ``wanted`` probably means. If no name is similar, the phrase
+    lists all names. ``kind`` is the kind of the named object, with an article.
+    """
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
@@ -308,8 +310,8 @@ def _module_of(path: Path) -> tuple[str, Any]:
 
 
 def _not_imported(where: str, e: BaseException) -> ShiplapError:
-    """Return the error ``SL601`` for an import that failed with ``e``. It names the innermost line of the user's
-    code.
+    """Return the error ``SL601`` for an import of ``where`` that failed with ``e``. It names the innermost line of the
+    user's code.
     """
     frames = _user_frames(e)
     at = f" ({frames[-1]})" if frames else ""

@@ -25,8 +25,8 @@ class BreakMessage:
 
 @dataclass(frozen=True)
 class BreakCause:
-    """A cause of graph breaks. It has an explanation for readers who do not know the compiler, and a text that says
-    what removes it.
+    """A cause of graph breaks. It has an explanation for readers who do not know the compiler, and a text that names
+    the remedy.
     """
 
     id: str
@@ -285,8 +285,8 @@ def _text(message: BreakMessage) -> str:
 
 
 def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:
-    """Return the name of the kernel or call that breaks the graph, from torch's message and the source line. If neither
-    shows one, return the text of the statement.
+    """Return the name of the kernel or call that breaks the graph, from torch's message and the source line ``place``.
+    If neither shows a name, return the text of the statement.
     """
     # The debug context names the callee more surely than the source line, so its formats are tried first.
     if match := re.search(r"module: ([\w.]+), qualname: ([\w.<>]+)", message.context):
@@ -312,7 +312,7 @@ def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:
 
 
 def _statement_header(place: SourcePlace) -> str:
-    """Return the source text of the statement at a place without its body, such as ``if x.sum() > 0``."""
+    """Return the source text of the statement at the line ``place`` without its body, such as ``if x.sum() > 0``."""
     match statement_at(place):
         case ast.If(test=test):
             return f"if {ast.unparse(test)}"

@@ -62,7 +62,7 @@ class Break:
         chain: the frames from the user's script to ``place``, from the outermost on, without torch's own.
         cause: the id of the cause, a key of ``shiplap.doctor.causes.BREAK_CAUSES``.
         title, why: the cause's texts there.
-        call: the kernel or call at fault, as far as it can be named.
+        call: the kernel or call at fault, or the text of the statement if neither can be named.
         reason, explanation, hints: torch's message in parts.
         registry: the id of the message in torch's registry of graph breaks.
         page: the address of the registry's page about it, or an empty text.
@@ -73,7 +73,7 @@ class Break:
         seconds: the compile time spent on those.
         skipped: whether torch could not resume after it, so that the whole function runs uncompiled.
         owner: whose code has to change. It is ``"yours"``, the name of a library, or ``"torch"``.
-        before, after: the numbers of operations in the graphs in front of it and behind it, as far as compiled.
+        before, after: the numbers of operations in the compiled graphs before and after the break.
         follows: the break or recompile that causes it, or an empty text.
     """
 
@@ -175,13 +175,14 @@ class Recompile:
     counts them all. A guard is torch's condition for reusing compiled code.
 
     Attributes:
-        cause: what varied, such as ``"size"`` or ``"type"`` (a key of ``shiplap.doctor.recompiles.VARIATION_KINDS``).
+        cause: the kind of the varied value, such as ``"size"`` or ``"type"`` (a key of
+            ``shiplap.doctor.recompiles.VARIATION_KINDS``).
         title: the cause in words.
         subject: the argument, dim or attribute that varied.
         values: the values that it had, in order, as far as torch says.
         guard: the first failed guard in torch's words.
         reason: torch's whole text about the guard.
-        reader: the line that read what varied, or None if torch does not name it.
+        reader: the line that read the varied value, or None if torch does not name it.
         owner: whose line it is.
         follows: the break that causes it, or an empty text.
         limit: whether torch stopped compiling the function after so many versions. It then runs uncompiled.

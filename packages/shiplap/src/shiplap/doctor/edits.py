@@ -26,8 +26,8 @@ class Case:
 
     Attributes:
         file: the file of the break or recompile, relative to the program, or None if it lies outside of it.
-        subject: the call at fault, or the thing that varied.
-        text: torch's words about it.
+        subject: the call at fault, or the value that varied.
+        text: torch's message about it.
         texts: files that earlier remedies have changed.
     """
 

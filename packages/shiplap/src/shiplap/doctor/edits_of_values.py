@@ -173,7 +173,7 @@ def _tuple_text(items: list[str]) -> str:
 
 
 def _assigned_names(body: list[ast.stmt]) -> list[str]:
-    """Return the names that statements assign, each once, in order."""
+    """Return the names that statements assign, in order and without repetitions."""
     stored = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     return list(dict.fromkeys(n.id for n in stored))
 

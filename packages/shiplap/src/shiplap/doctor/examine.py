@@ -95,7 +95,7 @@ def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
     """Call ``fn(*args, **kwargs)`` and return a diagnosis of its graph breaks, recompiles and skipped CUDA graphs.
 
     Each graph break has its line, its cause and its remedy. ``fn`` is called once as it is. If nothing was compiled, it
-    is called once more under ``torch.compile`` with the eager backend. That backend breaks graphs at the same places as
+    is called once more under ``torch.compile`` with the eager backend. That backend breaks graphs at the same lines as
     every backend. An exception that ``fn`` raises is stored in ``Diagnosis.error``. Code that is already compiled adds
     nothing, since it is not compiled again. Call ``torch.compiler.reset()`` first.
 
@@ -135,7 +135,8 @@ def diagnose_trace(
 ) -> Diagnosis:
     """Return the diagnosis of torch's events in ``trace``, for the program or function called ``target``.
 
-    ``paths`` are folders in which modules of the program are found, to draft op declarations of their functions.
+    ``exit_code`` is the exit status of the program, and ``failure`` the text of the exception that ended it. ``paths``
+    are folders in which modules of the program are found. From their functions, op declarations are drafted.
     """
     compiled = list_compilations(trace)
     recompiles = tuple(group_recompiles(compiled))

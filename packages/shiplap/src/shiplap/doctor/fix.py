@@ -93,10 +93,10 @@ def _example_from_template(template: str) -> ExampleWriter:
 
 
 def _draft_declaration(message: BreakMessage, place: SourcePlace, call: str, paths: tuple[Path, ...]) -> str:
-    """Return the draft of an op declaration for ``call``, the call at fault, or an empty text if no declaration can
-    bind it.
+    """Return the draft of an op declaration for ``call``, the call at fault in the line ``place``. Return an empty text
+    if no declaration can bind it.
 
-    Its function is also looked for in ``paths``.
+    The called function is also searched for in ``paths``.
     """
     module, _, name = call.rpartition(".")
     fn = _import_function(module, name, paths) if "qualname" in message.context else None
@@ -123,7 +123,9 @@ def _draft_declaration(message: BreakMessage, place: SourcePlace, call: str, pat
 
 
 def _signatures_of_function(fn: object, where: str) -> list[DraftSignature]:
-    """Return the signatures of a function for a draft, or an empty list if none can be read."""
+    """Return the signatures of the function ``fn`` for a draft, or an empty list if none can be read. ``where`` is the
+    function's location.
+    """
     try:
         return [s for s in signatures_of_function(fn, where) if callable(fn)] if callable(fn) else []
     except ShiplapError:  # its signature cannot be read: the call as written says more

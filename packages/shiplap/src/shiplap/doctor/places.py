@@ -23,12 +23,14 @@ _DOCTOR_FOLDER = str(Path(__file__).resolve().parent) + "/"
 
 
 def parse_frames(text: str) -> list[SourcePlace]:
-    """Return the frames of a printed traceback as places, from the outermost on."""
+    """Return the frames of a printed traceback as source lines, from the outermost on."""
     return [make_place(file, int(line), function) for file, line, function in _FRAME_LINE.findall(text)]
 
 
 def make_place(file: str, line: int, function: str = "") -> SourcePlace:
-    """Return the place of a line, with its source text and the package that it belongs to."""
+    """Return the source line number ``line`` of ``file``, with its text and the package to which it belongs.
+    ``function`` is the name of the function around it, or an empty text.
+    """
     return SourcePlace(
         file, line, _original_function_name(function), linecache.getline(file, line).strip(), owning_package(file)
     )
@@ -63,26 +65,27 @@ def owning_package(file: str) -> str:
 
 
 def _is_outside_torch(p: SourcePlace) -> bool:
-    """Return whether a place is neither in torch nor in Python's standard library."""
+    """Return whether a source line is neither in torch nor in Python's standard library."""
     return p.package not in _TORCH_PACKAGES and p.package != "python"
 
 
 def innermost_relevant(stack: Sequence[SourcePlace]) -> SourcePlace | None:
-    """Return the innermost place outside of torch and Python's standard library, or else the innermost place. Return
-    None for an empty stack.
+    """Return the innermost line of ``stack`` that is outside of torch and Python's standard library. If there is none,
+    return the innermost line. Return None for an empty stack.
     """
     return next((p for p in reversed(stack) if _is_outside_torch(p)), stack[-1] if stack else None)
 
 
 def innermost_of_user(stack: Sequence[SourcePlace]) -> SourcePlace | None:
-    """Return the innermost place in the user's own code, or None if there is none."""
+    """Return the innermost line of ``stack`` in the user's own code, or None if there is none."""
     return next((p for p in reversed(stack) if not p.package), None)
 
 
 def relevant_chain(stack: Iterable[SourcePlace], end: SourcePlace) -> tuple[SourcePlace, ...]:
-    """Return the places of ``stack`` that lead to ``end``, each once, from the user's first one on.
+    """Return the lines of ``stack`` that lead to ``end``, without repetitions, from the first line of the user's code
+    on.
 
-    Those in torch, Python and this diagnosis are left out.
+    Lines in torch, in Python and in this diagnosis are left out.
     """
     steps = [p for p in stack if _is_outside_torch(p) and not p.file.startswith(_DOCTOR_FOLDER)]
     # Frames ahead of the user's first line belong to a launcher such as torchrun.

@@ -221,7 +221,8 @@ def find_leaves(
 ) -> Iterator[tuple[str, Any]]:
     """Yield ``(path, leaf)`` of the tensors and simple values in nested containers, modules and plain objects.
 
-    The path has the keys and attribute names that lead to the leaf.
+    The path is ``path``, followed by the keys and attribute names that lead to the leaf. ``depth`` and ``seen`` are for
+    recursive calls. They hold the depth of nesting and the ids of the objects that were visited.
     """
     seen = set() if seen is None else seen
     if isinstance(value, (torch.Tensor, *_SIMPLE)):

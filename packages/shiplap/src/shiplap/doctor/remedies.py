@@ -49,8 +49,8 @@ class Remedy:
 
 
 def _setting(id: str, setting: str, causes: tuple[str, ...], *, caveat: str = "", **conditions: str) -> Remedy:
-    """Return the remedy that inserts the compiler setting ``setting``, a statement, into the program. ``conditions``
-    are patterns that the break must match.
+    """Return the remedy that inserts the compiler setting ``setting``, a statement, into the program. ``causes`` and
+    ``caveat`` are fields of the remedy. ``conditions`` are patterns that the break must match.
     """
     modules = re.findall(r"\((logging|warnings)\.", setting)
     return Remedy(

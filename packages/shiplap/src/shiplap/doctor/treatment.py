@@ -19,7 +19,7 @@ class TriedEntry:
 
     Attributes:
         where: the line.
-        call: the call at fault, or the thing that varied.
+        call: the call at fault, or the value that varied.
         cause: the cause in words.
         owner: whose line it is.
         remedy: the id of the remedy that helped, or an empty text if none did.

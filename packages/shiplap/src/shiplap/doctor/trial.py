@@ -52,7 +52,9 @@ class Laboratory:
     """A folder for the copies, recordings and traces of one program's trials."""
 
     def __init__(self, program: Program, folder: Path, stdout: IO[Any] | int | None) -> None:
-        """Prepare trials of a program in ``folder``. ``stdout`` receives what the shown run prints."""
+        """Prepare trials of a program in ``folder``. ``stdout`` receives the output of the run that is shown to the
+        user.
+        """
         self.program, self.folder, self.stdout = program, folder, stdout
         self.number = 0
         self.limit: float | None = None
@@ -176,10 +178,12 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
 
 
 def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *, measure: bool = True) -> Treatment:
-    """Run ``command``, try the remedies for each break and recompile in a copy of the program, and return what helped.
+    """Run ``command``, try the remedies for each break and recompile in a copy of the program, and return the results
+    of the trials.
 
-    The first run is that of the unchanged program. The runs of trials use the eager backend, which breaks graphs at the
-    same places as every backend. Their random generators are seeded, so that parameters are drawn alike.
+    ``stdout`` receives the output of the first run, which is that of the unchanged program. If ``measure`` is false,
+    that run is left out and no times are measured. The runs of trials use the eager backend, which breaks graphs at the
+    same lines as every backend. Their random generators are seeded, so that equal parameters are drawn.
 
     Raise ``SL702`` if nothing is compiled, and ``SL703`` for a command that cannot be run in a copy. Raise ``SL704`` if
     two runs without a change differ.

@@ -57,7 +57,7 @@ class JudgeSession:
         timings: the times, one entry for each timed form of inputs (shapes and kind of values).
         calls: the number of calls whose results were compared.
         ledger: the cells (pairs of an axis and an obligation) to which these calls belong.
-        tried: the axes of the ledger that some form varies.
+        tried: the axes of the ledger that some form of inputs varies.
         waived: the required cells of the ledger that do not apply, with the reason.
     """
 

@@ -173,10 +173,10 @@ def _measure_planned(
     plan: _BatchPlan,
 ) -> Timed:
     """Return the times of one call, from up to ``rounds`` batches of ``plan.count`` calls for each process of
-    ``judged``, in secret order.
+    ``judged``, in secret order. No batch begins after ``ends`` once the least number of rounds is made.
 
-    Raise ``CallsNotQueued`` if a GPU's calls could not all be queued before the clock started, and the errors of
-    ``measure_form``.
+    Raise ``CallsNotQueued`` if the calls of a GPU could not all be queued before the clock started. Raise the errors of
+    ``measure_form``, too.
     """
     order, count = list(judged), plan.count
     calls: dict[str, list[CallOutcome]] = {name: [] for name in order}

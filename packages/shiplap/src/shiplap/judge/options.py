@@ -31,8 +31,8 @@ class JudgeOptions:
         vary_shapes: whether the candidate must also be right for other shapes that the reference accepts.
         vary_layouts: whether it must also be right for memory that is not contiguous and for unaligned starts.
         compiled: whether ``torch.compile`` of the reference is timed, too.
-        gradients: whether gradients are compared. None, the default, compares them if the candidate has some. It also
-            requires them of an op that declares a gradient.
+        gradients: whether gradients are compared. If it is None, the default, they are compared if the candidate has
+            some, and are required of an op that declares a gradient.
         timed: whether times are measured.
         device: the device of the arguments, ``"cpu"`` by default.
         bounds: the limits of the candidate's process. By default one call, which may compile, may take two thirds of
@@ -61,7 +61,7 @@ class StepDeadline:
     """
 
     def __init__(self, last: float) -> None:
-        """Set ``last``, the moment (``time.monotonic``) at which every step must be over. No step has been made yet."""
+        """Set ``last``, the time (by ``time.monotonic``) by which every step must be over. There was no step yet."""
         self.last, self.longest = last, 0.0
 
     @contextmanager

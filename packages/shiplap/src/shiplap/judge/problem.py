@@ -57,8 +57,8 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
         self.names: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the torch function ``func`` and return its result. Its name is added to ``names``. A custom operator
-        adds ``ops.`` instead.
+        """Call the torch function ``func`` and return its result. Add its name to ``names``. For a custom operator, add
+        ``ops.`` instead.
         """
         # An operator of others may be anything, a product too.
         custom = type(func).__module__.startswith("torch._ops")
@@ -312,8 +312,8 @@ class JudgeProblem:
 
 
 def _clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return whether two lists of results differ clearly. They do if the norm of the difference of a result exceeds a
-    tenth of the sum of both norms.
+    """Return whether a result in the list ``first`` clearly differs from that in ``second``. It does if the norm of
+    their difference exceeds a tenth of the sum of their norms.
     """
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.shape == b.shape and a.numel()]
     return any(float((a - b).norm()) > 0.1 * float(a.norm() + b.norm()) for a, b in pairs if a.itemsize > 1)
@@ -419,8 +419,9 @@ class FunctionProblem(JudgeProblem):
         vary_layouts: bool = True,
         file: str = "",
     ) -> None:
-        """Make the problem of the reference ``call``. ``inputs`` makes the arguments of one call. If ``call`` is a
-        module, it is copied in float64 for the expected results.
+        """Make the problem of the reference ``call``. ``inputs`` makes the arguments of one call. ``vary_shapes`` and
+        ``vary_layouts`` are options as in ``JudgeOptions``. If ``call`` is a module, it is copied in float64 for the
+        expected results.
         """
         # A plain function computes in the precision of its arguments, so it needs no copy.
         wide = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call

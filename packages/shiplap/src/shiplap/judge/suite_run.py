@@ -87,8 +87,8 @@ class TimingTurns:
         alone = False
 
         def take_turn() -> None:
-            """Wait until no other judgement compiles or runs. From then on no other judgement does so until this one
-            ends.
+            """Wait until no other judgement compiles or runs. No other judgement then starts to compile or run until
+            this one ends.
             """
             nonlocal alone
             with self._state:

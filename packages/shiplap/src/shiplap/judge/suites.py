@@ -34,7 +34,7 @@ class SuiteProblem:
         format: the name of the format.
         reference, candidate: targets of :func:`shiplap.judge.judge`.
         unusable: why the problem cannot be judged. Empty if it can.
-        vary_shapes: whether the reference serves other shapes than those of its inputs.
+        vary_shapes: whether the reference accepts other shapes than those of its inputs.
     """
 
     name: str
@@ -85,7 +85,7 @@ class SuiteFolders:
 
 
 def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
-    """Return the problems in the folders of a suite, each once, sorted by name.
+    """Return the problems in the folders of a suite, without repetitions and sorted by name.
 
     The folders may mix all formats that this module reads. A problem that cannot be read is returned as unusable, with
     the reason.

@@ -143,7 +143,10 @@ def load_subject(
     seed: int,
 ) -> JudgeSubject:
     """Import the trusted reference and return its problem. The parameters and the seed in the result are those that the
-    candidate gets as well. Raise ``SL501``, ``SL601``, ``SL615`` or ``SL616`` if that fails.
+    candidate gets as well.
+
+    The arguments from ``device`` to ``vary_layouts`` are options as in ``JudgeOptions``. Raise ``SL501``, ``SL601``,
+    ``SL615`` or ``SL616`` if the reference cannot be loaded or called.
     """
     value = _load_target(target)
     if isinstance(value, Op):

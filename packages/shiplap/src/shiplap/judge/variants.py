@@ -84,7 +84,7 @@ class InputFacts:
         constant: whether the inputs of the reference are the same in each draw, so that other values are timed.
         numbers: constants of the candidate. Some of them become sizes, and some values are drawn around them.
         always: the tensors of integers that are the same in each draw.
-        marks: integers that the reference treats in a way of its own, such as an index to ignore.
+        marks: integers that the reference treats specially, such as an index to ignore.
         absent: the arguments that are None in each draw.
         results: the shapes of the results.
         slow: whether a call of the reference takes so long that few calls of large shapes fit into a judgement.
@@ -306,7 +306,7 @@ def _form_label(shapes: Shapes, kind: str) -> str:
 
 
 def _count_elements(shapes: Shapes) -> int:
-    """Return the number of elements of tensors of these shapes together."""
+    """Return the number of elements of tensors of the shapes ``shapes`` together."""
     return sum(prod(s) for s in shapes)
 
 

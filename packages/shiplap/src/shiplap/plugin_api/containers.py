@@ -34,13 +34,14 @@ def register_container(
 
     Args:
         cls: the class to register.
-        take: splits an object into a sequence of children and the rest. The rest describes the object without its
-            children. torch compares rests with ``==``, for example to decide whether two inputs have one structure.
+        take: a function that returns the children of an object and its other data, which describe the object without
+            its children. Torch compares the other data of two objects with ``==``, for example to decide whether two
+            inputs have one structure.
         make: the inverse of ``take``. torch may pass any values as children, so ``make`` must not check them.
         fields: the attributes to show to code of torch that handles dataclasses instead of pytrees. The constructor of
             ``cls`` must accept them as keywords. None by default.
-        dump, load: convert the rest to a value that JSON can represent, and back. ``torch.export.save`` uses them. By
-            default the rest itself is such a value.
+        dump, load: functions that convert the other data to a value that JSON can represent, and back.
+            ``torch.export.save`` uses them. By default the other data themselves are such a value.
     """
     register_node(cls, take, make, dump=dump, load=load)
     if fields:

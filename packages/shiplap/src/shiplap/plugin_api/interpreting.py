@@ -40,7 +40,7 @@ def interpret(edit: Callable[[str], str] | None = None) -> None:
 
     Plain ``@triton.jit`` functions that ``sl.triton`` binds for ``"cuda"`` then serve calls with CPU tensors, also of
     ``sl.audit``. Templates bound for ``"cpu"`` are lowered as for a GPU, with their fused neighbours. Inductor's
-    launches are replaced for the rest of the process.
+    launches are replaced until the process ends.
 
     Args:
         edit: changes the source of each template's kernel before it runs, to see that a test finds a defect.

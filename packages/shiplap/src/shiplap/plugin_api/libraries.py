@@ -12,8 +12,8 @@ __all__ = ["find_library", "library_folder"]
 
 
 def find_library(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a kernel library. If the folder ``SHIPLAP_LIBRARY_PATH`` (an environment variable) has a file
-    of its name, it is that file, and otherwise ``path``.
+    """Return the path of a kernel library. If the folder that the environment variable ``SHIPLAP_LIBRARY_PATH`` names
+    has a file of this name, return the path of that file. Otherwise return ``path``.
 
     ``sl.cabi`` calls this function. A family that opens a library on its own, for example with ctypes, calls it as
     well, so that the user's setting applies.

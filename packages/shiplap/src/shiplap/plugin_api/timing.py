@@ -34,9 +34,9 @@ def time_in_turn(
 ) -> dict[str, float]:
     """Return the median time of one call of each of ``runs``, in seconds, by the names in ``runs``.
 
-    The functions are called in turn until ``seconds`` are over, so that other load on the machine affects all of them
-    alike. Each is called at least five times. On CUDA a function is captured into a graph if that is possible, and the
-    L2 cache is flushed before each call.
+    The functions are called in turn until ``seconds`` are over. Other load on the machine then slows all of them
+    equally. Each is called at least five times. On CUDA a function is captured into a graph if that is possible, and
+    the L2 cache is flushed before each call.
     """
     clock = clock_for(device)
     ready = {name: clock.ready(run) for name, run in runs.items()}

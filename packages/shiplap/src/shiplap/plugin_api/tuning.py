@@ -40,7 +40,7 @@ class ConfigSource(ABC):
     """
 
     def __init__(self, home: str, device_type: str, kernel: str) -> None:
-        """Keep the place of this source, ``"package.module:NAME"``, and the device type and name of the kernel."""
+        """Store the location of this source, ``"package.module:NAME"``, and the device type and name of the kernel."""
         self.home, self.device_type, self.kernel = home, device_type, kernel
 
     @abstractmethod
@@ -113,7 +113,7 @@ class _Listed(Candidate):
     """The kernel with a config that the source listed, as a candidate."""
 
     def __init__(self, source: ConfigSource, inner: KernelCandidate) -> None:
-        """Take the kernel and config of ``inner``, which ``source`` listed."""
+        """Make a candidate of ``source`` with the kernel and the config of ``inner``."""
         self.source, self.inner = source, inner
         self.kernel, self.config = inner.kernel, inner.config
 

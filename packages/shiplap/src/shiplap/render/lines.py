@@ -43,8 +43,8 @@ def line(text: str = "", style: str = "", *more: tuple[str, str]) -> Line:
 
 
 def row(label: str, value: str, style: str = "") -> Iterator[Line]:
-    """Yield one indented line with ``label`` and ``value`` beside it. Line breaks in ``value`` are indented to the same
-    column. Yield nothing if ``value`` is empty.
+    """Yield one indented line with ``label``, and ``value`` beside it in ``style``. Line breaks in ``value`` are
+    indented to the column in which it starts. Yield nothing if ``value`` is empty.
     """
     if value:
         # Further lines begin below the value, behind the label.

@@ -25,7 +25,7 @@ def write_statement(path: Path, subjects: Mapping[str, str], predicate_type: str
     Args:
         path: the file to write.
         subjects: the name of each examined object, and its SHA-256 digest as 64 hexadecimal digits.
-        predicate_type: the URI of the form of ``predicate``.
+        predicate_type: the URI that identifies the format of ``predicate``.
         predicate: the plain values that the statement says of the subjects. Infinities and NaN become null.
 
     Raises:

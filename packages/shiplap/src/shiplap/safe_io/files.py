@@ -28,14 +28,14 @@ class Distrusted(OSError):
 
 @dataclass(frozen=True)
 class OwnershipRule:
-    """The users who may own and write a file and the folders on the way to it.
+    """The users who may own and write a file and the folders above it.
 
     Attributes:
         owned: whether the owner has to be this user or root. Otherwise the owner may be any user, except in a folder
             that is sticky and open to all.
         group: whether the group may write, too. All others never may.
         private: whether the last component has to belong to this user. Root is not accepted.
-        everybody: whether all others may write, too. Symbolic links on the way are checked nevertheless.
+        everybody: whether all others may write, too. Symbolic links in the path are checked nevertheless.
     """
 
     owned: bool = True
@@ -271,8 +271,8 @@ def open_for_writing(path: str | os.PathLike[str], *, append: bool = False) -> i
     error.
 
     Raises:
-        Distrusted: a link of another user is on the way, or the file belongs to another user and lies in a folder that
-            everybody can write.
+        Distrusted: the path contains a link of another user, or the file belongs to another user and lies in a folder
+            that everybody can write.
         OSError: the file cannot be opened.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY

@@ -29,7 +29,7 @@ class CodeConstants:
     """Constants in the code of an op. Each occurs once, in ascending order.
 
     Attributes:
-        ints: integers of kernels, ``supports``, configs, reference and gradient.
+        ints: integers in the code of kernels, ``supports``, configs, reference and gradient.
         floats: floats of the same code.
         strings: short strings of the same code, which may be modes.
     """

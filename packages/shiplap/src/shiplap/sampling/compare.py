@@ -124,17 +124,18 @@ def compare_within_tolerance(
     """Return the difference of ``got``, the results of an op, from the results of its reference. If all are within the
     tolerance, its ``problem`` is empty.
 
-    ``own`` are the reference's results in its own precision, and ``wide`` those in float64. Integers, and the places of
-    NaN and infinity, must equal those of ``own`` or of ``wide``. Another element may differ by ``eps * (4 + 2
-    sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``. Three times the largest error
-    of the reference itself is added, and more for few elements.
+    ``own`` are the reference's results in its own precision, and ``wide`` those in float64. Integers must equal those
+    of ``own`` or of ``wide``. NaN and infinity must be at the same indices as there. Another element may differ by
+    ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``. Three times
+    the largest error of the reference itself is added, and a larger multiple if there are few elements.
 
     With ``wide_sums``, sums of 16-bit numbers are assumed to be kept in float32, as kernels do. Otherwise the tolerance
     of a long sum in bfloat16 would exceed its value. A kernel that leaves out most of the terms would then pass.
 
-    ``near`` says whether the rms is taken over all elements, over an element's row, or left out. Without it, errors in
-    small elements show that large elements would hide. ``allowed`` is, for each element, a deviation that rounding
-    explains (see ``sampling.rounding``). ``tolerance`` is a relative deviation that the declaration admits.
+    ``near`` says whether the rms is taken over all elements (``"all"``), over an element's row (``"row"``), or left out
+    (``"none"``). If it is left out, errors in small elements are found that large elements would hide. ``allowed`` is,
+    for each element, a deviation that rounding explains (see ``sampling.rounding``). ``tolerance`` is a relative
+    deviation that the declaration admits.
     """
     model = _ToleranceModel(sums, wide_sums, near, tolerance)
     if len(got) != len(own):
@@ -174,7 +175,7 @@ def agrees_without_float64(
 
 def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, near: NeighbourSize) -> bool:
     """Return whether one result ``got`` is within the tolerance whatever the reference's values in float64 are. ``own``
-    are the reference's values in its own precision.
+    are the reference's values in its own precision. The other arguments are those of ``agrees_without_float64``.
     """
     if _shape_problem(got, own):
         return False
@@ -221,8 +222,11 @@ class _ToleranceModel:
 
 
 def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None) -> Difference:
-    """Return the difference of one result from the reference. A large result is compared in parts. If a part differs,
-    the whole result is compared again, so that the reported index is right.
+    """Return the difference of one result ``got`` from the reference, whose values are ``own`` in its own precision and
+    ``wide`` in float64. ``extra`` is a further deviation that is allowed for each element, or None.
+
+    A large result is compared in parts. If a part differs, the whole result is compared again, so that the reported
+    index is right.
     """
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
@@ -236,8 +240,9 @@ def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceMod
 
 
 def _compare_parts(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel) -> Difference:
-    """Return the difference of the first part of a large result that differs from the reference. The index in its text
-    is counted from the start of the part. If no part differs, return a difference with the largest error of all parts.
+    """Return the difference of the first part of a large result ``got`` that differs from the reference. The index in
+    its text is counted from the start of the part. If no part differs, return a difference with the largest error of
+    all parts. ``own`` and ``wide`` are the reference's values in its own precision and in float64.
     """
     parts = [*zip(*(t.reshape(-1).split(PART) for t in (got, own, wide)), strict=True)]
     # That of the whole result, as where it is not compared part by part.
@@ -274,10 +279,11 @@ def _slack(own_error: float, count: int) -> float:
 def _compare_elements(
     got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None, slack: float | None = None
 ) -> Difference:
-    """Return the difference of one result from the reference, element by element.
+    """Return the difference of one result ``got`` from the reference, element by element. ``own`` and ``wide`` are the
+    reference's values in its own precision and in float64.
 
     ``slack`` is the absolute deviation that the reference's own error explains. If it is None, it is computed from
-    these elements. ``extra`` is a further deviation for each element.
+    these elements. ``extra`` is a further deviation that is allowed for each element, or None.
     """
     if got.dtype == torch.bool and (strange := got.view(torch.uint8) > 1).any():
         at = tuple(strange.nonzero()[0].tolist())

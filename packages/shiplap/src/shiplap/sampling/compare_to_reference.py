@@ -97,7 +97,8 @@ def _lost_finite_results(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
     """Return a text that names the first result of a random op with a NaN or infinite element where the reference's
     result has none. Return an empty text if there is no such result.
 
-    Whether a number is finite seldom depends on a random draw.
+    ``got`` are the op's results and ``own`` the reference's. Random numbers are seldom not finite by chance, so such a
+    difference is a fault.
     """
     for index, (g, o) in enumerate(zip(got, own, strict=True)):
         if (g.is_floating_point() or g.is_complex()) and bool(torch.isfinite(o).all()):

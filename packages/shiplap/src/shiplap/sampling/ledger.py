@@ -148,9 +148,10 @@ class Cell:
 
     Attributes:
         axis, obligation: names of ``AXES`` and ``OBLIGATIONS``.
-        looked_by: the check that has to look at the cell, empty for an optional cell.
-        state: ``"covered"`` if a sample was looked at, ``"does not apply"`` with a ``reason``, else ``"untouched"``.
-        samples: the number of samples that were looked at.
+        looked_by: the name of the check that has to cover the cell. It is empty for an optional cell.
+        state: ``"covered"`` if a sample was examined, ``"does not apply"`` if there is a ``reason`` against it, else
+            ``"untouched"``.
+        samples: the number of samples that were examined.
         reason: the reason why the cell does not apply, or was not reached.
     """
 

@@ -83,15 +83,16 @@ class _RoundingMode(TorchDispatchMode):
     """
 
     def __init__(self, eps: float, seed: int) -> None:
-        """Make a mode that multiplies the operands and results of torch operators by random factors within
-        ``1 +- eps``. ``seed`` determines the factors.
+        """Make a mode that multiplies the operands and results of torch operators by random factors between ``1 - eps``
+        and ``1 + eps``. ``seed`` determines the factors.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.eps, self.rng = eps, torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator ``func`` with random rounding errors in its operands, its result and its partial sums.
-        An exact operator runs unchanged. A composite one runs as its parts.
+        """Run the operator ``func`` with random rounding errors in its operands, its result and its partial sums. An
+        operator without rounding errors runs unchanged. A composite operator runs as the operators of which it is
+        composed.
         """
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::").rstrip("_")

@@ -64,8 +64,8 @@ FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"
 
 
 def sample(op: Op, label: str, seed: int, device: str = "cpu") -> SampleCase:
-    """Return the sample that a finding names by its ``label``. For the same ``seed`` its values, sizes, layouts and
-    dtypes are the same on every machine.
+    """Return the sample that a finding names by its ``label``, on ``device``. For the same ``seed`` its values, sizes,
+    layouts and dtypes are the same on every machine.
     """
     return Samples(op, seed, device).build(SampleRecipe.parse(label))
 
@@ -79,7 +79,9 @@ class Samples:
     """The samples of one op for one seed. Most methods yield samples, the usual ones first."""
 
     def __init__(self, op: Op, seed: int, device: str = "cpu") -> None:
-        """Make the source of samples for an op. The seed and the recipe of a sample together determine its values."""
+        """Make the source of samples for an op on ``device``. ``seed`` and the recipe of a sample together determine
+        its values.
+        """
         self.op, self.spec, self.seed, self.device = op, op.spec, seed, torch.device(device)
         self._known: dict[str, SampleCase | None] = {}
         self._sized: dict[str, SampleRecipe | None] = {}

@@ -125,7 +125,8 @@ def search_sizes(
     fixed_scalars: Mapping[str, Any] | None = None,
     limit: int = SEARCH_LIMIT,
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return the first ``(sizes, scalars)`` by name that the declaration admits and that have the fixed values.
+    """Return the first ``(sizes, scalars)`` by name that the declaration admits and that have the values in
+    ``fixed_sizes`` and ``fixed_scalars``. By default nothing is fixed.
 
     Return None if the first ``limit`` combinations hold none.
     """

@@ -35,7 +35,8 @@ class ArgumentArena:
     """Arguments that are laid out in a file without a name, to be read by another process."""
 
     def __init__(self, seed: int | None = None, block: DeviceBlock | None = None) -> None:
-        """Start an empty layout. Two arenas with the same ``seed`` place the same arguments alike.
+        """Start an empty layout. Two layouts with equal ``seed`` place equal arguments at equal offsets. If ``seed`` is
+        None, it is random.
 
         Arguments on a GPU are written into ``block`` if it has enough room. Otherwise a new block is made.
         """

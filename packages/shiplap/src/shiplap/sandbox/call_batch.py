@@ -276,14 +276,14 @@ def _check_probes(spans: ResultSpans, probes: Sequence[Probe]) -> None:
 
 
 def _argument_spans(given: MappedArguments, block: DeviceBlock) -> ResultSpans:
-    """Return a span with the present bytes of each argument of a call that lies in the GPU ``block``."""
+    """Return a span with the present bytes of each argument in ``given`` that lies in the GPU ``block``."""
     spans = [_span_of(place) for place in given.places if place.device == KIND]
     return [ResultSpan(b"", at, length, block.bytes_at(at, length)) for at, length, _ in spans]
 
 
 def _span_of(place: TensorLocation) -> tuple[int, int, int]:
-    """Return the offset of a tensor, its extent in bytes, and the bytes of one element. Raise ``DeviceError`` for an
-    unknown dtype or a misaligned offset.
+    """Return the offset, the extent in bytes and the bytes of one element of the tensor at the location ``place``.
+    Raise ``DeviceError`` for an unknown dtype or a misaligned offset.
     """
     dtype = getattr(torch, place.dtype, None)
     if not isinstance(dtype, torch.dtype) or place.at % min(dtype.itemsize, MOST_ALIGNED):

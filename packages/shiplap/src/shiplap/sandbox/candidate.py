@@ -518,7 +518,7 @@ class TargetProcess:
         return flat.as_strided(shape, stride), ResultSpan("host", place.at, len(content), content)
 
     def _read_on_device(self, place: TensorLocation, length: int) -> ResultSpan:
-        """Return a copy of bytes on the GPU, whose allocation stays mapped until ``release``."""
+        """Return a copy of the ``length`` bytes at ``place`` on the GPU. Its memory stays mapped until ``release``."""
         try:
             block = self.opened.take(place.block) if place.block else self.block
             if block is None:
@@ -551,7 +551,9 @@ class TargetProcess:
     def _check_aliases(
         self, spans: ResultSpans, places: Sequence[TensorLocation], given: Sequence[Tensor], expected: ExpectedEffects
     ) -> None:
-        """Raise ``CandidateError`` if a result shares memory with an argument or an earlier result."""
+        """Raise ``CandidateError`` if a result in ``spans`` shares memory with an argument at ``places`` or a kept
+        result.
+        """
         taken: list[tuple[bytes | str, int, int, str]] = []
         for p, t in zip(places, given, strict=True) if not expected.aliased else ():
             memory = p.block if lies_on_device(t) else "host"
@@ -578,7 +580,9 @@ class TargetProcess:
 
 
 def _memory_fault(e: OSError, what: str) -> CandidateError:
-    """Return the error for memory that cannot be read, which is ``MachineLack`` if nothing else explains it."""
+    """Return the error for memory that cannot be read. It is a ``MachineLack`` if the error ``e`` may come from the
+    machine. ``what`` begins its text.
+    """
     lack, told = e.errno in {*LACKS, errno.ESRCH, errno.ENOENT, errno.EPERM}, f"{what}: {e.strerror or e}"
     return MachineLack(told) if lack else CandidateError("memory", told)
 

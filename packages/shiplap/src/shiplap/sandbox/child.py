@@ -138,7 +138,7 @@ class Child:
     """
 
     def __init__(self, *, watched: bool = True) -> None:
-        """Start without a target. With ``watched``, snapshots are taken, by which changes of the interpreter are
+        """Start without a target. With ``watched``, snapshots are taken, so that changes of the interpreter are
         detected later.
         """
         self.watched = watched  # a process of the user's own is not

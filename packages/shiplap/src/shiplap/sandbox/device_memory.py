@@ -81,7 +81,9 @@ class DeviceBlock:
     """A block of GPU memory that this process has made or opened."""
 
     def __init__(self, driver: DeviceDriver, address: int, size: int, handle: int = -1, file: int = -1) -> None:
-        """Store the parts of a block. Without a ``handle``, it is memory of another process that was opened by name."""
+        """Store the parts of a block of ``size`` bytes at ``address``. ``handle`` is that of its physical memory, or -1
+        for memory of another process. ``file`` is the descriptor by which the block can be shared, or -1.
+        """
         self.driver, self.address, self.size, self.handle, self.file = driver, address, size, handle, file
 
     def bytes_at(self, at: int, length: int) -> Tensor:

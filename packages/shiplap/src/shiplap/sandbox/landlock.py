@@ -73,7 +73,7 @@ class SandboxPolicy:
 
     Attributes:
         scratch: the folder that the process may write.
-        readable: further places that it may read and execute.
+        readable: further files and folders that it may read and execute.
         hidden: folders on ``sys.path`` that it must not read.
         file_size: the greatest length of a file that it writes, in bytes.
         device: whether it may use the machine's accelerators.
@@ -133,8 +133,8 @@ def start_removal(folder: str) -> int:
 
 
 def lock_process(cell: SandboxPolicy) -> dict[str, str]:
-    """Restrict this process for good by resource limits, dropped capabilities, Landlock and seccomp. Return, for each
-    of these, an empty text or the reason why it is not in force.
+    """Restrict this process irrevocably by resource limits, dropped capabilities, Landlock and seccomp. Return, for
+    each of these, an empty text or the reason why it is not in force.
     """
     # Files in the scratch folder are for this user alone.
     os.umask(0o077)

@@ -42,7 +42,7 @@ def load_module(home: str) -> ModuleType:
 
 
 def load_named(home: str, names: Sequence[str]) -> Any:
-    """Return the value of the first of these dotted names that exists in the module or file ``home``. Raise
+    """Return the value of the first of the dotted names ``names`` that exists in the module or file ``home``. Raise
     ``AttributeError`` if none of them exists.
     """
     module = load_module(home)

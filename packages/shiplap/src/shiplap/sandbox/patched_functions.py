@@ -57,8 +57,8 @@ class _TrustedModules:
         self._known: dict[str, bool] = {}
 
     def __call__(self, module: Any) -> bool:
-        """Return whether the module of this name belongs to Python, torch, an installed package or Shiplap. The result
-        is cached.
+        """Return whether the module called ``module`` belongs to Python, torch, an installed package or Shiplap. The
+        result is cached.
         """
         name = module if isinstance(module, str) else ""
         if name not in self._known:
@@ -226,8 +226,8 @@ class FunctionSnapshot:
     """
 
     def __init__(self, known: FunctionSnapshot | None = None, *, thorough: bool = False) -> None:
-        """Record the functions of all imported trusted modules. Records of ``known`` that are still valid are shared.
-        With ``thorough``, the operators of torch are recorded, too.
+        """Record the functions of all imported trusted modules. Unchanged parts of the snapshot ``known`` are used
+        again. With ``thorough``, the operators of torch are recorded, too.
         """
         before: list[_FunctionOwner] = known._owners if known is not None else []
         self._modules = dict(sys.modules)
@@ -274,7 +274,9 @@ class FunctionSnapshot:
 
 
 def _list_descriptors(held: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return (name, value) of the properties, static methods and class methods among the attributes of a class."""
+    """Return (name, value) of the properties, static methods and class methods in ``held``, the attributes of a class
+    by name.
+    """
     return [(k, v) for k, v in held.items() if type(v) in DESCRIPTORS]
 
 

@@ -47,8 +47,8 @@ def stat_fields(pid: int | str) -> list[str]:
 def has_ended(stat: Sequence[str]) -> bool:
     """Return whether a process has ended, judged by its ``stat_fields``.
 
-    If only the first thread has ended, Linux shows the state of an ended process, too. The number of threads tells the
-    two apart.
+    If only the first thread has ended, Linux shows the state of an ended process, too. The number of threads
+    distinguishes the two cases.
     """
     return stat[0] in "ZX" and int(stat[THREADS]) <= 1
 
@@ -218,9 +218,9 @@ class RequestTime:
     Attributes:
         wall: the time by the clock of this process, from before the other process was continued until it was stopped.
             Only this time counts in favour of a candidate.
-        quiet: an estimate of the time on an idle machine. It is the wall time without the time in which either side
-            waited for a processor. It is at least the processor time divided by the number of cores. A process can make
-            itself wait, so this time never counts in favour of a candidate.
+        quiet: an estimate of the time on an idle machine. It is the wall time without the time in which this process or
+            the other one waited for a processor. It is at least the processor time divided by the number of cores. A
+            process can make itself wait, so this time never counts in favour of a candidate.
     """
 
     wall: float

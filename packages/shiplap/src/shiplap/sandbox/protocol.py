@@ -300,7 +300,7 @@ class LoadParameters(Request[Answer], frozen=True):
 
 
 class ReadState(Request[ResultPlaces], frozen=True):
-    """A request for the locations of these parameters and buffers of the module."""
+    """A request for the locations of the parameters and buffers in ``names`` of the module."""
 
     names: list[str]
 
@@ -324,7 +324,9 @@ class ListOperators(Request[OperatorList], frozen=True):
 
 
 class Differentiate(Request[ResultPlaces], frozen=True):
-    """A request to compute the gradients of arguments and of these parameters, for these gradients of the results."""
+    """A request to compute the gradients of the arguments and of the parameters named in ``parameters``. ``seeds`` are
+    the gradients of the results.
+    """
 
     args: Packed
     seeds: Packed
@@ -471,7 +473,9 @@ class Heartbeat:
     FORM = struct.Struct("=qd")
 
     def __init__(self, handle: int = -1) -> None:
-        """Map the memory of ``handle``, or new memory, whose open file is then ``self.handle``."""
+        """Map the shared memory with the descriptor ``handle``. If it is -1, make new shared memory, whose descriptor
+        becomes ``self.handle``.
+        """
         self.handle = handle if handle >= 0 else make_sealed_file("heartbeat", self.FORM.size)
         self._memory = mmap.mmap(self.handle, self.FORM.size)
 

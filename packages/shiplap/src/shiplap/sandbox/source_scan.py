@@ -315,7 +315,7 @@ def _names_in_code(code: CodeType) -> set[str]:
 
 
 def _describe_suspicion(name: str) -> str:
-    """Return why a candidate should not use this name or string, or an empty text if it may."""
+    """Return the reason why a candidate should not use the name or string ``name``. Return an empty text if it may."""
     if name in STACK_NAMES or name in PYTHON_C_NAMES:
         return f"{name} looks at the callers"
     if name in HEAP_NAMES:

@@ -89,7 +89,9 @@ class ProcessEnded(Exception):
     """
 
     def __init__(self, how: str, *, lack: bool = False) -> None:
-        """Make the error. ``how`` says how the process ended, and ``lack`` whether the machine lacks something."""
+        """Make the error. ``how`` is a text about the end of the process. ``lack`` is true if the machine lacked
+        something.
+        """
         super().__init__(printable_text(how))
         self.lack = lack
 

@@ -34,8 +34,9 @@ def register_with_dtensor(op: Op) -> bool:
 
 
 def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dtensor.CallPlacements]:
-    """Return DTensor's placements of outputs and arguments for each way to cut a call over a mesh. The first way is no
-    cut. It is followed by the sharding rules that hold for the call.
+    """Return DTensor's placements of outputs and arguments for each way to cut a call over ``mesh``, the sizes of a
+    mesh. In the first one nothing is cut. The others follow from the sharding rules that hold for the call with the
+    arguments ``given``.
 
     Raise ``SL217`` if an argument is cut and the op has no rules.
     """

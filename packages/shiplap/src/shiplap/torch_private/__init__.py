@@ -24,9 +24,10 @@ __all__ = ["CAPABILITIES", "Capability", "available"]
 
 @dataclass(frozen=True)
 class Capability:
-    """A use of private torch, with its name, the private names, and the public way on a torch that no run has verified.
+    """One use of private names of torch. It has a name, the private names, and the public replacement on a version of
+    torch on which no test run has verified the use.
 
-    ``otherwise``, the public way, is an empty text if torch has none.
+    ``otherwise`` describes the public replacement. It is an empty text if there is none.
     """
 
     name: str

@@ -45,7 +45,7 @@ class AtenArgument:
 
 @dataclass(frozen=True)
 class StructuredMeta:
-    """The way to call ATen's shape inference for a structured group of overloads.
+    """The data for a call of ATen's shape inference of a structured group of overloads.
 
     It has the C++ class, its header, and the arguments of a call of the class's ``meta``.
     """

@@ -199,13 +199,13 @@ def call_outside_autocast(function: Callable[..., Returned], *args: Any) -> Retu
 
 
 class DirectCall(Generic[P, R]):
-    """The call of an op. It is ``call_kernel`` if only a kernel has to see the call, and ``_call_dispatcher``
-    otherwise.
+    """The function by which Python calls an op. It calls ``call_kernel`` if neither autograd, a mode nor a transform is
+    involved, and ``_call_dispatcher`` otherwise.
 
     Attributes:
         can_skip_dispatcher: whether ``call_kernel`` is below autograd and autocast. Both are then checked here.
-        _record_plain_call: a function that calls its first argument with the others, and records that for autograd.
-            It is None if more is needed.
+        _record_plain_call: a function that calls its first argument with its other arguments, and records the call for
+            autograd. It is None if such a call needs more than that.
         _record_natively: a function that records a call in C++, if native code does. It goes through torch's
             dispatcher.
         overload: the torch op, which represents a call in a graph.
@@ -239,9 +239,9 @@ class DirectCall(Generic[P, R]):
         raise NotImplementedError
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the op by the shortest way that serves these arguments.
+        """Call the op by the fastest of three methods that is right for these arguments.
 
-        The ways are the kernel alone, a kernel that autograd records, and the dispatcher.
+        They are the kernel alone, a kernel call that autograd records, and torch's dispatcher.
         """
         if is_dynamo_compiling():
             # It traces each line of ours, at every call of an op. Since 2.14, it also traces the handlers of an error

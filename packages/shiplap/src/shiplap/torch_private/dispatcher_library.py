@@ -127,8 +127,8 @@ def _files_of(operator: str) -> list[str]:
 
 
 def name_of_edition(name: str, edition: int) -> str:
-    """Return the name under which torch knows the schema number ``edition`` that this process has declared for
-    ``name``. For the second schema it is ``name__2``.
+    """Return the name in torch of the schema number ``edition`` that this process has declared for ``name``. For the
+    second schema it is ``name__2``.
     """
     base, dot, overload = name.partition(".")
     return name if edition == 1 else f"{base}__{edition}{dot}{overload}"
@@ -143,7 +143,9 @@ class Registrations:
     """
 
     def __init__(self, namespace: str, edition: int = 1) -> None:
-        """Open a fragment of the torch library ``namespace``. Names in it get the suffix of ``edition``, a number."""
+        """Open a fragment of the torch library ``namespace``. If ``edition`` is above 1, this number is appended to the
+        names in it.
+        """
         self.namespace, self.edition = namespace, edition
         library: Any = Library  # torch gives it no types
         self._library = library(namespace, "FRAGMENT")
@@ -172,8 +174,8 @@ class Registrations:
         self._library.define(f"{self._named(name)}{opening}{rest}", tags=tuple(tags))
 
     def _named(self, name: str) -> str:
-        """Return the name under which torch knows the op ``name``. If an earlier schema had the same name in this
-        process, it ends in a number.
+        """Return the name in torch of the op ``name``. If an earlier schema had the same name in this process, it ends
+        in a number.
         """
         return name_of_edition(name, self.edition)
 
@@ -515,8 +517,8 @@ def registered_names() -> frozenset[str]:
 
 
 def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
-    """Return whether ``torch.ops`` already has an attribute of torch's own with a name of this op. The op could then
-    not be found there.
+    """Return whether torch itself has an attribute in ``torch.ops`` with a name of this op. The op could then not be
+    found there.
     """
     levels = (
         (torch.ops, namespace, torch._ops._OpNamespace),

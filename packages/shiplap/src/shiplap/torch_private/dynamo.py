@@ -33,8 +33,9 @@ def is_folded(node: Node) -> bool:
     """Return whether Inductor computes the value of ``node`` while it compiles, because it depends on frozen parameters
     alone.
 
-    This holds for graphs before autograd, while they are compiled. Dynamo needs the setting as well.
-    ``options={"freezing": True}`` is read too late, and parameters stay inputs.
+    This is for graphs before autograd, while they are compiled. Freezing must be switched on in Inductor's
+    configuration before Dynamo traces the model. With ``options={"freezing": True}`` it is switched on too late, and
+    parameters stay inputs of the graph.
     """
     from torch._inductor import config
 

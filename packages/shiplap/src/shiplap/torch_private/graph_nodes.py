@@ -487,8 +487,8 @@ def _signature_of_schema(overload: Any) -> OperatorSignature:
 
 
 def _overload_fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether an overload takes these arguments. It is judged by their number and names, and by which are
-    tensors.
+    """Return whether an overload accepts the arguments ``args`` and ``kwargs``. Only their number, their names and
+    whether they are tensors are compared.
     """
     # Keyword-only arguments can never take a positional value.
     positional = [a for a in overload._schema.arguments if not a.kwarg_only]

@@ -41,10 +41,11 @@ def register_node(
     """Register ``cls`` with torch's pytrees as a container of tensors. If the class is already registered, do nothing.
 
     Args:
-        take: a function that returns the children of an object in order, and the rest of it. Torch compares the rest
-            with ``==``.
+        take: a function that returns the children of an object in order, and all other data of the object. Torch
+            compares these data with ``==``.
         make: the inverse of ``take``. The children may be anything, since ``tree_map`` replaces them.
-        dump: a function from the rest of an object to a value for JSON, which ``torch.export.save`` writes.
+        dump: a function that converts the other data of an object to a value for JSON, which ``torch.export.save``
+            writes.
         load: the inverse of ``dump``.
     """
     if cls in _pytree.SUPPORTED_NODES:

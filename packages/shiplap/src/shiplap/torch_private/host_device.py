@@ -21,10 +21,11 @@ INDUCTOR = ("CppWrapperCodegen", "PythonWrapperCodegen", "Scheduling", "WrapperF
 
 
 class _LoopSizes(tuple[Any, ...]):
-    """The sizes of a group of loops, whose product with those of another group is always -1.
+    """The sizes of a group of loops, whose product with the sizes of another group is always -1.
 
-    Except on the CPU, the scheduler multiplies two of them to reindex loops. The loops here are the CPU's. No loop nest
-    has the product -1, so nothing is reindexed here either.
+    Inductor's scheduler multiplies the sizes of two groups to reindex loops, except for the CPU. The loops here are
+    generated as for the CPU, and must not be reindexed either. No loop nest has the product -1, so the scheduler finds
+    nothing to reindex.
     """
 
     __slots__ = ()

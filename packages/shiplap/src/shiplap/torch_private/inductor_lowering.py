@@ -129,7 +129,9 @@ def evaluate_size(size: Any, values: Mapping[Any, int]) -> int:
 
 
 def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
-    """Return the symbols in ``sizes`` with their bounds and hints, each once, in the order of their first use."""
+    """Return the symbols in ``sizes`` with their bounds and hints, in the order of their first use and without
+    repetitions.
+    """
     met: dict[Any, None] = {}
     for size in sizes:
         met.update(dict.fromkeys(sorted(_simplified_size(size).free_symbols, key=str)))
@@ -293,7 +295,7 @@ def current_node() -> torch.fx.Node:
 
 
 def size_expression(size: Any) -> Any:
-    """Return a size of a fake tensor as a sympy expression, as Inductor has it."""
+    """Return a size of a fake tensor as a sympy expression of the graph's symbols."""
     return size.node.expr if isinstance(size, SymInt) else sympy.Integer(int(size))
 
 

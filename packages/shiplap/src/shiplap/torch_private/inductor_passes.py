@@ -67,11 +67,13 @@ class InductorPass(custom_graph_pass.CustomGraphPass):
         return None if None in inner else ("shiplap", self.identity(), *inner)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InductorPass:
-        """Return the pass itself, since torch copies its configuration deeply."""
+        """Return the pass itself instead of a copy, because torch copies its configuration deeply."""
         return self  # torch copies its configuration
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the identity. Before torch 2.13, the key of a cache holds the pass itself, as bytes."""
+        """Return the pass's identity, by which it is pickled. Before torch 2.13, the key of a cached graph contains the
+        pickled pass.
+        """
         identity = self.uuid()
         if identity is None:
             raise TypeError("a pass without uuid is no part of a key")
@@ -232,7 +234,7 @@ class _Stop(BaseException):
 class CapturedGraph:
     """A function as a graph of one level.
 
-    ``roles`` says what each placeholder stands for. It is the number of a tensor, ``"size"`` for a symbol, or
+    ``roles`` has one item for each placeholder. It is the index of the tensor argument, ``"size"`` for a symbol, or
     ``"grad"`` for the gradient of an output (in the order of outputs).
     """
 

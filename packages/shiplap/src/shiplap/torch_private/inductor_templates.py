@@ -133,7 +133,9 @@ class _Store:
         self.aliases = {raw.get_name(): self.last.get_name()} if epilogues and not self.keep_raw else {}
 
     def tile(self, name: str, *sizes: Any, dtype: str = "float32") -> str:
-        """Return C++ that declares a buffer ``name`` of these sizes on the stack. :meth:`output` can store it."""
+        """Return C++ that declares a buffer ``name`` with the dims ``sizes`` and the dtype ``dtype`` on the stack.
+        :meth:`output` can store it.
+        """
         text: str = self.kernel.define_stack_allocated_buffer(name, list(sizes), getattr(torch, dtype))
         return text
 
@@ -238,7 +240,9 @@ class _Kernel(TritonTemplateKernel):
         return _bracketed(super().size(self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> Any:
-        """Return one stride as text in brackets. Without an index, return torch's text of all strides."""
+        """Return the stride at ``index`` of a tensor as text in brackets. If ``index`` is None, return torch's text of
+        all strides.
+        """
         parent: Any = super()
         text = parent.stride(self._named(name), index)
         return text if index is None else _bracketed(text)
@@ -294,7 +298,7 @@ def triton_choice(
 
     The attribute ``sized`` of the candidate is a function. It gets a function that evaluates a size, and returns the
     last arguments of the kernel. ``grid(*sizes, config, cdiv=)`` is evaluated on numbers and on expressions. Template
-    names are global to the process and asserted unique, so ``name`` must stand for this source.
+    names are global to the process and asserted unique, so a ``name`` must always be used with one source.
 
     Raises:
         NotImplementedError: with torch's message, if the template cannot serve these inputs.
@@ -344,7 +348,7 @@ def current_graph() -> Any:
 
 
 def nodes_behind(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield the calls of operators that are lowered after ``node``, in this order."""
+    """Yield the nodes after ``node`` that call operators, in the order in which they are lowered."""
     while (node := node.next).op != "root":
         if node.op == "call_function":
             yield node

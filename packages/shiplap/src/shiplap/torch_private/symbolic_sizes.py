@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def is_size(held: Any) -> bool:
-    """Return whether a fake value is a size, that is an int or an integer symbol, and not a bool."""
+    """Return whether a fake value is a size. A size is an int or an integer symbol, and not a bool."""
     return isinstance(held, (int, torch.SymInt)) and not isinstance(held, bool)
 
 
@@ -302,7 +302,9 @@ def sizes_from_zero() -> Iterator[None]:
     make: Any = symbolic_shapes.make_symbol  # type: ignore[attr-defined]
 
     def make_from_zero(kind: Any, number: int, **facts: Any) -> Any:
-        """Return a new symbol. If it stands for a size, it may be 0."""
+        """Return a new symbol with the number ``number``. If its ``kind`` is that of sizes, its assumptions ``facts``
+        are changed so that it may be 0.
+        """
         # A positive symbol is not 0 for sympy, whatever its range.
         if kind is SymT.SIZE and facts.get("positive"):
             facts = {**facts, "positive": None, "nonnegative": True}
@@ -316,8 +318,8 @@ def sizes_from_zero() -> Iterator[None]:
 
 
 class DecideConditions(TorchFunctionMode):
-    """A mode that answers where Python needs the truth value of a tensor or of a condition on sizes in a traced
-    function.
+    """A mode that returns answers when Python needs the truth value of a tensor, or of a condition on sizes, in a
+    traced function.
 
     Other threads get torch's own answers. One thread at a time may decide.
 
@@ -329,7 +331,8 @@ class DecideConditions(TorchFunctionMode):
     def __init__(self, answers: Sequence[bool], most: int, number: int) -> None:
         """Make a mode that answers data-dependent conditions with ``answers`` in order.
 
-        It raises an error after ``most`` conditions. Every number that is read from a tensor is ``number``.
+        The mode raises an error after ``most`` conditions. Whenever Python reads a number from a tensor, it gets
+        ``number``.
         """
         super().__init__()
         self.asked: list[Any] = []
@@ -338,7 +341,9 @@ class DecideConditions(TorchFunctionMode):
         self._patches = ExitStack()
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Answer a conversion of a tensor to a bool or a number, and call any other torch function."""
+        """Return the answer of this mode if ``func`` converts a tensor to a bool or a number. Otherwise call the torch
+        function ``func``.
+        """
         name = getattr(func, "__name__", "")
         if name == "__bool__":
             return self._answer(args[0])

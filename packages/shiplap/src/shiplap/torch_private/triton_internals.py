@@ -172,7 +172,7 @@ class _Libdevice:
     """
 
     def __getattr__(self, name: str) -> Any:
-        """Return the function of ``tl.math``, ``tl`` or our own table that stands for ``libdevice.<name>``.
+        """Return the function that replaces ``libdevice.<name>``, from ``tl.math``, ``tl`` or a table in this module.
 
         Raise ``NotImplementedError`` if there is none.
         """
@@ -185,7 +185,9 @@ class _Libdevice:
 
 
 class InterpretedKernel:
-    """The result of Inductor's decorators. It is launched in the same way, but interpreted."""
+    """A kernel in place of the one that Inductor's decorators return. It has the methods by which Inductor launches a
+    kernel, and runs in Triton's interpreter.
+    """
 
     def __init__(self, kind: str, fn: Any, meta: dict[str, Any]) -> None:
         """Wrap a generated Triton kernel ``fn`` of Inductor's ``kind``, such as ``template``, with its metadata."""

@@ -84,7 +84,8 @@ def tune(
             ``{"n": 4096, "c": 64}`` (with ``"dtype"`` if it is not float32), or a recipe. New values are drawn from the
             declaration.
         budget: the time for all samples, in seconds or as text such as ``"5m"``. The default is 30 s for each bucket.
-            When the time is over, finished choices are stored, and the others are returned with ``origin="left out"``.
+            When the time is over, finished choices are stored. The other buckets get choices with ``origin="left
+            out"``.
         device: the device for samples that are given as sizes, by default the CPU.
         remeasure: whether buckets that the store already has are measured again. False by default.
         capture: ``"auto"``, or ``"always"``, which times replays of CUDA graphs and rejects candidates that cannot be

@@ -113,8 +113,8 @@ class LocalBench:
         capture: str = "auto",
         at: Callable[[int], None] = lambda index: None,
     ) -> None:
-        """Make a bench that runs ``candidates`` in this process. ``at`` is called with the index of the candidate that
-        runs next, or with -1 if none does.
+        """Make a bench that runs ``candidates`` in this process. ``capture`` is the setting of the CUDA clock (see
+        ``CudaClock``). ``at`` is called with the index of the candidate that runs next, or with -1 if none runs.
         """
         self.inputs, self.candidates, self.capture, self.at = inputs, candidates, capture, at
         self._verifier = Verifier(inputs)

@@ -33,8 +33,8 @@ class Choice:
             budget ended before this bucket had a choice, and ``kernel`` is empty.
         sizes: the recipe of the call that was measured.
         unverified: the reason why the kernel is not verified. Empty for a verified kernel.
-        place: further fields of the key as (name, value), which describe the code around a call in a compiled graph.
-            Empty for a choice that eager calls use.
+        place: further fields of the key as (name, value), which describe the code around a call in a compiled graph. It
+            is empty for a choice that eager calls use.
     """
 
     op: str

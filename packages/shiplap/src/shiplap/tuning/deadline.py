@@ -44,7 +44,7 @@ class Deadline:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the working thread after its present work. That work is treated as abandoned."""
+        """End the thread after its present work, which then counts as abandoned. Do not wait for it."""
         self.over = True
         self._work.put(None)
 

@@ -314,8 +314,8 @@ def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -
 
 
 def _is_dim_size(value: Any, kind: str) -> bool:
-    """Return whether ``value`` can be the size of a dim of this kind. It must be a list of numbers for ``"variadic"``,
-    and a number for other kinds.
+    """Return whether ``value`` can be the size of a dim of the kind ``kind``. It must be a list of numbers for
+    ``"variadic"``, and a number for other kinds.
     """
     sizes = value if kind == "variadic" else [value]
     return isinstance(sizes, (list, tuple)) and all(type(n) is int and n >= 0 for n in sizes)

@@ -65,7 +65,9 @@ class _Search:
     def __init__(
         self, op: Op, candidates: Sequence[Candidate], bench: Bench, inputs: Inputs, seconds: float, report: Report
     ) -> None:
-        """Start a search among ``candidates`` with a budget of ``seconds``."""
+        """Start a search among ``candidates``, which ``bench`` verifies and times, with a budget of ``seconds``.
+        ``report`` is called with the progress.
+        """
         self.op, self.candidates, self.bench, self.inputs, self.report = op, candidates, bench, inputs, report
         self.began, self.seconds = monotonic(), seconds
         self.ends = self.began + seconds
@@ -275,8 +277,8 @@ def _compare_finalists(work: _Search, factors: Mapping[str, float], together: Se
 
 
 def _timed_configs(work: _Search, kernel: str) -> list[int]:
-    """Return the indices of the candidates of this kernel that have a time in the ranking. There is one for each
-    config.
+    """Return the indices of the candidates of the kernel ``kernel`` that have a time in the ranking. There is one for
+    each config.
     """
     return [i for i in work.ranking.timings if work.candidates[i].kernel == kernel]
 

@@ -56,7 +56,7 @@ class Verifier:
     """
 
     def __init__(self, inputs: Inputs) -> None:
-        """Make a verifier for candidates on these inputs."""
+        """Make a verifier for candidates on the arguments ``inputs``."""
         self.op, self.inputs = inputs.op, inputs
         self._references: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 

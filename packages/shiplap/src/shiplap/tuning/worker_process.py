@@ -42,7 +42,9 @@ class WorkerDied(Exception):
     """An error that says that the worker ended while candidate ``index`` ran. The index is -1 if none ran."""
 
     def __init__(self, index: int, how: str) -> None:
-        """Make the error for the candidate at ``index``, or -1 if none ran. ``how`` says how the worker ended."""
+        """Make the error for the candidate at ``index``, which is -1 if none ran. ``how`` is a text about the end of
+        the worker.
+        """
         super().__init__(how)
         self.index, self.how = index, how
 
@@ -323,16 +325,18 @@ class RemoteBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Check the claimed times again in locked processes, and return the result for each candidate. If the arguments
-        cannot be sent to a locked process, nothing is checked.
+        """Check the times ``claims`` again in locked processes, and return the result for each candidate. ``seconds``
+        is about how long each candidate is examined. Candidates in ``believed`` are only timed. If the arguments cannot
+        be sent to a locked process, nothing is checked.
         """
         if not can_send_arguments(self.task.inputs):
             return dict.fromkeys(claims, ConfirmedClaim())
         return self._judged.confirm(claims, seconds, believed)
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Measure confirmed candidates in turns in locked processes. Return times and failures. Both are empty if the
-        arguments cannot be sent to a locked process.
+        """Measure the confirmed candidates at ``indices`` in turns in locked processes, for about ``seconds``. Return
+        the seconds of a call and the failures, by index. Both are empty if the arguments cannot be sent to a locked
+        process.
         """
         return self._judged.duel(indices, claimed, seconds) if can_send_arguments(self.task.inputs) else ({}, {})
 

@@ -30,7 +30,9 @@ BESIDE_FIX = "load no element beyond the last one, nor before the first: mask th
 
 
 def addresses_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They are the base sample, one for every dtype, and one with larger sizes."""
+    """Yield the samples on which the check ``addresses`` calls the op. They are the base sample, one for every dtype,
+    and one with larger sizes.
+    """
     yield from chain(samples.plain(), samples.dtypes(), islice(samples.grown(1), 1))
 
 

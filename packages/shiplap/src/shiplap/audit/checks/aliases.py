@@ -17,7 +17,9 @@ from shiplap.sampling.samples import Samples
 
 
 def aliases_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They are the base sample, larger ones, and one whose sizes are all equal."""
+    """Yield the samples on which the check ``aliases`` calls the op. They are the base sample, larger ones, and one
+    whose sizes are all equal.
+    """
     yield from samples.plain()
     yield from samples.grown(2)
     # With all sizes equal, most pairs of arguments have one shape.

@@ -34,7 +34,9 @@ def why_skip_autocast(op: Op) -> str:
 
 
 def autocast_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They are the base sample and samples without optional arguments."""
+    """Yield the samples on which the check ``autocast`` calls the op. They are the base sample and samples without
+    optional arguments.
+    """
     yield from samples.plain()
     yield from samples.optionals()
 

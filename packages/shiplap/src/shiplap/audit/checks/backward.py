@@ -36,10 +36,10 @@ SAVE_FIX = "read tensors from saved, for which sl.op keeps them with save_for_ba
 
 
 def backward_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check.
+    """Yield the samples on which the check ``backward`` calls the op.
 
-    They are the base sample, a larger one, samples without optional arguments, with other scalars and with other ranks,
-    and one with a long dim.
+    They are the base sample, a larger one, samples without optional arguments, samples with other scalars and with
+    other ranks, and one with a long dim.
     """
     yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
     yield from chain(islice(samples.ranks(), 2), islice(samples.wide(), 1))

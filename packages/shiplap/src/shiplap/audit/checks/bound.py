@@ -24,10 +24,10 @@ def why_skip_bound(op: Op) -> str:
 
 
 def bound_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check.
+    """Yield the samples on which the check ``bound`` calls the op.
 
-    They are each kind of values drawn twice, larger sizes, sizes of 0, of 1 and around powers of two, and other
-    scalars.
+    They are two samples for each kind of values, and samples with larger sizes, with sizes of 0, of 1 and around powers
+    of two, and with other scalars.
     """
     more = [with_other_values(samples.op, c) for c in samples.values()]
     yield from chain(samples.values(), more, islice(samples.grown(2), 2), samples.edges(), samples.scalars())

@@ -25,10 +25,10 @@ SIZES, MOST_RECOMPILES = 4, 2
 
 
 def compile_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check.
+    """Yield the samples on which the check ``compile`` calls the op.
 
-    They are the base sample, larger ones, samples with all tensors strided in one of two ways, and samples without
-    optional arguments.
+    They are the base sample, larger ones, samples with all tensors in either of two strided layouts, and samples
+    without optional arguments.
     """
     layouts = [c for c in samples.layouts() if "every" in dict(c.recipe.layouts)]
     usual = [c for c in layouts if dict(c.recipe.layouts)["every"] in ("transposed", "padded")]

@@ -57,7 +57,9 @@ CAPACITY_FIX = (
 
 
 def cuda_graph_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They are the base sample and samples without optional arguments."""
+    """Yield the samples on which the check ``cuda_graph`` calls the op. They are the base sample and samples without
+    optional arguments.
+    """
     yield from samples.plain()
     yield from samples.optionals()
 

@@ -16,8 +16,8 @@ REPEATED_CALLS = 3
 
 
 def determinism_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. First come samples that differ in their kind of random values, such as normal,
-    positive or constant. Larger samples follow.
+    """Yield the samples on which the check ``determinism`` calls the op. First comes one sample for each kind of random
+    values, such as normal, positive or constant. Larger samples follow.
     """
     yield from samples.values()
 

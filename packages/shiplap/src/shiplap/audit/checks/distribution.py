@@ -34,7 +34,7 @@ def why_skip_distribution(op: Op) -> str:
 
 
 def distribution_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check.
+    """Yield the samples on which the check ``distribution`` calls the op.
 
     They are the base sample, and samples with other scalars, with four dtypes, without optional arguments, with some
     kinds of values, and with larger sizes.

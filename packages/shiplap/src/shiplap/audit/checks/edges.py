@@ -16,10 +16,10 @@ from shiplap.sampling.samples import Samples
 
 
 def edges_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check.
+    """Yield the samples on which the check ``edges`` calls the op.
 
-    They have sizes of 0, of 1 and around powers of two. All layouts of the base sample, of a larger one, of single
-    elements and of other dtypes follow.
+    First come samples with sizes of 0, of 1 and around powers of two. Samples in all layouts follow, with the base
+    sizes, with larger ones, with single elements and with other dtypes.
     """
     grown = (samples.layouts(c.recipe) for c in islice(samples.grown(1), 1))
     yield from chain(samples.edges(), samples.layouts(), *grown, layouts_of_ones(samples), layouts_of_dtypes(samples))

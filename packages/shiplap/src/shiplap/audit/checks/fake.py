@@ -24,10 +24,10 @@ from shiplap.sampling.samples import Samples
 
 
 def fake_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check.
+    """Yield the samples on which the check ``fake`` calls the op.
 
-    They have all dtypes, layouts, scalars and edge sizes such as 0. Others have sizes beyond one block of a kernel and
-    beyond integers in its code.
+    They are samples with all dtypes, layouts and scalars, and with sizes of 0 and 1. Others have sizes larger than one
+    block of a kernel, and sizes larger than the integers in its code.
     """
     yield from chain(samples.plain(), samples.dtypes(), samples.optionals(), samples.scalars(), samples.layouts())
     yield from chain(samples.edges(), padded_multiples(samples), samples.grown(2), samples.wide())
@@ -121,7 +121,8 @@ def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterab
 
 def _find_pinned_dim(op: Op, case: SampleCase, sizes: list[list[Any]]) -> str:
     """Return the name of the first dim to which the fake implementation gives a constant size, although the declaration
-    leaves the size free. The text is empty if there is none.
+    leaves the size free. The text is empty if there is none. ``sizes`` holds the symbolic sizes of each tensor
+    argument.
     """
     free = {n for n, _ in case.recipe.sizes} - {n for e in op.spec.requires for n in e.names}
     if op.spec.traced and op.spec.scalars:

@@ -21,7 +21,7 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 
 def fresh_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check.
+    """Yield the samples on which the check ``fresh`` calls the op.
 
     They are the base sample, larger and very large ones. Others have sizes of 1, layouts or scalars for which a kernel
     might return a view in place of a copy.

@@ -63,10 +63,10 @@ AnyCallable = Any
 
 
 def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check.
+    """Yield the samples on which the check ``gradient`` calls the op.
 
-    They vary ranks, dtypes, scalars, layouts and edge sizes. Others have values at kinks, at ties and at overflow.
-    Large sizes are included as long as they are quick.
+    They are samples with other ranks, dtypes, scalars and layouts, and with sizes of 0 and 1. Others have values at
+    kinks, at ties and at overflow. Large samples are included as long as they are quick.
     """
     wide = (c for c in samples.dtypes() if {"float64", "complex128"} & set(dict(c.recipe.dtypes).values()))
     grown = islice(samples.grown(1), 1)

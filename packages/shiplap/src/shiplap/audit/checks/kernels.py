@@ -40,10 +40,10 @@ def why_skip_kernels(op: Op) -> str:
 
 
 def kernels_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check, which are all kinds of samples.
+    """Yield the samples on which the check ``kernels`` runs the op's kernels. They are samples of all kinds.
 
-    There are fewer for an op with a single kernel that has neither conditions nor configs, since all other checks call
-    that kernel.
+    Fewer samples suffice for an op with a single kernel that has neither conditions nor configs, since all other checks
+    call that kernel.
     """
     if _plainly_served(samples.op, str(samples.device)):  # every other check calls it: only op.out is new
         yield from chain(samples.values(), samples.dtypes(), samples.edges(), samples.wide())

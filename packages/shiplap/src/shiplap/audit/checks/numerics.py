@@ -15,8 +15,8 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 
 def numerics_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They vary kinds of values, dtypes, optional arguments and scalars, and have
-    larger sizes.
+    """Yield the samples on which the check ``numerics`` calls the op. They are samples with other kinds of values,
+    other dtypes, without optional arguments, with other scalars, and with larger sizes.
     """
     big = list(islice(samples.grown(2), 2))
     yield from chain(samples.values(), samples.dtypes(), samples.optionals(), samples.scalars(), big)

@@ -23,10 +23,10 @@ OPCHECK_TESTS = (
 
 
 def opcheck_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check.
+    """Yield the samples on which the check ``opcheck`` calls the op.
 
-    They are the base sample, transposed and larger ones and samples without optional arguments. If the reference would
-    return numbers that are not finite, the values are positive.
+    They are the base sample, samples with transposed tensors, samples without optional arguments, and a larger one. If
+    the reference would return numbers that are not finite, the values are positive.
     """
     transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
     for case in chain(samples.plain(), transposed, samples.optionals(), islice(samples.grown(1), 1)):

@@ -43,8 +43,8 @@ _deterministic_settings: Any = torch.utils.deterministic
 
 
 def process_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They are the base sample, samples without optional arguments, and one that is
-    large enough for several threads.
+    """Yield the samples on which the check ``process`` calls the op. They are the base sample, samples without optional
+    arguments, and one that is large enough for several threads.
     """
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grains(), 1))
 
@@ -381,7 +381,7 @@ def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
 
 def _describe_growth(growths: list[tuple[float, float]], calls: int, what: str) -> str:
     """Return a text that says how much memory every round of ``calls`` runs has left behind. It is empty if that is
-    below the limits. ``growths`` has the objects and bytes of each round.
+    below the limits. ``growths`` has the objects and bytes of each round, and ``what`` names the runs.
     """
     for at, (kind, limit) in enumerate(
         (("Python objects", calls * 0.9), ("bytes of resident memory", calls * LEAKED_BYTES_PER_CALL))

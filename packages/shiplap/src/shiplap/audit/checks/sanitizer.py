@@ -32,8 +32,8 @@ FIXES_BY_TOOL = {
 
 
 def sanitizer_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They are the base sample, samples with edge sizes, larger ones, samples without
-    optional arguments, and all dtypes.
+    """Yield the samples on which compute-sanitizer runs the op. They are the base sample, samples with sizes of 0 and
+    1, larger ones, samples without optional arguments, and samples of all dtypes.
     """
     edges = (c for c in samples.edges() if c.numel)
     yield from chain(

@@ -23,10 +23,10 @@ from shiplap.sampling.samples import Samples
 
 
 def schema_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check.
+    """Yield the samples on which the check ``schema`` calls the op.
 
-    They are all kinds of values, dtypes, layouts, and large samples. An op may copy an input only to convert its dtype,
-    so all dtypes are tried.
+    They are samples with all kinds of values, all dtypes and all layouts, and large ones. All dtypes are tried because
+    an op may copy an input only to convert its dtype.
     """
     yield from chain(samples.values(), samples.dtypes())  # what converts an input copies it in other dtypes alone
     yield from (c for c in samples.layouts() if "every" in dict(c.recipe.layouts))
@@ -88,7 +88,7 @@ def _clone_storages(value: Any) -> list[Tensor]:
 
 
 def _storage_bytes(t: Tensor) -> Tensor:
-    """Return all bytes of the storage of ``t``, as a uint8 tensor that shares this memory."""
+    """Return all bytes of the storage of ``t``, as a uint8 tensor that shares the memory of ``t``."""
     return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
 
 

@@ -33,8 +33,8 @@ def why_skip_sharding(op: Op) -> str:
 
 
 def sharding_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They are the base sample, samples without optional arguments, and two larger
-    ones.
+    """Yield the samples on which the check ``sharding`` calls the op. They are the base sample, samples without
+    optional arguments, and two larger ones.
     """
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grown(2), 2))
 

@@ -25,8 +25,8 @@ SHARED, TIMES, AGAIN_S = 1 << 20, 8, 0.1  # elements from which on a call is rep
 
 
 def sizes_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They have one long dim, or sizes around the blocks into which kernels divide
-    their work.
+    """Yield the samples on which the check ``sizes`` calls the op. They have one long dim, or sizes around those of the
+    blocks into which kernels divide their work.
     """
     yield from chain(samples.long(), samples.tiles())
 

@@ -28,10 +28,10 @@ from shiplap.sampling.work_estimate import why_too_large
 
 
 def special_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check.
+    """Yield the samples on which the check ``special`` calls the op.
 
-    They have lists of other lengths, values at numbers in the op's code, odd scalars and special values such as NaN.
-    Others have sizes that are powers of two.
+    They have lists of other lengths, values near the numbers in the op's code, unusual scalars, or special values such
+    as NaN. Others have sizes that are powers of two.
     """
     yield from chain(
         samples.lists(), samples.thresholds(), samples.odd_scalars(), samples.special(), powers_of_two(samples)

@@ -25,8 +25,8 @@ INTERPRETER_MODULE = "triton.runtime.interpreter"
 
 
 def threads_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They are the base sample, larger ones, and some that are large enough for
-    several threads.
+    """Yield the samples on which the check ``threads`` calls the op. They are the base sample, larger ones, and some
+    that are large enough for several threads.
     """
     yield from samples.plain()
     yield from samples.grown(1)

@@ -35,8 +35,8 @@ def why_skip_transforms(op: Op) -> str:
 
 
 def transforms_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They are the base sample, samples with other scalars, and one with larger
-    sizes.
+    """Yield the samples on which the check ``transforms`` calls the op. They are the base sample, samples with other
+    scalars, and one with larger sizes.
     """
     yield from chain(samples.plain(), samples.scalars(), islice(samples.grown(1), 1))
 

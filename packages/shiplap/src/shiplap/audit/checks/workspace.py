@@ -28,8 +28,8 @@ FILL_BYTES = (0x00, 0xFF, 0x7F, 0xA5)
 
 
 def workspace_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check. They are the base sample, larger and very large ones, and samples without
-    optional arguments.
+    """Yield the samples on which the check ``workspace`` calls the op. They are the base sample, larger and very large
+    ones, and samples without optional arguments.
     """
     yield from samples.plain()
     yield from samples.grown(2)

@@ -142,7 +142,7 @@ class CallDraws:
     """
 
     def __init__(self, form: SchemaForm, seed: int) -> None:
-        """Start random draws of calls of an op with the schema ``form``, the same for the same seed."""
+        """Prepare random draws of calls of an op with the schema ``form``. Equal seeds give equal calls."""
         # The op's name is part of the seed, so that its calls do not depend on which ops are audited.
         self.form, self.random = form, random.Random(f"{form.name} {seed}")
         # What refusals have named: texts in quotes, dtypes and numbers.

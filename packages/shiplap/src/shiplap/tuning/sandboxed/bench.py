@@ -44,8 +44,8 @@ CLAIM, EXCHANGE = 0.3, 5e-3  # least share of this process's clock that a claim 
 
 
 def can_send_arguments(inputs: Inputs) -> bool:
-    """Return whether a locked process can run the candidates of this task. The task must be for the CPU of a Linux
-    machine, and its arguments must be of types that can be sent.
+    """Return whether a locked process can run the candidates of the task with these ``inputs``. The task must be for
+    the CPU of a Linux machine, and its arguments must be of types that can be sent.
     """
     if torch.device(inputs.device).type != "cpu" or not sys.platform.startswith("linux"):
         return False  # a locked process has not been tried with a device
@@ -69,7 +69,7 @@ class _Runner:
     """A candidate in a race whose calls can be timed."""
 
     def __init__(self, index: int, batch: CallBatch) -> None:
-        """Time the calls of ``batch``, which belong to the candidate at ``index``."""
+        """Make a runner for the calls of ``batch``, which belong to the candidate at ``index``."""
         self.index, self.batch = index, batch
 
     def __call__(self) -> Any:
@@ -301,8 +301,9 @@ class JudgedBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Check the claimed times of a race by this process's clock, on values that the candidates have not seen.
-        Return the result for each candidate.
+        """Check the times ``claims`` of a race by the clock of this process, on values that the candidates have not
+        seen. Return the result for each candidate. ``seconds`` is about how long each candidate is examined. Candidates
+        in ``believed`` are only timed.
         """
         with _few_threads(self.inputs):
             return Confirmation(self, claims, seconds, believed).confirm_claims()

@@ -52,8 +52,9 @@ class ConfirmingBench(Protocol):
     hosts: KernelProcesses
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
-        """Return calls of the candidate at ``index`` on each of ``sets``, ready to run in its process. Index -1 makes
-        calls that compute nothing.
+        """Return calls of the candidate at ``index`` on each of ``sets`` (lists of arguments), ready to run in its
+        process. Index -1 makes calls that compute nothing. If ``poison`` is not None, memory that a call allocates is
+        filled with this byte first.
         """
         ...
 
@@ -102,8 +103,8 @@ class FreshValueTimes:
     def __init__(
         self, bench: ConfirmingBench, claims: Mapping[int, float], fresh: FreshArguments | None = None
     ) -> None:
-        """Prepare to time candidates on values from ``fresh``. ``claims`` has the seconds of a call that each candidate
-        claims, by index.
+        """Prepare to time candidates on values from ``fresh``, or on newly drawn ones if it is None. ``claims`` has the
+        seconds of a call that each candidate claims, by index.
         """
         self.bench, self.claims = bench, claims
         self.op, self.inputs = bench.op, bench.inputs

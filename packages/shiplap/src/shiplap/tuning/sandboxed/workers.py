@@ -157,8 +157,8 @@ class KernelProcesses:
             self._failed[kernel] = str(e)
 
     def process_for(self, kernel: str, patience: float = 1.0) -> TargetProcess:
-        """Return the process of this kernel, started and with the task loaded. Raise ``ProcessUnavailable`` if that
-        fails.
+        """Return the process of the kernel ``kernel``, started and with the task loaded. Raise ``ProcessUnavailable``
+        if that fails.
 
         ``patience`` is the factor by which one request to the process may take longer than others.
         """

@@ -376,7 +376,9 @@ def memory_allocated(device: Any = None) -> int:
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Return the largest number of bytes that tensors held since the start or ``reset_peak_memory_stats``."""
+    """Return the largest number of bytes that tensors held since the start or since the last call of
+    ``reset_peak_memory_stats``.
+    """
     return memory_stats(device)["peak"]
 
 
@@ -386,7 +388,9 @@ def memory_reserved(device: Any = None) -> int:
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """Return the largest number of bytes that were held or kept since the start or ``reset_peak_memory_stats``."""
+    """Return the largest number of bytes that were held by tensors or kept for later ones, since the start or since the
+    last call of ``reset_peak_memory_stats``.
+    """
     return int(torch.accelerator.max_memory_reserved(_device_index(device)))
 
 
@@ -476,7 +480,7 @@ class fallback_policy:
         return str(_C.fallback_policy())
 
     def __enter__(self) -> fallback_policy:
-        """Return the object, whose policy holds since it was created."""
+        """Return this object. Its policy has been in force since it was created."""
         return self
 
     def __exit__(self, *exc: object) -> None:
