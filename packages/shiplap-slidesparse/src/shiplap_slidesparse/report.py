@@ -76,8 +76,8 @@ class LayerSize:
 
 @dataclass(frozen=True)
 class SparsityReport:
-    """The whole report on a model. ``ceiling`` is the largest possible speed-up of the pattern. ``peaks`` names the
-    device whose peaks are known, or is empty.
+    """The whole report on a model. ``ceiling`` is the largest possible speed-up of the pattern. ``peaks`` is the name
+    of the device whose peak rates the predictions use, or empty if they are not known.
     """
 
     pattern: str

@@ -101,9 +101,7 @@ class _SharedInput(torch.autograd.Function):
 
 
 class _SummedOutput(torch.autograd.Function):
-    """The sum of the ranks' results, which every rank uses from here on. Its gradient on each rank is therefore already
-    complete.
-    """
+    """The sum of the ranks' results. Every rank uses the whole sum, so its gradient is complete on each rank."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:

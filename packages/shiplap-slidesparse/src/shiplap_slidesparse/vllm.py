@@ -108,7 +108,7 @@ class SlidesparseVllmConfig(QuantizationConfig):
         return METHOD if ours or (hf_quant_cfg and "slidesparse" in hf_quant_cfg) else None
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
-        """Return the quantization method of a layer, or None for a layer that is not linear."""
+        """Return the quantization method of the layer ``prefix``, or None for a layer that is not linear."""
         if not isinstance(layer, LinearBase):
             return None
         return UnquantizedLinearMethod() if self._keeps(prefix) else SlidesparseLinearMethod(self)

@@ -186,8 +186,8 @@ def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
 
 
 def _max_scenes(shape: Sequence[int]) -> int:
-    """Return the largest number of scenes for which the cells of grids of ``shape`` have int64 numbers below
-    ``NO_KEY``.
+    """Return the largest number of scenes for which all cells of their grids of ``shape`` can be numbered by int64
+    numbers below ``NO_KEY``, the largest int64.
     """
     return NO_KEY // max(1, math.prod(shape))  # a step may lead to a grid without cells
 

@@ -370,7 +370,7 @@ def _compare_program(program: Any, module: Deployed, example: Sequence[Tensor]) 
 def write_network(program: Any, path: Path, *, opset: int | None = None, checks: bool = True) -> tuple[str, ...]:
     """Write ``program`` to ``path`` as ONNX or as a torch package, depending on the suffix, and return the names of the
     ops in it. ``opset`` is the version of ONNX's operators. ``checks`` sets whether the file checks the values of
-    coordinates. If ``opset`` is None, the default of the exporter is used.
+    coordinates. If ``opset`` is None, torch's default version is used.
     """
     from shiplap.plugin_api.exporting import export_onnx, package_model
 

@@ -70,7 +70,7 @@ def _number_of_scenes(batch_size: Any) -> int:
 
 @dataclass
 class Strided:
-    """The result of a step, which is the geometry of its output voxels and the plan (neighbour tables) onto them."""
+    """The output voxels of a layer that changes voxels, as a geometry, and the plan (neighbour tables) onto them."""
 
     geometry: Geometry
     plan: Plan
@@ -78,7 +78,7 @@ class Strided:
 
 @dataclass(frozen=True)
 class GeometryOrigin:
-    """The step that made a geometry. ``built`` is its plan, or None if the geometry before it keeps the plan."""
+    """The record of how a layer made a geometry from another one. ``built`` is its plan if the other lacks it."""
 
     geometry: Geometry
     window: StepWindow
@@ -86,19 +86,19 @@ class GeometryOrigin:
 
     @property
     def plan(self) -> Plan:
-        """The plan (neighbour tables) from the voxels before the step to those after it, with its transpose."""
+        """The plan (neighbour tables) from the layer's input voxels to its output voxels, with its transpose."""
         return self.geometry.step(self.window, back=True).plan if self.built is None else self.built.complete()
 
     @property
     def plain_plan(self) -> Plan:
-        """The unsorted plan (neighbour tables) from the voxels before the step to those after it, both ways."""
+        """The unsorted plan (neighbour tables) from the layer's input voxels to its output voxels, both ways."""
         if self.built is not None:
             return self.built.unsorted().complete()
         return self.geometry.step(self.window, plain=True, back=True).plan
 
 
 class TableRecipe(NamedTuple):
-    """A description of the tables that were built on some voxels and on those reached from them by steps.
+    """A description of the tables that were built on some voxels and on those that layers reached from them.
 
     Attributes:
         subm: kernel and dilation of each submanifold convolution, and whether the transposed table was built.
@@ -552,7 +552,7 @@ class Geometry:
         return other
 
     def _with_parent(self, parent: GeometryOrigin) -> Geometry:
-        """Return a geometry with these voxels and tables that records ``parent``, the step that made it."""
+        """Return a geometry with these voxels and tables, and with ``parent`` as the record of how it was made."""
         # Geometries in the tables have no parent, or the two would keep each other alive.
         child = self._similar_geometry(self.coords, self.spatial_shape, padded=self.padded)
         child.parent, child._tables, child._passing = parent, self._tables, self._passing
@@ -573,7 +573,7 @@ class Geometry:
         *,
         capacity: int | None,
     ) -> StepWindow:
-        """Return a step's window for three axes. Padded voxels get a capacity, which needs a grid (else ``SL208``)."""
+        """Return a layer's window for three axes. Padded voxels get a capacity, which needs a grid (else ``SL208``)."""
         read = self._read_per_axis
         extra = None if output_padding is None else read(output_padding, "output_padding", 0)
         axes = read(kernel, "kernel"), read(stride, "stride"), read(padding, "padding", 0), read(dilation, "dilation")

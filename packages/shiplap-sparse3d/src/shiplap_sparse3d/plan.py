@@ -76,7 +76,7 @@ def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int
 
 def wants_sorted(tensor: Tensor) -> bool:
     """Return whether convolutions on the tensor's device run best over sorted neighbour tables, which is true for GPUs.
-    In a sorted table, rows that hit the same taps lie next to each other.
+    In a sorted table, rows with neighbours under the same taps lie next to each other.
     """
     return tensor.device.type == "cuda"
 
@@ -182,8 +182,8 @@ class Plan:
 
     @built_outside_modes
     def sorted(self, parts: int | None = None) -> Plan:
-        """Return the plan over tables whose rows are sorted by the taps that they hit, so that GPU kernels can skip
-        taps. ``parts`` is the number of groups of taps that are sorted separately, by default that of
+        """Return the plan over tables whose rows are sorted by the taps under which they have a neighbour, so that GPU
+        kernels can skip taps. ``parts`` is the number of groups of taps that are sorted separately, by default that of
         :func:`parts_for`. A sorted plan is returned unchanged.
         """
         if self.order is not None:
@@ -204,9 +204,9 @@ class Plan:
 
 
 def _sort_tables(table: Tensor, parts: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the neighbour ``table`` sorted by the taps that its rows hit, as (table, order, masks). ``parts`` is the
-    number of groups of taps that are sorted separately (None: :func:`parts_for`). ``order`` holds the output of each
-    row, and ``masks`` the taps that each block of 64 rows hits.
+    """Return the neighbour ``table`` with its rows sorted by the taps under which they have a neighbour, as (table,
+    order, masks). ``parts`` is the number of groups of taps that are sorted separately. If it is None, it is that of
+    :func:`parts_for`. ``order`` holds the output of each row, and ``masks`` the taps that each block of 64 rows hits.
     """
     columns, order, masks = ops.sort_table(table, parts or parts_for(table.shape[0], table.shape[1]))
     return columns.t(), order, masks

@@ -175,8 +175,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _sorted_form(table: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the neighbour ``table`` with its rows sorted by the taps that they hit, as (table, order, masks) for GPU
-    kernels. ``parts`` is the number of groups of taps that are sorted separately.
+    """Return the neighbour ``table`` with its rows sorted by the taps under which they have a neighbour, as (table,
+    order, masks) for GPU kernels. ``parts`` is the number of groups of taps that are sorted separately.
     """
     columns, order, masks = ops.sort_table.reference(table, parts)
     return columns.t(), order, masks

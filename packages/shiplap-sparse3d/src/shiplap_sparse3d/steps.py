@@ -109,9 +109,9 @@ def _out_coords(
     dilation: Sequence[int],
     capacity: int | None,
 ) -> Tensor:
-    """Return the voxels that a convolution with this kernel, stride, padding and dilation reaches. With ``capacity``,
-    they are padded to so many rows. A program that is exported for a GPU reserves rows for the largest possible number,
-    not for the usual one first.
+    """Return the voxels that a convolution with this kernel, stride, padding and dilation reaches. If ``capacity`` is
+    not None, they are padded to that many rows. A program that is exported for a GPU reserves rows for the largest
+    possible number, not for the usual one first.
     """
     window = list(kernel), list(stride), list(padding), list(dilation)
     if capacity is not None:
@@ -136,8 +136,8 @@ def _cut_to_grid(coords: Tensor, limits: Sequence[int]) -> Tensor:
 @built_outside_modes
 def submanifold_plan(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, scenes: int = 0) -> Plan:
     """Return the plan (neighbour table) of submanifold convolutions from ``coords`` onto themselves. On a GPU with an
-    odd kernel, one op makes a table whose rows are sorted by the taps that they hit. Otherwise the table is unsorted.
-    ``scenes`` is the number of scenes, or 0 if it is not known.
+    odd kernel, one op makes a table whose rows are sorted by the taps under which they have a neighbour. Otherwise the
+    table is unsorted. ``scenes`` is the number of scenes, or 0 if it is not known.
     """
     arguments, (x, y, z) = (coords, list(grid), list(kernel), list(dilation)), kernel
     # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.
@@ -157,8 +157,8 @@ def connect_voxels(
     ``reached``.
 
     ``back`` requests the transposed table, which gradients read. It may be in the plan even without a request, where it
-    costs nothing. If ``ordered`` is true, the rows are sorted by the taps that they hit. A transposed window gives
-    sorted tables only if ``back`` is true, too.
+    costs nothing. If ``ordered`` is true, the rows are sorted by the taps under which they have a neighbour. A
+    transposed window gives sorted tables only if ``back`` is true, too.
     """
     kernel, stride, padding, dilation, extra, _ = window
     lists = list(kernel), list(stride), list(padding), list(dilation)

@@ -59,8 +59,8 @@ class Graph:
     """
 
     def __init__(self, root: Path = REPOSITORY) -> None:
-        """Read all files of the repository ``root`` that git tracks or would track, and fill ``users``, for each file
-        those that name it, and ``uses``, how many it names.
+        """Read all files of the repository ``root`` that git tracks or would track, and fill ``users`` and ``uses``.
+        ``users`` maps each file to those that name it, and ``uses`` maps it to the number of files that it names.
         """
         self.root = root
         listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate").splitlines()

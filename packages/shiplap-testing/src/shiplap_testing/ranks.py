@@ -109,8 +109,8 @@ def _report(names: list[str]) -> None:
 def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) -> str:
     """Call the cell ``function`` as rank ``rank`` of ``world`` ranks, and return its outcome as text.
 
-    The text is ``equal (tolerance)`` if the function returns, ``refused (id)`` for a catalogue error, and ``failed:``
-    with the last line of any other exception.
+    The text is ``equal (tolerance)`` if the function returns, ``refused (id)`` for one of shiplap's errors, and
+    ``failed:`` with the last line of any other exception.
     """
     from shiplap.errors import ShiplapError
 

@@ -176,9 +176,9 @@ _check = triton_launcher(check_kernel)
 def find_queries(
     op: str, coords: Tensor, queries: Tensor, shape: Sequence[int], indices: Tensor, weights: Tensor | None
 ) -> None:
-    """Write the row of the voxel that contains each query to ``indices``, for ``grid_sample.nearest_map`` on CUDA. With
-    ``weights``, write the rows and weights of the eight voxels around each query, for ``trilinear_map``. ``op`` is the
-    op's name in error messages.
+    """Write the row of the voxel that contains each query to ``indices``, for ``grid_sample.nearest_map`` on CUDA. If
+    ``weights`` is given, write the rows and weights of the eight voxels around each query, for ``trilinear_map``.
+    ``op`` is the op's name in error messages.
     """
     word, count = status.word(coords.device), queries.shape[0] * queries.shape[1]
     table, rows = index_voxels(op, coords, shape, word)

@@ -66,8 +66,8 @@ class PlanCache:
 
     def plan(self, algorithm: str = DEFAULT, splitk: int = 1) -> Plan:
         """Return the plan (neighbour tables) for ``algorithm``, which is derived once. Algorithms that split the sum
-        get tables cut into ``splitk`` parts of the taps. On a GPU, masked algorithms get rows sorted by the taps that
-        they hit. Others get the unsorted tables.
+        get tables cut into ``splitk`` parts of the taps. On a GPU, masked algorithms get rows sorted by the taps under
+        which they have a neighbour. Others get the unsorted tables.
         """
         taps, parts = self._built.table.shape[1], 0
         if algorithm.endswith("splitk") and splitk > 1 and taps:

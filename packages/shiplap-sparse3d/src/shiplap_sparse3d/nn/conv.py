@@ -422,7 +422,7 @@ class SparseConvTranspose3d(Convolution):
 
 
 class SparseInverseConv3d(Convolution):
-    """A transposed convolution back onto the voxels before the step that made the input's voxels.
+    """A transposed convolution back onto the voxels from which an earlier step made the input's voxels.
 
     Args:
         in_channels, out_channels, bias, groups: as in :class:`SubMConv3d`.

@@ -78,9 +78,9 @@ def voxels_of(target: Tensor | SparseTensor) -> Tensor | Geometry:
 def origin_of(
     module: nn.Module, x: SparseTensor, kernel: Sequence[int], stride: Sequence[int] | None = None
 ) -> GeometryOrigin:
-    """Return the record of the strided step that made the voxels of ``x``, along which ``module`` goes back. The record
-    holds the voxels before the step and its window. Raise ``SL208`` if there is no step with this ``kernel``, and with
-    this ``stride`` if given.
+    """Return the record of the layer that made the voxels of ``x``, whose direction ``module`` reverses. The record
+    holds that layer's input voxels and its window. Raise ``SL208`` if there is no such layer with this ``kernel``, and
+    with this ``stride`` if given.
     """
     ndim, origin = x.geometry.ndim, x.geometry.parent
     if origin is not None:

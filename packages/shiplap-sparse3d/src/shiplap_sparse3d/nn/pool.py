@@ -116,8 +116,8 @@ class SparseSumPool3d(WindowPool):
 
 
 class SparseUnpool3d(SparseModule):
-    """An unpooling back onto the voxels before the step that made the input's voxels. Each of them gets the features of
-    the voxels that it led to.
+    """An unpooling back onto the voxels from which an earlier step (a pooling or a strided convolution) made the
+    input's voxels. Each of them gets the features of the voxels to which it contributed.
 
     If no step made the input's voxels, the result lies on all cells of the finer grid that they reach.
 

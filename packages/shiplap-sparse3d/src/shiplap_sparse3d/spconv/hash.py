@@ -73,8 +73,8 @@ class HashTable:
     def query(self, keys: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the values under ``keys``, and a mask ``bool [n]`` of the missing keys.
 
-        If ``values`` is given, they are written there and the values of missing keys stay. Otherwise missing keys have
-        the value 0.
+        If ``values`` is given, the values are written into it, and its elements for missing keys stay as they are.
+        Otherwise missing keys have the value 0.
         """
         self._check(keys)
         at, present = self._find(keys)

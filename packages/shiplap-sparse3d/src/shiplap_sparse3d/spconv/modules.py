@@ -120,7 +120,7 @@ class PrintCurrentTime(nn.Module):
     """
 
     def __init__(self) -> None:
-        """Note the time from which seconds are counted."""
+        """Record the time from which seconds are counted."""
         super().__init__()
         self.first_time = time.time()
 

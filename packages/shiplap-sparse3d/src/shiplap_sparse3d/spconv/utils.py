@@ -77,7 +77,7 @@ class PointToVoxel:
         Args:
             pc: points. Those outside the range are left out.
             clear_voxels: accepted without effect, since results are fresh tensors.
-            empty_mean: fill free places of a voxel with the mean of its points instead of zeros.
+            empty_mean: whether unused rows of a voxel hold the mean of its points instead of zeros.
 
         Returns:
             ``voxels [m, max_num_points_per_voxel, num_point_features]`` float32, ``indices int32 [m, ndim]`` (z, y, x),

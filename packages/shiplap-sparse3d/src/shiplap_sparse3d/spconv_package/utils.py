@@ -168,7 +168,7 @@ class VoxelGenerator:
         point_cloud_range: lower corner, then upper corner.
         max_num_points: points kept in a voxel.
         max_voxels: voxels kept.
-        full_mean: fill free places with the mean of the voxel's points.
+        full_mean: whether unused rows of a voxel hold the mean of its points instead of zeros.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class VoxelGenerator:
         full_mean: bool = False,
     ) -> None:
         """Compute the grid from the edges of a voxel and the range, whose lower bounds (x, y, z) come first. If
-        ``full_mean`` is true, free places of a voxel get the mean of its points.
+        ``full_mean`` is true, unused rows of a voxel hold the mean of its points.
         """
         self.voxel_size = np.array(voxel_size, np.float32)
         self.point_cloud_range = np.array(point_cloud_range, np.float32)

@@ -574,8 +574,8 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
     """Call ``op`` of the op declaration ``case`` on ``device`` in the way ``way``, such as ``vmap``. Return the outcome
     and its detail as texts.
 
-    The outcome is ``met`` if nothing differs and ``differs`` otherwise. It is ``refused`` for a catalogue error that a
-    user may cause, ``inapplicable`` for ``NotMetError``, and ``raised`` for any other exception.
+    The outcome is ``met`` if nothing differs and ``differs`` otherwise. It is ``refused`` for one of shiplap's errors
+    that a user may cause, ``inapplicable`` for ``NotMetError``, and ``raised`` for any other exception.
     """
     # The numbers that a way draws must not depend on the ways before it.
     torch.manual_seed(case.seed)

@@ -443,10 +443,10 @@ size(
 
 
 def _in_halves(odd):
-    """Return a function that registers a kernel of the op ``doubled``, which computes two halves of the rows.
+    """Return a function that registers a kernel of the op ``doubled``. The kernel computes two halves of the rows.
 
-    If ``odd`` is false, the planted defect is that the last row is twice the row before. It shows from 200 rows on, if
-    the number of rows is ``4 * n + 3``.
+    If ``odd`` is false, the planted defect is that the last row is twice the row before it. It shows from 200 rows on,
+    if the number of rows is ``4 * n + 3``.
     """
 
     def fill(x, *, out):

@@ -61,8 +61,8 @@ class Outcome:
 
     @property
     def alarm(self) -> str:
-        """The false alarms, as a text. It has the names of the checks that failed on the op without the defect and,
-        unless that is ``done``, the status of its audit. The text is empty if there are none.
+        """The false alarms, as a text. It has the names of the checks that failed on the op without the defect. If the
+        audit of that op did not end normally, it also has the status of the audit. The text is empty if there are none.
         """
         ended = [] if self.good["status"] == "done" else [self.good["status"]]
         return ", ".join([*self.good["failed"], *ended])
