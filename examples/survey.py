@@ -12,7 +12,7 @@ from shiplap_sparse3d.survey import SurveyModel
 
 
 class Net(nn.Module):
-    """A U-Net of two levels: it sees 6 voxels in each direction, in steps of 2."""
+    """A U-Net of two levels: it sees 5 voxels around each, and its stride is 2."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()

@@ -5,6 +5,8 @@ Most clusters here are threads of this process, which start at once; benchmarks/
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import signal
 import socket
@@ -69,12 +71,15 @@ def alone(corner: Path, model: SurveyModel, tmp_path_factory: pytest.TempPathFac
 
 
 class Once:
-    """A progress function that calls ``action`` once, in the middle of a stage."""
+    """A progress function that calls ``action`` once, in the middle of a stage, and keeps the notes of the workers."""
 
     def __init__(self, stage: str, action: Callable[[], object]) -> None:
         self.stage, self.action, self.called = stage, action, False
+        self.notes: list[str] = []
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
+        if stage == "workers":
+            self.notes.append(note)
         if stage == self.stage and 0 < done < total and not self.called:
             self.called = True
             self.action()
@@ -93,8 +98,8 @@ def test_two_workers_write_the_bytes_of_one(cluster: Any, corner: Path, alone: b
     assert (tmp_path / "out.laz").read_bytes() == alone
     assert [path.name for path in tmp_path.iterdir()] == ["out.laz"]
     assert result.predicted == result.tiles == sum(name == "predict" for name, *_ in seen) - 1
-    assert (seen[0][0], seen[0][1]) == ("workers", 2)
-    assert seen[0][3].startswith("http://127.0.0.1:")
+    assert seen[0][:3] == ("workers", 0, 0)
+    assert seen[0][3].startswith("dashboard of the workers: http://127.0.0.1:")
     assert all(worker.extensions["shiplap-survey"] == {} for worker in cluster.workers.values())
 
 
@@ -110,7 +115,12 @@ def test_a_worker_that_ends(stage: str, cluster: Any, corner: Path, alone: bytes
 
 
 @pytest.mark.parametrize("stage", ["read", "predict"])
-def test_a_scheduler_that_is_started_again(stage: str, corner: Path, alone: bytes, tmp_path: Path) -> None:
+def test_a_scheduler_that_is_started_again(
+    stage: str, corner: Path, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The survey says that it waits, and Dask logs no traceback."""
+    shown: list[Any] = []
+    monkeypatch.setattr(logging.getLogger("distributed.client"), "handle", shown.append)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -127,6 +137,8 @@ def test_a_scheduler_that_is_started_again(stage: str, corner: Path, alone: byte
         made.pop().close()
     assert progress.called
     assert out.read_bytes() == alone
+    assert sum(note.startswith("the scheduler does not answer; waiting for it") for note in progress.notes) == 1
+    assert shown == []
 
 
 def test_a_scheduler_that_is_gone(
@@ -143,21 +155,47 @@ def test_a_scheduler_that_is_gone(
     assert out.read_bytes() == alone
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1", "http://127.0.0.1:9", "nowhere.invalid:8786"])
-def test_a_scheduler_that_does_not_answer(
-    address: str, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clusters, "_REACH", 0.2)
-    with pytest.raises(ShiplapError, match="SL827: the Dask scheduler cannot be used") as caught:
-        survey(corner, tmp_path / "out.laz", build(), scheduler=address, **SMALL)
-    assert caught.value.where == address
-    assert list(tmp_path.iterdir()) == []
+@pytest.fixture
+def refused(corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ShiplapError]:
+    def call(address: str) -> ShiplapError:
+        """Return the error for ``address``, after which no client is open, for whose end Dask would wait."""
+        monkeypatch.setattr(clusters, "_REACH", 0.2)
+        with pytest.raises(ShiplapError, match="SL827: the Dask scheduler cannot be used") as caught:
+            survey(corner, tmp_path / "out.laz", build(), scheduler=address, **SMALL)
+        clients = [each for each in gc.get_objects() if issubclass(type(each), distributed.Client)]
+        assert {each.status for each in clients} <= {"closed"}
+        assert caught.value.where == address
+        assert list(tmp_path.iterdir()) == []
+        return caught.value
+
+    return call
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nowhere.invalid:8786"])
+def test_an_address_without_a_scheduler(address: str, refused: Callable[[str], ShiplapError]) -> None:
+    assert str(refused(address).fix).startswith("start the scheduler")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "http://127.0.0.1:9", "tls://127.0.0.1:9"])
+def test_an_address_that_no_scheduler_has(address: str, refused: Callable[[str], ShiplapError]) -> None:
+    assert "Scheduler at:" in str(refused(address).fix)
+
+
+def test_the_address_of_a_worker_and_of_another_server(cluster: Any, refused: Callable[[str], ShiplapError]) -> None:
+    """The dashboard accepts a connection, and waits for a request that ends, as this server does."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        error = refused(f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+    assert error.got == "TimeoutError: no answer of a Dask scheduler"
+    assert "Scheduler at:" in str(error.fix)
+    assert "Scheduler at:" in str(refused(next(iter(cluster.workers.values())).address).fix)
 
 
 def test_a_cluster_without_workers(corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clusters, "_PATIENCE", 0.5)
+    progress = Once("", list)
     with start(workers=0) as empty, pytest.raises(ShiplapError, match="SL827: the Dask scheduler has no workers"):
-        survey(corner, tmp_path / "out.laz", build(), scheduler=empty.scheduler_address, **SMALL)
+        survey(corner, tmp_path / "out.laz", build(), scheduler=empty.scheduler_address, progress=progress, **SMALL)
+    assert sum(note.startswith("no workers; waiting for them") for note in progress.notes) == 1
 
 
 def test_a_worker_with_other_versions(
@@ -178,19 +216,22 @@ def test_a_worker_with_other_versions(
     assert caught.value.where.startswith("worker tcp://127.0.0.1:")
 
 
-def test_a_worker_that_does_not_see_the_folder(
-    cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("part", ["folder", "input"])
+def test_a_worker_that_does_not_see_the_files(
+    part: str, cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = clusters.DaskEngine.share
 
     def share(self: Any, job: Any) -> None:
-        real(self, job)
-        self._ticket = self._ticket._replace(path=tmp_path / "elsewhere" / "job.bin")
+        real(self, job if part == "folder" else replace(job, source=tmp_path / "elsewhere" / "in.laz"))
+        if part == "folder":
+            self._ticket = self._ticket._replace(path=tmp_path / "elsewhere" / "job.bin")
 
     monkeypatch.setattr(clusters.DaskEngine, "share", share)
     with pytest.raises(ShiplapError, match="SL828") as caught:
         survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
     assert "at the same path" in caught.value.expected
+    assert caught.value.where.startswith("worker tcp://127.0.0.1:")
     assert str(tmp_path / "elsewhere") in caught.value.got
 
 
@@ -200,7 +241,7 @@ def test_tasks_that_are_lost_again_and_again(
     """A scheduler that is there, and has no result: the survey does not connect to it for ever."""
 
     def lose(*arguments: Any) -> None:
-        raise clusters._LostError
+        raise clusters.CommClosedError
 
     monkeypatch.setattr(clusters.DaskEngine, "_submit", lose)
     with pytest.raises(ShiplapError, match="SL827") as caught:

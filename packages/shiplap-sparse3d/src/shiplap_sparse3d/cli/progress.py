@@ -14,10 +14,11 @@ __all__ = ["show_progress"]
 @contextlib.contextmanager
 def show_progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
     """Show progress bars for stages of work on stderr during the block of a context manager, which receives the
-    function that advances them. Without a terminal, or if ``quiet``, that function does nothing.
+    function that advances them. Without a terminal, or if ``quiet``, there are no bars. A note without steps (a
+    ``total`` of 0) is printed as a line of its own in any case.
     """
     if quiet or not sys.stderr.isatty():
-        yield lambda stage, done, total, note: None
+        yield lambda stage, done, total, note: None if total else verbs.note(note)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -29,6 +30,8 @@ def show_progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]
             """Set the bar of ``stage`` to ``done`` of ``total``, with the text ``note``. The first call for a stage
             adds its bar.
             """
+            if not total:  # on the console of the bars, which redraws them below the line
+                return bar.console.print(note, markup=False)
             if stage not in tasks:
                 tasks[stage] = bar.add_task(stage, note="")
             bar.update(tasks[stage], completed=done, total=total, note=note)

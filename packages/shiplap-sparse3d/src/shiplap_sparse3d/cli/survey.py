@@ -70,23 +70,13 @@ def command(
 
         options: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "device": device}
         loaded = _load_model(model, by_value=workers is not None or scheduler is not None)
-        with show_progress(quiet=json) as advance:
-
-            def progress(stage: str, done: int, total: int, note: str) -> None:
-                """Advance the progress bar of ``stage``. For the stage "workers", print the address of the workers'
-                dashboard, which is ``note``, instead.
-                """
-                if stage == "workers":
-                    verbs.err().print(f"dashboard of the workers: {note}", markup=False, soft_wrap=True)
-                else:
-                    advance(stage, done, total, note)
-
-            options |= {"tile": tile, "halo": halo, "folder": folder, "keep": keep}
-            try:
+        options |= {"tile": tile, "halo": halo, "folder": folder, "keep": keep}
+        try:
+            with show_progress(quiet=json) as progress:
                 result = survey(source, target, loaded, progress=progress, **options)
-            except KeyboardInterrupt:
-                verbs.note("the survey was stopped; the same command continues it")
-                raise typer.Exit(130) from None
+        except KeyboardInterrupt:  # the bars have ended, and erase no line any more
+            verbs.note("the survey was stopped; the same command continues it")
+            raise typer.Exit(130) from None
     if json:
         verbs.emit_json(asdict(result))
     else:

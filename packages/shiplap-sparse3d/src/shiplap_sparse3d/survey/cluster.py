@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
+import os
 import signal
 import tempfile
 import threading
@@ -35,9 +37,10 @@ from distributed.versions import get_versions
 from shiplap.plugin_api import verbs
 from shiplap.plugin_api.files import write_whole
 from shiplap_sparse3d.errors import survey_error
-from shiplap_sparse3d.survey.tasks import LOOK, THREADS, Item, Result, Results, SurveyEngine, SurveyJob, Task
+from shiplap_sparse3d.survey.tasks import LOOK, THREADS, Item, Progress, Result, Results, SurveyEngine, SurveyJob, Task
 
 _REACH, _PATIENCE = 5.0, 30.0  # seconds for the first contact with a scheduler, and for one that was lost
+_ADDRESS = 'pass what `dask scheduler` prints after "Scheduler at:"; tls:// needs certificates in Dask configuration'
 _LOSSES = 4  # of a scheduler, without a result in between
 _JOBS = "shiplap-survey"  # where a worker keeps the jobs that it has read
 _READING = threading.Lock()  # one thread of a worker reads a job
@@ -86,16 +89,17 @@ class JobTicket(NamedTuple):
             fix = "install the same versions on the client and on all workers"
             raise survey_error("SL828", where, got, expected, fix)
         content = self.path.read_bytes() if self.path.exists() else b""
+        shared, move = "files at the same path on all workers", "pass an input and a --folder that all workers share"
         if hashlib.sha256(content).hexdigest() != self.digest:
-            got, expected = f"no such folder {self.path.parent}", "files that all workers share, at the same path"
-            fix = "pass --folder and files on a file system that all workers share"
-            raise survey_error("SL828", where, got, expected, fix)
+            raise survey_error("SL828", where, f"no such folder {self.path.parent}", shared, move)
         try:
             job: SurveyJob = cloudpickle.loads(content)
         except Exception as failure:
             expected = "a SurveyModel whose modules can be imported on the worker"
             fix = "install the model's modules on the workers, or define the model in the file that --model names"
             raise survey_error("SL828", where, f"{type(failure).__name__}: {failure}", expected, fix) from None
+        if job.slices is None and not os.access(job.source, os.R_OK):  # sorting reads the input, later tasks do not
+            raise survey_error("SL828", where, f"no file {job.source} that can be read", shared, move)
         device, gpus = self.device, torch.cuda.device_count()
         if device == "cuda" and isinstance(worker.name, int) and gpus:  # the GPUs in turn, for local workers
             device = f"cuda:{worker.name % gpus}"
@@ -109,8 +113,17 @@ def _forget_job(path: Path, dask_worker: Any) -> None:
     dask_worker.extensions.get(_JOBS, {}).pop(path, None)
 
 
-class _LostError(Exception):
-    """Error of a connection to the Dask scheduler that does not answer, which is caught and made again."""
+class _BoundClient(Client):
+    """Client whose start has a limit of time, also if a server accepts the connection and never answers."""
+
+    def start(self, **options: Any) -> None:
+        """Start as Dask's client does. After a failure nothing is left that ``__del__`` would wait for."""
+        try:
+            super().start(callback_timeout=self._timeout + 0.5, **options)  # after the limit of the connection
+        except BaseException:
+            self.status = "closed"
+            self._loop_runner.stop()
+            raise
 
 
 class DaskEngine(SurveyEngine):
@@ -120,14 +133,17 @@ class DaskEngine(SurveyEngine):
         workers: the number of local processes to start, or None.
         scheduler: the address of a running scheduler, or None.
         device: the device of the workers' networks, by default the type of that of the model.
+        progress: called as that of :func:`survey` is, for the stage ``workers``.
 
     Raises:
         SurveyError: SL827 if the scheduler does not answer, SL828 if local workers do not start.
     """
 
-    def __init__(self, workers: int | None, scheduler: str | None, device: str | None) -> None:
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised, and tracebacks are not shown
-        self._device, self._ticket, self._look = device, cast(Any, None), 0.0
+    def __init__(self, workers: int | None, scheduler: str | None, device: str | None, progress: Progress) -> None:
+        for name in ("distributed", "distributed.client"):  # errors are raised, and tracebacks are not shown
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._device, self._ticket = device, cast(Any, None)
+        self._note = partial(progress, "workers", 0, 0)
         with contextlib.ExitStack() as opened:
             self._cluster: Any = scheduler if workers is None else _start_cluster(workers, device, opened)
             self._connect(_REACH)
@@ -136,14 +152,15 @@ class DaskEngine(SurveyEngine):
     def _connect(self, seconds: float) -> None:
         """Connect to the scheduler within ``seconds``. Raises SL827 if it does not answer."""
         try:
-            self._client = Client(self._cluster, timeout=seconds, set_as_default=False)
-            self.dashboard = str(self._client.dashboard_link)
-            self.workers = sum(self._client.nthreads(callback_timeout=_PATIENCE).values())
+            self._client: Any = _BoundClient(self._cluster, timeout=seconds, set_as_default=False)
         except Exception as failure:  # addresses, certificates and protocols fail in many ways
-            got = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            text = "no answer of a Dask scheduler" if isinstance(failure, TimeoutError) else failure
+            got = f"{type(failure).__name__}: {text}".splitlines()[0]
             expected = f"a Dask scheduler that answers within {seconds:.0f} s, such as tcp://10.0.0.1:8786"
-            raise survey_error("SL827", self._cluster, got, expected) from None
-        self._seen = time.monotonic()
+            fix = "" if type(failure) is OSError else _ADDRESS  # nothing listens there
+            raise survey_error("SL827", self._cluster, got, expected, fix) from None
+        self._look, self._alone_since = 0.0, math.inf
+        self._note(f"dashboard of the workers: {self._client.dashboard_link}")
 
     def share(self, job: SurveyJob) -> None:
         """Write ``job`` into its folder, where workers read it, with its network on the CPU."""
@@ -169,8 +186,9 @@ class DaskEngine(SurveyEngine):
                 got, expected = "a task whose workers died again and again", "workers with enough memory for a tile"
                 fix = "pass a smaller --tile, or start workers with more memory; finished tiles are kept"
                 raise survey_error("SL828", str(death.task).rpartition("-")[0], got, expected, fix) from None
-            except (_LostError, CancelledError, CommClosedError, ClosedClientError):
+            except (CancelledError, CommClosedError, ClosedClientError):
                 lost += 1
+                self._note(f"the scheduler does not answer; waiting for it and its workers, {_PATIENCE:.0f} s at most")
                 with contextlib.suppress(Exception):
                     self._client.close(timeout=1)
                 self._connect(_PATIENCE)
@@ -178,37 +196,39 @@ class DaskEngine(SurveyEngine):
 
     def _count_places(self) -> int:
         """Return four for each thread of a worker, and two more. Raises SL827 without workers for 30 seconds, and
-        ``_LostError`` if the scheduler does not answer.
+        ``CommClosedError`` if the scheduler does not answer.
         """
         now = time.monotonic()
         if self._client.status != "running":
-            raise _LostError
+            raise CommClosedError
         if now >= self._look:
             try:
-                self.workers = sum(self._client.nthreads(callback_timeout=_PATIENCE).values())
+                self._workers = sum(self._client.nthreads(callback_timeout=_PATIENCE).values())
             except Exception:
-                raise _LostError from None
+                raise CommClosedError from None
             self._look = now + LOOK
-        if self.workers:
-            self._seen = now
-        elif now - self._seen > _PATIENCE:
+        if self._workers:
+            self._alone_since = math.inf
+        elif now < self._alone_since:
+            self._alone_since = now
+            self._note(f"no workers; waiting for them, {_PATIENCE:.0f} s at most")
+        elif now - self._alone_since > _PATIENCE:
             what, fix = "the Dask scheduler has no workers", "start workers, and run the same command again"
             raise survey_error("SL827", self._cluster, f"no worker for {_PATIENCE:.0f} s", "at least one", fix, what)
-        return 4 * self.workers + 2
+        return 4 * self._workers + 2
 
     def _submit(self, task: Task[Item, Result], items: list[Item]) -> list[Future[Result]]:
         """Send ``task`` for each of ``items`` to the cluster, and return futures, which Dask's futures complete."""
         keys = [f"{task.__name__}-{item}-{time.time_ns()}" for item in items]  # they are on the dashboard
         sent = self._client.map(partial(self._ticket.run, task), items, key=keys, pure=False) if items else []
-        loop = cast(Any, self._client.loop).asyncio_loop
-        return [asyncio.run_coroutine_threadsafe(each._result(), loop) for each in sent]
+        return [asyncio.run_coroutine_threadsafe(each._result(), self._client.loop.asyncio_loop) for each in sent]
 
     def close(self) -> None:
         """Remove the job from the workers, and end the client, and the cluster if this engine has started it."""
         with contextlib.suppress(Exception):
             if self._ticket and self._client.status == "running":
-                run: Any = self._client._run  # as Client.run, which has no limit of time
-                self._client.sync(run, _forget_job, self._ticket.path, on_error="ignore", callback_timeout=_REACH)
+                forget = partial(self._client._run, _forget_job, self._ticket.path, on_error="ignore")
+                self._client.sync(forget, callback_timeout=_REACH)  # Client.run has no limit of time
         with contextlib.suppress(Exception):
             self._client.close(timeout=_REACH)
         self._opened.close()

@@ -13,6 +13,7 @@ Tiles are squares of cells, aligned to the network's stride, and each is predict
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from collections.abc import Callable
@@ -174,13 +175,10 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
     feats = torch.randn(len(cells), channels, generator=draw).to(device).requires_grad_()
     voxels = SparseTensor(feats, nn.functional.pad(cells, (1, 0)).int().to(device), (_GRID,) * 3)
     record = _PassRecord([_GridLevel(voxels.geometry, np.ones(3, np.int64))])
-    handles = [module.register_forward_hook(record.note_layer) for module in net.modules()]
-    try:
-        with evaluation_mode(net), torch.enable_grad():
-            out = rows_of((run or net)(voxels))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, evaluation_mode(net), torch.enable_grad():
+        for module in net.modules():
+            hooks.enter_context(module.register_forward_hook(record.note_layer))
+        out = rows_of((run or net)(voxels))
     if out.shape[:1] != feats.shape[:1]:
         got = f"{out.shape[0] if out.dim() else 0} rows"
         raise survey_error("SL820", "the network's output", got, f"{len(feats)}, one for each voxel")
@@ -260,9 +258,8 @@ def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple,
     centre = torch.full((3,), _ACROSS // 2)
     centre[axis] = -(-half // stride) * stride + shift
     used = torch.rand((2 * centre + 1).tolist(), generator=torch.Generator().manual_seed(axis)) < 0.7
-    line: list[int | slice] = centre.tolist()
-    line[axis] = slice(None)
-    used[tuple(line)] = True  # without gaps, or a dilated kernel might have nothing to see where it looks
+    # Without gaps, or a dilated kernel might have nothing to see where it looks.
+    used.movedim(axis, 0)[:, _ACROSS // 2, _ACROSS // 2] = True
     cells, strides = used.nonzero(), torch.tensor(field.stride)
     row = int((cells == centre).all(1).nonzero())
     return nn.functional.pad(cells, (1, 0)).int(), triple(-(-torch.tensor(used.shape) // strides) * strides), row

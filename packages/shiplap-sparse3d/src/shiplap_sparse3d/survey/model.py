@@ -126,8 +126,7 @@ class SurveyModel:
             raise
         except Exception as failure:  # whatever a network of the user's raises
             what, got = "the network does not run on the features", " ".join(str(failure).split())
-            expected = f"a network of voxels with {self.channels} features"
-            got = got or type(failure).__name__
+            got, expected = got or type(failure).__name__, f"a network of voxels with {self.channels} features"
             raise survey_error("SL825", "SurveyModel.net", got, expected, what=what) from failure
 
     def check(self) -> Field:

@@ -25,10 +25,7 @@ from shiplap_sparse3d.survey.cloud import check_codes, open_cloud, write_cloud
 from shiplap_sparse3d.survey.field import Field, Tile, tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, SurveyEngine, SurveyJob
-
-Progress = Callable[[str, int, int, str], None]
-"""Called with (stage, steps done, steps in all, note), for a progress bar."""
+from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, Progress, SurveyEngine, SurveyJob
 
 _HEAD = 1 << 20  # bytes of the input that its identity looks at
 
@@ -96,8 +93,8 @@ def survey(
         scheduler: the address of a running Dask scheduler whose workers to use, such as ``tcp://10.0.0.1:8786``.
         device: the device of the network, by default the one it is on. With Dask it is a device of the workers, and
             ``cuda`` takes the GPUs of a machine in turn.
-        progress: called with (stage, done, total, note). The note of the stage ``workers`` is the address of Dask's
-            dashboard.
+        progress: called with (stage, done, total, note). The stage ``workers`` has a total of 0, and a note for the
+            user: the address of Dask's dashboard, or what the survey waits for.
 
     Raises:
         SurveyError: SL820 and SL825 for the model, SL821 for the tiles, SL822 for the input, SL823 for a folder of
@@ -130,20 +127,17 @@ def _open_engine(
     model: SurveyModel, workers: int | None, scheduler: str | None, device: str | None, progress: Progress
 ) -> SurveyEngine:
     """Return the engine for the survey: this process without ``workers`` and ``scheduler``, otherwise a Dask engine,
-    whose dashboard address goes to ``progress``. Raises SL613 for both or for fewer than one worker, SL603 without
+    whose notes go to ``progress``. Raises SL613 for both or for fewer than one worker, SL603 without
     Dask.
     """
     if workers is None and scheduler is None:
         return SurveyEngine(1 if model.device.type == "cpu" else THREADS)
     if workers is not None and (scheduler is not None or not isinstance(workers, int) or workers < 1):
-        expected = "a number of workers from 1 on, or a scheduler, not both"
-        raise survey_error("SL613", "survey", f"{workers=} and {scheduler=}", expected)
+        raise survey_error("SL613", "survey", f"{workers=} and {scheduler=}", "one worker or more, or a scheduler")
     require_packages("survey", "survey", "distributed", "cryptography")
     from shiplap_sparse3d.survey.cluster import DaskEngine
 
-    engine = DaskEngine(workers, scheduler, device)
-    progress("workers", engine.workers, engine.workers, engine.dashboard)
-    return engine
+    return DaskEngine(workers, scheduler, device, progress)
 
 
 def open_job(source: Path, folder: Path, model: SurveyModel, cut: Any, segment: int = SEGMENT) -> SurveyJob:

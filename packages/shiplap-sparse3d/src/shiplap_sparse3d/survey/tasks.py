@@ -185,15 +185,13 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
     rows["index"] = np.arange(first, first + count)
     with open_cloud(job.source) as reader:
         for points in read_chunks(reader, job.source, first, first + count):
-            part = rows[done : done + len(points)]
+            part = rows[done : (done := done + len(points))]
             part["raw"] = np.column_stack([points.X, points.Y, points.Z])
             part["returns"] = np.asarray(points["return_number"]) | np.asarray(points["number_of_returns"]) << 4
             part["intensity"], part["code"] = points["intensity"], points["classification"]
-            done += len(points)
     cells = torch.stack(job.cells(torch.from_numpy(rows.view(np.int32).reshape(-1, 6))), 1).numpy()
     if not (np.abs(cells) < _LARGEST).all():  # also for NaN, which compares as false
-        expected = "coordinates that the voxels can count"
-        raise survey_error("SL822", "the input's scales and offsets", "a cell beyond 2^31", expected)
+        raise survey_error("SL822", "the input's scales and offsets", "a cell beyond 2^31", "cells that can be counted")
     extent = np.array([cells.min(0), cells.max(0)], np.int64)
     tiles = (cells[:, :2].astype(np.int64) - np.array(job.tiling.origin)) // job.tiling.size
     order = np.lexsort((tiles[:, 1], tiles[:, 0]))  # stable: points of a tile stay in the order of the file
@@ -239,8 +237,7 @@ def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: b
                 right &= file.readinto(some.data.cast("B")) == some.nbytes and some.sum() == part["check"]
         if not right:
             path.unlink(missing_ok=True)
-            what = "the sorted points are damaged"
-            raise survey_error("SL824", path, "other points", "the points that were sorted", what=what)
+            raise survey_error("SL824", path, "other points", "the sorted ones", "", "the sorted points are damaged")
     return rows
 
 
@@ -348,11 +345,13 @@ def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
     for x, y, start, size, before in parts[["x", "y", "start", "count", "before"]].tolist():
         found = job.folder.read_result((x, y), job.count((x, y)))
         if found is None:
-            got, expected = "other classes, or none", "the classes that were written"
-            raise survey_error("SL824", job.folder.result_path((x, y)), got, expected)
+            raise survey_error("SL824", job.folder.result_path((x, y)), "other classes, or none", "the written ones")
         codes[place[start : start + size]] = found[before : before + size]
     return codes
 
+
+Progress = Callable[[str, int, int, str], None]
+"""Called with (stage, steps done, steps in all, note), for a progress bar."""
 
 Task = Callable[[SurveyJob, Item], Result]
 Results = Iterator[tuple[Item, Result]]
