@@ -320,7 +320,7 @@ def _clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have the same shape, dtype and bits."""
+    """Return whether two tensors have equal shapes, dtypes and bits."""
     return a.shape == b.shape and a.dtype == b.dtype and bits_are_equal(a, b)
 
 

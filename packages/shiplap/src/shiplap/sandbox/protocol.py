@@ -266,7 +266,9 @@ class Rest(Request[Answer], frozen=True):
 
 
 class ImportModule(Request[Done], frozen=True):
-    """A request to import a module of Shiplap, if any. Every later fork then has it."""
+    """A request to import the named module of Shiplap. All processes that are forked later then have it. If the name is
+    empty, nothing is imported.
+    """
 
     module: str = ""
 

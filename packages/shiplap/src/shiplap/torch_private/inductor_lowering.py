@@ -413,7 +413,9 @@ def add_table(table: Tensor, name: str) -> Any:
 
 
 def extern_call(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the IR node of a call of the op as a whole, into which Inductor does not look."""
+    """Return the IR node of a call of the op as a whole. Inductor does not trace into the op or fuse other nodes with
+    it.
+    """
     return call_lowering(overload, known=False)(*args, **kwargs)
 
 
