@@ -172,8 +172,8 @@ class CallDraws:
         self.numbers += [n for w in re.findall(r"\b\d{1,4}\b", refusal) if (n := int(w)) not in self.numbers]
 
     def _change(self, field: SchemaField, call: CallRecipe) -> ArgumentRecipe:
-        """Return another value for one argument of a call. It is drawn anew, or the tensor or list of the call is
-        changed.
+        """Return another value for the argument ``field`` of ``call``. It is newly drawn, or is the present tensor or
+        list with one change.
         """
         value = call.arguments[field.name]
         if not field.tensor or value is None or (field.optional and self.random.random() < 0.2):
