@@ -294,8 +294,8 @@ class LoadTarget(Request[Done], frozen=True):
 
 
 class LoadParameters(Request[Answer], frozen=True):
-    """A request to load values into the parameters of the target. The reply says whether the target has all of the
-    names.
+    """A request to load values into the parameters of the target, by name. The reply says whether the target has all of
+    the names.
     """
 
     state: Packed
