@@ -44,8 +44,8 @@ EMPTY = "empty"
 
 
 def environment_fault(text: str) -> str:
-    """Return advice about what the machine lacks, such as a compiler, if the error text shows such a fault. Return an
-    empty text for a fault of the op.
+    """Return advice that names what is missing on the machine, such as a compiler, if the error text shows such a
+    fault. Return an empty text for a fault of the op.
     """
     for pattern, advice in ENVIRONMENT_FAULTS.items():
         if match := re.search(pattern, text):

@@ -104,11 +104,11 @@ class Report(ResultWithVerdict):
         return tuple(Row(f.check, f.verdict, f.evidence, _details(f)) for f in self.findings)
 
     def __iter__(self) -> Iterator[Finding]:
-        """Return an iterator over the findings."""
+        """Return an iterator over the findings of the report."""
         return iter(self.findings)
 
     def __len__(self) -> int:
-        """Return the number of findings."""
+        """Return the number of findings in the report."""
         return len(self.findings)
 
 

@@ -253,10 +253,10 @@ class _AuditRequest:
 
     @property
     def runs(self) -> Iterator[tuple[list[str] | None, float]]:
-        """Yield ``(checks, budget in seconds)`` of each run on one op. The chosen checks come first, where None stands
-        for all.
+        """Yield ``(checks, budget in seconds)`` of each run on one op. The first run is that of the chosen checks, with
+        None for ``checks`` if all of them are chosen.
 
-        They are followed by each tool of compute-sanitizer alone. Each tool has its own budget, since it takes minutes.
+        A run of each tool of compute-sanitizer follows. Each tool has its own budget, since it takes minutes.
         """
         yield self.checks, self.budget
         for tool in self.tools:

@@ -83,9 +83,10 @@ def command(
 
 def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_break: bool, apply: bool) -> None:
     """Run the program with remedies in a copy, and print those that helped. If ``apply`` is true, also write them into
-    its files.
+    the program's files.
 
-    Exit with status 1 if the program failed. If ``fail_on_break`` is true, do so also if breaks are left.
+    Exit with status 1 if the program failed. If ``fail_on_break`` is true, exit with status 1 also if graph breaks are
+    left.
     """
     from shiplap.doctor import try_remedies
     from shiplap.doctor.scratch import with_own_newlines

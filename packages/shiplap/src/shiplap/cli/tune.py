@@ -105,8 +105,8 @@ def command(
 
 
 def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[str], *, json: bool) -> None:
-    """Write one table of tuned choices with the entries of several such tables, and print its size and the conflicts.
-    Raise ``SL613`` if the options do not fit together.
+    """Write the entries of the frozen tables ``tables`` to the file ``output``, and print its size and the conflicts.
+    ``others`` are the other options that were given. Raise ``SL613`` if there are any, or if an argument is missing.
     """
     if others or not tables or output is None:
         missing = [*others, *([] if tables else ["no tables"]), *([] if output else ["no -o FILE"])]

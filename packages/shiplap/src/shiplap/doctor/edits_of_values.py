@@ -50,15 +50,13 @@ class _AsTensor(ast.NodeTransformer):
     """
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        """Return ``~x`` for ``not x``, with its operand converted as well. A condition becomes a tensor of bools by
-        this.
-        """
+        """Return ``~x`` for ``not x``, with ``x`` converted as well. The converted condition is a tensor of bools."""
         self.generic_visit(node)
         return ast.UnaryOp(ast.Invert(), node.operand) if isinstance(node.op, ast.Not) else node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        """Return ``a & b`` for ``a and b``, and ``a | b`` for ``a or b``, with the operands converted as well. A
-        condition becomes a tensor of bools by this.
+        """Return ``a & b`` for ``a and b``, and ``a | b`` for ``a or b``, with the operands converted as well. The
+        converted condition is a tensor of bools.
         """
         self.generic_visit(node)
         op: ast.operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()

@@ -86,8 +86,8 @@ def remedy_for_break(
 
 
 def _example_from_template(template: str) -> ExampleWriter:
-    """Return a function that writes an example of a fix. It is ``template`` with the source line of the break in place
-    of ``__AT__``.
+    """Return a function that writes an example of a fix. The example is ``template`` with the source line of the break
+    in place of the text ``__AT__``.
     """
     return lambda message, place, call, paths: template.replace("__AT__", place.code)
 

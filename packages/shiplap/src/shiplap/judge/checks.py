@@ -55,7 +55,7 @@ class JudgeSession:
         missing: the comparisons that were not made, each with the reason. One is enough for an incomplete verdict.
         unchecked: properties that the verdict does not cover.
         timings: the times, one entry for each timed form of inputs (shapes and kind of values).
-        calls: the number of calls whose results were compared.
+        calls: the number of the candidate's calls whose results were compared.
         ledger: the cells (pairs of an axis and an obligation) to which these calls belong.
         tried: the axes of the ledger that some form of inputs varies.
         waived: the required cells of the ledger that do not apply, with the reason.

@@ -363,10 +363,10 @@ def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
 
 
 def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[CallOutcome]) -> None:
-    """Raise ``ImplausibleTiming`` if the candidate remembers results.
+    """Raise ``ImplausibleTiming`` if the candidate seems to store its results.
 
-    Its second batches on the same values, ``repeated``, then take less than half as long as any batch on new values in
-    ``calls``.
+    This is so if every batch in ``repeated``, which has the values of the batch before, takes less than half the time
+    of any batch on new values in ``calls``.
     """
     empty = median([c.quiet for c in calls["nothing"]])
     least = min(c.quiet for c in calls["candidate"]) - empty  # load on the machine delays single calls only

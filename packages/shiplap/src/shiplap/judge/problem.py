@@ -320,7 +320,7 @@ def _clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have the same shape, dtype and bits."""
+    """Return whether two tensors have equal shapes, dtypes and bits."""
     return a.shape == b.shape and a.dtype == b.dtype and bits_are_equal(a, b)
 
 
@@ -354,7 +354,8 @@ class OpProblem(JudgeProblem):
         """Return the forms of inputs (shapes and kinds of values) for an op.
 
         They are samples of every kind that the audit draws, samples of secret sizes, and samples of the timed sizes.
-        ``numbers`` are constants in the candidate's code. ``most`` limits the samples with such sizes.
+        ``numbers`` are constants in the candidate's code, which are tried as sizes. ``most`` limits the number of
+        samples with these sizes.
         """
         samples = Samples(self.op, secrets.randbits(40), self.device)
         grown = list(samples.wide()) or list(samples.grown(2))

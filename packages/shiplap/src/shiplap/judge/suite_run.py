@@ -202,8 +202,8 @@ def _judge_problem(
 
 
 def _digest_of(problem: SuiteProblem, options: JudgeOptions) -> str:
-    """Return the digest of a problem's options and of the source files of its reference and candidate. An earlier
-    verdict is recognised by it.
+    """Return the digest of a problem's options and of the source files of its reference and candidate. By the digest, a
+    verdict from an earlier run is recognised.
     """
     digest = hashlib.sha256(repr((problem.name, problem.unusable, options)).encode())
     for target in (problem.reference, problem.candidate):

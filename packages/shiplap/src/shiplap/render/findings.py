@@ -274,7 +274,7 @@ def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[Findin
 
 def print_costs(costs: Sequence[CostCardFields], console: Console | None = None, no_costs: str = "") -> None:
     """Print a table of costs with the nanoseconds per call of each op, and below it the reasons for empty columns.
-    ``no_costs`` is the reason why there are no costs.
+    ``no_costs`` is the reason why there are no costs. If ``console`` is None, print to stdout.
     """
     from rich.table import Table
     from rich.text import Text

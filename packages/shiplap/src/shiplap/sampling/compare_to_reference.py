@@ -51,9 +51,9 @@ def against_run(
 ) -> Difference:
     """Return by how much the results ``got`` of a run differ from ``own`` beyond rounding.
 
-    ``own`` are the results of the same run with the reference in place of the op. ``repeated(f)`` runs it again with
-    ``f(op, args)`` in place of each call of the op. It is called with the reference in float64. ``sums`` are the length
-    and precision of the op's sums.
+    ``own`` are the results of the same run with the reference in place of the op. ``repeated(f)`` makes the run again,
+    with ``f(op, args)`` in place of each call of the op. Here ``f`` is the reference in float64. ``sums`` are the
+    length and precision of the op's sums.
     """
     difference = compare_within_tolerance(got, own, [widen_tensor(t) for t in own], sums, tolerance=op.spec.tolerated)
     if not difference.problem or op.spec.random:

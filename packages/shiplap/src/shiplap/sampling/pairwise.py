@@ -68,9 +68,9 @@ def padded_multiples(samples: Samples) -> Iterator[SampleCase]:
 
 
 def _other_scalar_values(samples: Samples) -> dict[str, Any]:
-    """Return one value other than the default for each scalar that is not the size of a dim, by name.
+    """Return, by name, one value other than the default for each scalar that is not the size of a dim.
 
-    The first value that may be given alone is preferred.
+    It is the first value that the declaration admits while all other scalars have their defaults, if there is one.
     """
     base, others = samples.base, dict[str, Any]()
     for number, arg in enumerate(a for a in samples.spec.scalars if a.name not in dict(base.sizes)):

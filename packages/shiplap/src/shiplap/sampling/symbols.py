@@ -81,8 +81,8 @@ class LibraryState:
 
     Attributes:
         symbols: the library's own variables, which are certainly state.
-        runtime: variables of a language runtime, each with its owner.
-        nameless: (section, bytes) of the variables that have no symbol, because the library was stripped.
+        runtime: variables of a language runtime, each with the name of that runtime.
+        nameless: (section, bytes) of the sections with variables that have no symbol, because the library was stripped.
         linked_in: whether a C++ runtime is part of the library. Nameless and local state may then be the runtime's.
         declared: globals that the library admits, each with its reason. Thread-locals are never among them.
     """

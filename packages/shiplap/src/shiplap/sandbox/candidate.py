@@ -230,8 +230,8 @@ class TargetProcess:
     ) -> tuple[ReplyT, RequestTime]:
         """Return the process's reply to ``message``, sent with the open ``files``, and the time of the request.
         ``waiting`` is called with the seconds so far. Raise ``CandidateError`` if the process ends or reports an error,
-        for which ``check`` is the failed check. Raise ``MachineLack`` if the machine ran out of a resource, and
-        ``Timeout``.
+        for which ``check`` is the failed check. Raise ``MachineLack`` if the machine lacks a resource, and ``Timeout``
+        if the time is over.
         """
         try:
             return self.prisoner.request_reply(message, *files, waiting=waiting)

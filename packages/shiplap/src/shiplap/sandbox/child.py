@@ -193,10 +193,10 @@ class Child:
         return protocol.TensorLocation.of(value, offset, handle)
 
     def accept_modules(self) -> None:
-        """Take new snapshots of functions and settings. Changes by the modules that were imported so far are then not
-        reported as the target's.
+        """Take new snapshots of functions and settings, in which the modules that were imported so far count as
+        unchanged.
 
-        These are modules that the user's own process imports as well.
+        These modules are also imported by the user's own process, so their changes are not faults of the target.
         """
         if self.watched:
             self._intact = FunctionSnapshot(self._intact)

@@ -157,8 +157,8 @@ class DeviceClock:
         return began, time.perf_counter()
 
     def wait_for_end(self, probe: Callable[[], None], seconds: float) -> None:
-        """Wait at most ``seconds`` until the process has written the end word behind its calls and ``probe`` has run
-        after it.
+        """Wait at most ``seconds`` until ``probe`` has run. It runs when the process has written the end word, which it
+        does after its calls.
 
         ``probe`` reads some elements of the results. Raise ``CallsNotQueued`` if the calls do not end in time.
         """

@@ -23,7 +23,7 @@ class FunctionParts(NamedTuple):
 
     @classmethod
     def of(cls, function: FunctionType) -> FunctionParts:
-        """Return the present code, defaults, keyword defaults and functions in the closure of ``function``."""
+        """Return the record of the present code, defaults, keyword defaults and closure functions of ``function``."""
         keywords = function.__kwdefaults__
         cells = function.__closure__
         held = tuple((c, v) for c in cells if callable(v := _cell_content(c))) if cells else ()

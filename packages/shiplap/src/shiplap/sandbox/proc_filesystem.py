@@ -35,7 +35,7 @@ def stat_fields(pid: int | str) -> list[str]:
     """Return the fields after the name in ``/proc/PID/stat``, such as state, parent, process group and session. The
     list is empty if the process is gone.
 
-    While a reply is awaited, this reads the file of every process of the machine, many times a second.
+    While a reply is awaited, this function is called for every process of the machine, many times a second.
     """
     try:
         # The name may contain spaces and brackets, so the last bracket ends it.

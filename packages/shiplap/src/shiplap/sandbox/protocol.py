@@ -266,7 +266,9 @@ class Rest(Request[Answer], frozen=True):
 
 
 class ImportModule(Request[Done], frozen=True):
-    """A request to import a module of Shiplap, if any. Every later fork then has it."""
+    """A request to import the named module of Shiplap. All processes that are forked later then have it. If the name is
+    empty, nothing is imported.
+    """
 
     module: str = ""
 
@@ -292,8 +294,8 @@ class LoadTarget(Request[Done], frozen=True):
 
 
 class LoadParameters(Request[Answer], frozen=True):
-    """A request to load values into the parameters of the target. The reply says whether the target has all of the
-    names.
+    """A request to load values into the parameters of the target, by name. The reply says whether the target has all of
+    the names.
     """
 
     state: Packed

@@ -261,8 +261,10 @@ class _WholeSample:
             return None
 
     def agrees(self, rule: ShardingRule, sizes: Sequence[int]) -> tuple[bool, set[int]]:
-        """Return whether the reference on shards of these ``sizes``, merged by the rule, gives the results of the whole
-        call. Also return the indices of the outputs that change if the last shard is left out.
+        """Return (whether the rule is right, indices of outputs) for shards of the sizes ``sizes``.
+
+        The rule is right if the reference on the shards, merged by the rule, gives the results of the whole call. The
+        indices are those of the outputs that change if the last shard is left out.
         """
         try:
             parts = run_shards(self.op, rule, partial(reference_effects64, self.op), self.args, sizes)

@@ -116,8 +116,8 @@ def _unbatched(tensor: Tensor) -> Tensor:
 
 
 def carries_tangent(values: Iterable[Any]) -> bool:
-    """Return whether any tensor, or tensor of a list, is a dual one. Forward mode then needs the tangent of the
-    result.
+    """Return whether any tensor among ``values``, or in a list among them, is a dual tensor of forward mode. The result
+    of a call then needs a tangent.
     """
     lists = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
     tensors = [_unbatched(v) for vs in lists for v in vs if isinstance(v, Tensor)]

@@ -86,11 +86,12 @@ _CACHES_CHECKS = (2, 13)  # since then a graph that asserts something with torch
 
 
 def prepare_cache_keys() -> None:
-    """Make this process compute the same keys for cached graphs and kernels as other processes do.
+    """Make this process compute the same keys for cached graphs and kernels as other processes do. Call this function
+    before compile caches are read.
 
-    It must be called before compile caches are read. Triton's key holds the version of the assembler. Inductor selects
-    torch's own assembler when it compiles a kernel in this process and not in a worker. Which of the two it does
-    depends on the contents of the caches. The assembler is therefore selected here.
+    Triton's key contains the version of the assembler. Inductor selects torch's own assembler only when it compiles a
+    kernel in this process instead of a worker process. This depends on the contents of the caches, so the key would,
+    too. The assembler is therefore always selected here.
     """
     from torch._inductor import config
 

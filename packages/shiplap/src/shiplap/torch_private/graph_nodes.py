@@ -343,8 +343,8 @@ def autocast_at(node: Node) -> Iterator[None]:
 def trace_to_nodes(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
     """Return ``fn``, traced on the fake tensors ``values`` under their own fake mode, as a graph.
 
-    The nodes are as Inductor has them at ``level``, a stage of the compilation such as ``"pre-grad"``. The output is
-    the flattened list of results. At the stage before autograd no operator is decomposed.
+    The nodes call the operators that Inductor's graphs have at ``level``, a stage of the compilation such as
+    ``"pre-grad"``. At the stage before autograd no operator is decomposed. The output is the flattened list of results.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._inductor.decomposition import select_decomp_table

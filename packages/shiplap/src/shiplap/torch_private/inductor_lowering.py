@@ -413,7 +413,7 @@ def add_table(table: Tensor, name: str) -> Any:
 
 
 def extern_call(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the IR node of a call of the op as a whole, into which Inductor does not look."""
+    """Return the IR node of a call of the op as a whole, which Inductor treats as an opaque kernel."""
     return call_lowering(overload, known=False)(*args, **kwargs)
 
 
@@ -568,10 +568,10 @@ def user_kernel_node(
     Args:
         kernel: a ``@triton.jit`` function, or one that Triton's interpreter runs.
         grid: the number of programs along each axis.
-        options: Triton's own, such as ``num_warps``.
+        options: the launch options of Triton, such as ``num_warps``.
         arguments: numbers and compile-time values by parameter.
-        tensors: for each parameter the node of a tensor, and the fake whose strides it will have.
-        output: the parameter that is written, and a fake of the result.
+        tensors: for each parameter, the node of a tensor and a fake tensor with the strides that it must have.
+        output: the parameter to which the kernel writes, and a fake tensor like the result.
     """
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 

@@ -36,10 +36,11 @@ _INFORMED = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
 
 
 class InductorPass(custom_graph_pass.CustomGraphPass):
-    """A pass that calls ``run(graph)`` at one hook, after the pass that was installed before. The uuid combines those
-    of both.
+    """A pass that first calls the passes which the user has configured at one option of Inductor, and then
+    ``run(graph)``. Its uuid combines its own identity with the uuids of the user's passes.
 
-    Plain functions have no uuid. If the pass before is one, no graph is cached, as without this pass.
+    A plain function has no uuid. If one of the user's passes is a plain function, no graph is cached. Without this pass
+    none would be cached either.
     """
 
     def __init__(self, run: Callable[[Graph], None], identity: Callable[[], Any], inner: Any = None) -> None:

@@ -86,7 +86,8 @@ def observe_graphs() -> Iterator[list[ReportedGraph]]:
     """Return a context that yields a list, to which a ``ReportedGraph`` is appended for each graph that Inductor
     compiles.
 
-    A ``ReportedGraph`` has the fused groups and the generated code of a graph. Cached graphs are not used.
+    A ``ReportedGraph`` has the fused groups and the generated code of a graph. Inside the context, torch takes no graph
+    from its caches, so that every graph is compiled.
     """
     graphs: list[ReportedGraph] = []
     pending: dict[tuple[str, str], str] = {}

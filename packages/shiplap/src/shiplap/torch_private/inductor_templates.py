@@ -170,10 +170,10 @@ class _Store:
 
 
 def rename_sympy_names(ranges: Sequence[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
-    """Return C++ that defines other names for some variables, and ``ranges`` with these names.
+    """Return C++ that defines second names for some variables in ``ranges``, and ``ranges`` with the second names.
 
-    They are the variables whose names sympy uses for something else (``N``, ``E``, ``beta``). Inductor parses ranges by
-    sympy.
+    Inductor parses ranges by sympy, in which some names mean something else (``N``, ``E``, ``beta``). Variables with
+    such names are renamed.
     """
     taken = {word for pair in ranges for text in pair for word in WORD.findall(str(text)) if hasattr(sympy, word)}
     if not taken:
@@ -356,8 +356,8 @@ def nodes_behind(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 @contextmanager
 def lowering_at(node: torch.fx.Node) -> Iterator[None]:
-    """Return a context in which ``node`` is the node being lowered. Lowerings read the fakes of their arguments from
-    it.
+    """Return a context in which ``node`` is the node being lowered. Lowerings read the fake tensors of their arguments
+    from it.
     """
     # Lowerings read the current node, for example to find the fakes of their arguments.
     before = V.graph.current_node

@@ -91,7 +91,7 @@ def tune(
         capture: ``"auto"``, or ``"always"``, which times replays of CUDA graphs and rejects candidates that cannot be
             captured.
         isolate: whether candidates run in a separate process. True by default.
-        timeout: the seconds after which a candidate is given up, 60 by default.
+        timeout: the seconds after which a candidate counts as hanging and is stopped, 60 by default.
         progress: whether a progress bar is shown on stderr. By default it is shown if stderr is a terminal.
         compiled: whether templates are measured in compiled code, too. By default they are only if some of them run
             nowhere else, such as those in C++.

@@ -23,7 +23,8 @@ class Choice:
         op, device, bucket, dtypes, layout: the calls that the choice is for. ``device`` is a device type.
         kernel, config: the candidate. The kernel ``"reference"`` is the plain PyTorch body.
         time: the median seconds of a run, or 0.0 if nothing was measured.
-        runner_up, runner_up_time: the label and the time of the next candidate. The label is empty if there is none.
+        runner_up, runner_up_time: the label and the time of the second fastest candidate. The label is empty if there
+            is none.
         default_time: the time of the declared default, or 0.0 if it was not measured.
         reason: the reason of the choice on one line.
         findings: the candidates that were dropped, and why. Empty in a choice read from the store or a table.

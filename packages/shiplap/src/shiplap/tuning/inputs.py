@@ -152,8 +152,9 @@ class Inputs:
 
 
 def draw_inputs(op: Op, recipe: SampleRecipe, device: str, seed: int = SEED) -> Inputs:
-    """Return the source of arguments for ``recipe``, on which candidates run. Raise ``SL606`` for integer tensors
-    without a builder of samples, and ``SL502`` or ``SL610`` for a recipe that does not fit.
+    """Return the source of arguments for ``recipe``, on which candidates run. ``seed`` determines the values. Raise
+    ``SL606`` for integer tensors without a builder of samples, and ``SL502`` or ``SL610`` for a recipe that does not
+    fit.
     """
     # Random integers are rarely valid indices, and a kernel may read out of bounds with them.
     if needs_builder(op):

@@ -155,8 +155,8 @@ def clock_for(device: str, capture: str = "auto") -> Clock:
 
 @dataclass(frozen=True)
 class RacePlan:
-    """The limits of a race, in rounds and seconds. A candidate that is ``hopeless`` times slower than the best is
-    dropped.
+    """The limits of a race, in rounds and seconds. A candidate that is ``hopeless`` times slower than the fastest one
+    is dropped.
     """
 
     rounds: int = 25

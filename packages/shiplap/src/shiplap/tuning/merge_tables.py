@@ -139,5 +139,7 @@ def _make_conflict(
 
 
 def _show_conflict_time(seconds: float) -> str:
-    """Return the time of a choice in parentheses. For 0 it is ``(not measured)``."""
+    """Return the time ``seconds`` of a choice as text in parentheses. For 0, which stands for no measurement, return
+    ``(not measured)``.
+    """
     return f"({show_time(seconds)})" if seconds else "(not measured)"

@@ -185,8 +185,8 @@ def _observe_eager(trial: _GraphTrial) -> Observation:
 
 
 def _observe_side_stream(trial: _GraphTrial) -> Observation:
-    """Write the inputs late on the op's own CUDA stream. The observation has a problem if the results are wrong. Part
-    of the work then ran too early on another stream.
+    """Call the op on a CUDA stream on which its inputs are only written after a delay. The observation has a problem if
+    the results are wrong. Part of the op's work then ran on another stream, before the inputs were written.
     """
     trial.warm_up(trial.case)
     changed, args = trial.with_new_values(), trial.case.fresh()

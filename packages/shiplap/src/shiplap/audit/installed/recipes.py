@@ -172,8 +172,8 @@ class CallDraws:
         self.numbers += [n for w in re.findall(r"\b\d{1,4}\b", refusal) if (n := int(w)) not in self.numbers]
 
     def _change(self, field: SchemaField, call: CallRecipe) -> ArgumentRecipe:
-        """Return another value for one argument of a call. It is drawn anew, or the tensor or list of the call is
-        changed.
+        """Return another value for the argument ``field`` of ``call``. It is newly drawn, or is the present tensor or
+        list with one change.
         """
         value = call.arguments[field.name]
         if not field.tensor or value is None or (field.optional and self.random.random() < 0.2):
@@ -220,8 +220,8 @@ class CallDraws:
     def _argument(self, field: SchemaField, rank: int, size: int, given: bool = False) -> ArgumentRecipe:
         """Return a random argument for the parameter ``field`` of the schema.
 
-        It is None, the default, one value, or a list of as many values as the schema demands. ``rank`` and ``size`` are
-        those of new tensors. If ``given`` is set, a value is preferred to None and to the default.
+        The argument is None, the default, one value, or a list of as many values as the schema demands. Tensors in it
+        have the rank ``rank`` and sizes of ``size``. With ``given``, the argument is rarely None and never the default.
         """
         if field.optional and not (given and self.random.random() < 0.7):
             return None

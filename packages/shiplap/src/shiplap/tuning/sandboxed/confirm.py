@@ -301,7 +301,7 @@ class Confirmation:
 
     def _measure(self, left: list[int], told: dict[int, ConfirmedClaim]) -> list[int]:
         """Time the candidates ``left`` in turns on new values and store their least times. Return the candidates that
-        are correct on all values. Each of the others gets a problem in ``told``.
+        are correct on all values. A candidate that is not gets a problem in ``told``.
         """
         while left:
             spells = FreshValueTimes(self.bench, {i: self.claims[i] for i in left}, self.fresh)
