@@ -34,6 +34,7 @@ _SIZES = {
 }
 # The dtypes that hold fewer numbers than the one in which the CPU computes them.
 _NARROW = frozenset({"f16", "bf16"})
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _NARROW_CODES = {DTYPES[d] for d in _NARROW}
 _ITERATORS = ("unary_op", "binary_op", "comparison_op")
 
@@ -454,13 +455,23 @@ class _EntryMapping:
         inputs = {
             "tensor": f"call.input({tensor});",
             "tensors": f"call.inputs(list_of({a.name}));",
-            "scalar": f"call.scalar({a.name}, compute);",
+            "scalar": f"call.scalar({a.name}, {self._number_dtype()});",
             "scalar?": f"call.scalar(*{a.name}, compute);",
         }
         statement = inputs[argument_kind(a)]
         if a.type.startswith("Tensor?["):  # which are given decides the graph's form
             return f"call.attribute(attributes::places({a.name})); {statement}"
         return f"call.attribute(has({a.name})); if (has({a.name})) {statement}" if a.type.endswith("?") else statement
+
+    def _number_dtype(self) -> str:
+        """Return the C++ of the dtype in which a number is an input of the vendor's graph.
+
+        A comparison on the CPU rounds the number to the dtype of its other operand, so that 0.1 equals itself in
+        float16. Other overloads compute with the number as it is.
+        """
+        promoted = self._promoted_dtype()
+        rounds = self.d.base in _COMPARISONS and promoted and not _NARROW.isdisjoint(self._accepted())
+        return f"compared({promoted}, compute)" if rounds else "compute"
 
     def _number_conditions(self) -> Iterator[str]:
         """Yield the C++ conditions under which dtypes hold the numbers that are inputs of the vendor's graph.
@@ -479,6 +490,8 @@ class _EntryMapping:
                 yield f"holds({self.values[a.name].code}, {promoted or how if how == 'compute' else how})"
             elif kind in ("scalar", "scalar?") and self.graph.narrow:
                 yield f"holds({a.name}, compute)"
+            elif kind == "scalar" and self._number_dtype() != "compute":
+                yield f"holds({a.name}, {self._number_dtype()})"
 
     def _nodes(self) -> Iterator[str]:
         """Yield the C++ statements that define the graph's inputs.

@@ -93,6 +93,12 @@ def test_the_shipped_metadata_is_right(everything) -> None:
     assert {"add.Tensor", "add_.Tensor", "mm", "relu_", "max.dim", "native_layer_norm"} <= native
 
 
+def test_a_comparison_reads_its_number_in_the_dtype_of_the_operand(everything) -> None:
+    compared = {w.declaration.name: w.keys for w in everything.wrappers if w.declaration.name.endswith(".Scalar_out")}
+    for base in ("eq", "ne", "lt", "le", "gt", "ge"):
+        assert "call.scalar(other, compared(op.common_dtype(), compute));" in compared[f"{base}.Scalar_out"]
+
+
 def test_every_argument_is_used(everything) -> None:
     for w in everything.wrappers:
         if w.family.graph:

@@ -56,6 +56,7 @@ inline bool holds(double number, at::ScalarType dtype, int roundings = 1) {
   switch (dtype) {
     case at::kHalf: return close(at::Half(static_cast<float>(number)), std::numeric_limits<at::Half>::epsilon());
     case at::kBFloat16: return close(at::BFloat16(static_cast<float>(number)), std::numeric_limits<at::BFloat16>::epsilon());
+    case at::kFloat: return !std::isfinite(number) || std::isfinite(static_cast<float>(number));  // c10::Scalar raises
     default: return true;  // the CPU computes in this dtype, too
   }
 }
@@ -69,6 +70,8 @@ inline bool holds(const at::Tensor& t, at::ScalarType dtype) {
   if (!narrow || !t.defined() || !t.is_cpu() || !t.unsafeGetTensorImpl()->is_wrapped_number()) return true;
   return holds(t.item(), dtype);
 }
+// The dtype in which a comparison reads its number. An integer is widened first, since its own dtype may be too narrow for it.
+inline at::ScalarType compared(at::ScalarType common, at::ScalarType compute) { return at::isFloatingType(common) ? common : compute; }
 // A number that is built into a graph, such as an `eps`. The values between the steps of a graph are rounded as well, so that it may lose
 // as much as some of them. `Call::run` returns false for what it throws.
 inline at::Scalar held(const at::Scalar& number, at::ScalarType dtype) {
