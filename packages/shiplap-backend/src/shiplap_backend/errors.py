@@ -80,7 +80,10 @@ register_errors(
                 "A runtime is the vendor's library that a backend calls. Its headers and libraries come from the "
                 "vendor's own packages."
             ),
-            "install them: pip install 'shiplap-backend[openvino]' or 'shiplap-backend[onednn]'",
+            (
+                "install them: pip install 'shiplap-backend[openvino]' or 'shiplap-backend[onednn]'. For another "
+                "runtime, install the packages of its vendor"
+            ),
         ),
         (
             "SL908",
@@ -99,8 +102,8 @@ register_errors(
                 "version of it in the wrong way."
             ),
             (
-                "make the changes that docs/add-a-runtime.md lists for the version under 'expected', then set "
-                "contract to that version in runtime.py"
+                "if the version under 'expected' is newer, make the changes that docs/add-a-runtime.md lists for it, "
+                "then set contract to that version in runtime.py. If it is older, install a newer shiplap-backend"
             ),
         ),
         (

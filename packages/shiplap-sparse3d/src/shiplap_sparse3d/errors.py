@@ -56,7 +56,10 @@ register_errors(
                 "The folder contains finished tiles. They are valid only for the same input, network, tile size and "
                 "halo."
             ),
-            "pass another folder. If the finished tiles in this folder are no longer needed, delete it instead",
+            (
+                "pass another folder. If the finished tiles in this folder are no longer needed, delete the folder and "
+                "run the command again"
+            ),
         ),
         (
             "SL824",
@@ -165,9 +168,9 @@ register_errors(
                 "all weights of the network, and torch.export must be able to trace the code."
             ),
             (
-                "if 'got' names weights, pass the checkpoint of this network, or set --prefix to the text before its "
-                "weights' names. If it names an error of torch.export, change the code so that torch.export can "
-                "trace it"
+                "if 'got' names weights, pass the checkpoint of this network, or set --prefix to the text before the "
+                "names of its weights in the checkpoint. If it names an error of torch.export, change the code so that "
+                "torch.export can trace it"
             ),
         ),
     ],

@@ -221,7 +221,8 @@ def test_integers_without_a_builder_are_refused():
         "  where    tune_test::pick\n"
         "  got      integer tensors rows without a builder\n"
         "  expected values that mean something\n"
-        "  fix      write a function build(rng, sizes, dtype, device) under @op.samples that returns all arguments"
+        "  fix      write a function build(rng, sizes, dtype, device) that returns all arguments, and decorate it with "
+        "@op.samples"
     )
 
 

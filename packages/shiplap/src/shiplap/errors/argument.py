@@ -58,7 +58,7 @@ register(
                 "All tensors of a call must be on one device. Code that was built for the CPU takes only tensors on "
                 "the CPU."
             ),
-            "move the tensor under 'where' with .to(device) to the device under 'expected'",
+            "move each tensor of the call that is on another device to the device under 'expected', with .to(device)",
         ),
         (
             "SL207",
@@ -67,7 +67,10 @@ register(
                 "The op requires contiguous tensors, or the layout that its declaration names. Its kernel may also "
                 "require aligned memory."
             ),
-            "pass x.contiguous() in place of x",
+            (
+                "pass x.contiguous() in place of the tensor x. If 'expected' names another layout, pass a tensor of "
+                "that layout. If it names an alignment, pass x.clone()"
+            ),
         ),
         (
             "SL208",
@@ -88,7 +91,10 @@ register(
                 "The op writes to the tensor. Where two of its elements share memory, the result of the write is not "
                 "defined. The same holds for memory that it shares with another tensor of the call."
             ),
-            "pass y = x.clone() in place of x, and use y after the call. The values of x do not change",
+            (
+                "pass y = x.clone() in place of the tensor x under 'where', and use y after the call. The values of x "
+                "do not change"
+            ),
         ),
         (
             "SL211",
@@ -100,8 +106,8 @@ register(
             "SL212",
             "the given output does not fit",
             (
-                "An out-variant, the call with out=, writes its results to given tensors. They must be contiguous "
-                "and have the declared shape and dtype."
+                "An out-variant, the call with out=, writes its results to given tensors. They must be contiguous, on "
+                "the device of the call, and of the declared shape and dtype."
             ),
             "pass torch.empty(shape, dtype=dtype, device=device) with the values under 'expected'",
         ),
@@ -141,10 +147,14 @@ register(
         (
             "SL216",
             "the call mixes DTensors and plain tensors",
-            "A plain tensor does not say whether it is the whole tensor or the shard of one rank.",
             (
-                "convert each plain tensor with torch.distributed.tensor.distribute_tensor(t, mesh, placements). If "
-                "the op is to run on the local shards alone, pass x.to_local() of each DTensor x"
+                "A plain tensor does not say whether it is the whole tensor or the shard of one rank. So Shiplap "
+                "cannot combine it with DTensors."
+            ),
+            (
+                "convert each plain tensor t with torch.distributed.tensor.distribute_tensor(t, mesh, placements), "
+                "where mesh is the mesh of the DTensors. If the op is to run on the local shards alone, pass "
+                "x.to_local() of each DTensor x"
             ),
         ),
         (
@@ -193,8 +203,8 @@ register(
                 "silently be lost."
             ),
             (
-                'if the gradient is needed, declare the argument as a tensor: Float[Tensor, ""]. If not, pass '
-                "number.item()"
+                'if the gradient is needed, declare the argument as a tensor: Float[Tensor, ""]. If not, pass t.item() '
+                "of the tensor t"
             ),
         ),
         (

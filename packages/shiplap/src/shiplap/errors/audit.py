@@ -30,8 +30,9 @@ register(
             "no samples can be generated",
             "Shiplap could not derive sizes or values for test inputs from the declaration.",
             (
-                "write a function build(rng, sizes, dtype, device) under @op.samples that returns all arguments. rng "
-                "is a torch.Generator, and sizes maps each dim and each scalar to the value asked for"
+                "write a function build(rng, sizes, dtype, device) that returns all arguments, and decorate it with "
+                "@op.samples. rng is a torch.Generator, and sizes maps each dim and each scalar to the value that it "
+                "must have"
             ),
         ),
         (

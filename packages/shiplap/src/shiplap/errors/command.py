@@ -33,8 +33,8 @@ register(
                 "command expects."
             ),
             (
-                "pass the path of a file that fits 'expected', or remove the obstacle under 'got', such as a missing "
-                "permission"
+                "if the file does not exist or has unexpected content, pass the path of a file that fits 'expected'. "
+                "If 'got' names a missing permission or a full disk, grant the permission or free space on the disk"
             ),
         ),
         (
@@ -50,7 +50,10 @@ register(
                 "'shiplap init' drafts a declaration from annotations, from a signature in the docstring, or from a "
                 "torch schema. It found none of them, or one that it cannot read."
             ),
-            "annotate the function, or write its signature as the first line of its docstring",
+            (
+                "annotate every argument and the result of the function, or write the signature of the function, in "
+                "the form under 'expected', as the first line of its docstring"
+            ),
         ),
         (
             "SL605",
@@ -65,10 +68,13 @@ register(
             "SL606",
             "the op has no valid inputs to tune on",
             (
-                "An integer tensor may hold indices. With meaningless indices, a wrong kernel can look right and a "
-                "slow one fast. So Shiplap draws no random integers for tuning."
+                "The op takes an integer tensor, which may hold indices. With meaningless indices, a wrong kernel can "
+                "look right and a slow one fast. So Shiplap draws no random integers for tuning."
             ),
-            "write a function build(rng, sizes, dtype, device) under @op.samples that returns all arguments",
+            (
+                "write a function build(rng, sizes, dtype, device) that returns all arguments, and decorate it with "
+                "@op.samples"
+            ),
         ),
         (
             "SL607",
@@ -78,8 +84,9 @@ register(
                 "call. With SHIPLAP_STRICT=1, Shiplap raises an error instead of using the default config."
             ),
             (
-                "tune the calls and write the table again: shiplap tune --profile calls.jsonl && shiplap freeze -o "
-                "tuned.json. To run with the default config, unset SHIPLAP_STRICT"
+                'run the calls inside of: with shiplap.tuning.record("calls.jsonl"). Then tune them and write the '
+                "table again: shiplap tune --profile calls.jsonl && shiplap freeze -o tuned.json. To run with the "
+                "default config, unset SHIPLAP_STRICT"
             ),
         ),
         (
@@ -103,18 +110,18 @@ register(
                 "versions."
             ),
             (
-                "write the table again with: shiplap freeze -o tuned.json (a file of the cache with: shiplap cache "
-                "export FILE)"
+                "write the table again with: shiplap freeze -o tuned.json. If the table is a file of the cache, write "
+                "it with: shiplap cache export FILE"
             ),
         ),
         (
             "SL610",
-            "the sample builder returned other sizes than it was asked for",
+            "the sample builder returned sizes other than those requested",
             (
                 "Calls whose sizes fall into one bucket share a tuned choice. Shiplap must measure it on arguments "
                 "of that bucket, and the builder returned arguments of another one."
             ),
-            "let the function under @op.samples return arguments of the sizes that it is called with",
+            "let the function that @op.samples decorates return arguments of the sizes that it is called with",
         ),
         (
             "SL611",
@@ -124,8 +131,8 @@ register(
                 "inputs. That process ended, or raised the error under 'got'."
             ),
             (
-                "correct the error under 'got', so that the module that declares the op can be imported in a new "
-                "process. To tune in this process, pass isolate=False"
+                "if 'got' shows an error, correct it, so that the module that declares the op can be imported in a new "
+                "process. If the process ended without an error, pass isolate=False to tune in this process"
             ),
         ),
         (
@@ -138,7 +145,7 @@ register(
             "SL613",
             "the arguments do not fit the command",
             "An argument is missing or outside of its range, or two arguments contradict each other.",
-            "pass what 'expected' shows. Run 'shiplap VERB --help' to list the arguments",
+            "pass what 'expected' shows. Run the command with --help to list its arguments",
         ),
         (
             "SL614",
@@ -157,8 +164,8 @@ register(
                 "provides. These must be a list with at least one tensor."
             ),
             (
-                "define get_inputs() in the file of the reference, or pass --inputs file.py:function. If it exists, "
-                "correct the error under 'got'"
+                "define get_inputs(), which returns such a list, in the file of the reference, or pass --inputs "
+                "file.py:function. If the function exists, correct the error under 'got'"
             ),
         ),
         (

@@ -24,7 +24,7 @@ register(
                 "identifier that is no keyword of Python. The namespace and the name must not be those of torch "
                 "itself."
             ),
-            'give the op a name of this form, such as @sl.op("mylib::scale")',
+            'choose a name of this form with a namespace of your own, such as @sl.op("mylib::scale")',
         ),
         (
             "SL102",
@@ -42,13 +42,14 @@ register(
             "SL103",
             "a torch schema cannot express this argument",
             (
-                "A torch schema gives each argument an ASCII name, a type and perhaps a default. The types are "
-                "tensors, numbers, strings, lists of these, dtypes, devices, layouts, memory formats, generators, "
-                "and classes derived from sl.Opaque."
+                "A torch schema gives each argument an ASCII name, a type and optionally a default. The types are "
+                "tensors, numbers, strings, lists of these, dtypes, devices, layouts, memory formats, generators, and "
+                "classes derived from sl.Opaque."
             ),
             (
-                "annotate the argument with a type that 'expected' lists. If it is an object of your own, pass those "
-                "of its fields that the op reads as separate arguments"
+                "if 'got' shows a type, annotate the argument with a type that 'expected' lists. In place of an object "
+                "of your own, pass each field that the op reads as an argument. If 'got' shows a name, rename the "
+                "argument to ASCII letters. If it shows a default, write one that 'expected' describes"
             ),
         ),
         (
@@ -72,9 +73,9 @@ register(
                 "operations are possible. Each name must have one meaning, and an argument must determine its value."
             ),
             (
-                "write what 'expected' describes. An expression may use names of dims and int arguments, whole "
-                "numbers, + - * // %, comparisons, subscripts, and the functions len, prod, min, max, cdiv, gcd, "
-                "pow2, pow2ceil, where and broadcast"
+                "write what 'expected' describes. If one name has two meanings, use two names. An expression may use "
+                "names of the arguments' dims, int arguments, whole numbers, + - * // %, comparisons, subscripts, and "
+                "the functions len, prod, min, max, cdiv, gcd, pow2, pow2ceil, where and broadcast"
             ),
         ),
         (
@@ -84,7 +85,10 @@ register(
                 "A dtype class such as Float stands for several dtypes. An output of such a class gets the dtype of "
                 "an input with the same class, and no required input has this class."
             ),
-            'annotate the output with one dtype, such as Float32[Tensor, "n"], or with the dtype class of an input',
+            (
+                'annotate the output with one dtype, such as Float32[Tensor, "n"], or with the dtype class of a '
+                "required input"
+            ),
         ),
         (
             "SL107",
@@ -109,11 +113,12 @@ register(
             "the return annotation does not describe the results",
             (
                 "Shiplap derives the schema of the op from the return annotation, and allocates the outputs by it. "
-                "outputs= gives each new result a name of its own."
+                "outputs= gives each new result a name, which no argument may have."
             ),
             (
                 'write -> Float[Tensor, "n m"] for one tensor, -> tuple[Float[Tensor, "n"], Float[Tensor, "m"]] for '
-                "several, or -> None with mutates= if the op only writes to arguments"
+                "several, or -> None with mutates= if the op only writes to arguments. If 'got' shows names of "
+                "outputs, write outputs= with one unused name for each new result"
             ),
         ),
         (
@@ -124,8 +129,8 @@ register(
                 "results of the op by their names, and returns a gradient for each argument that needs one."
             ),
             (
-                "write a function of (grad, saved, needs) that returns a dict {argument name: gradient}, or pass one "
-                "declared op for each gradient"
+                "write a function of (grad, saved, needs) that returns a dict {argument name: gradient}. Or pass one "
+                "declared op for each gradient, without saves=. Each of these ops must return new tensors"
             ),
         ),
         (
@@ -144,12 +149,12 @@ register(
             "SL113",
             "the declaration is not finished",
             (
-                "'shiplap init' writes a draft with the names and types of an op. Only the author of the op knows "
-                "the sizes of its outputs and the arguments that it mutates."
+                "'shiplap init' writes a draft of a declaration, which the decorator @unfinished marks. Only the "
+                "author of the op knows the sizes of its outputs and the arguments that it mutates."
             ),
             (
-                "fill in each line that is marked FILL, then replace unfinished by the decorator that the first "
-                "lines of the draft name, sl.op or sl.adopt"
+                "fill in each line that is marked FILL. Then replace @unfinished by the decorator that the first lines "
+                "of the draft name, @sl.op or @sl.adopt"
             ),
         ),
         (
@@ -161,9 +166,9 @@ register(
                 "needs grid=, and every template needs a config."
             ),
             (
-                "if the op has several outputs, writes to an argument or takes a list of tensors, bind a kernel with "
-                "@op.kernel in place of the template. Otherwise write the file or the option under 'got' as "
-                "'expected' shows"
+                "if the op has several outputs, an output of unknown size, an argument that it writes to or a list of "
+                "tensors, bind a kernel with @op.kernel in place of the template. Otherwise pass the missing option, "
+                "or correct the file, the function or the option under 'got', as 'expected' shows"
             ),
         ),
         (
@@ -174,7 +179,7 @@ register(
                 '"pow2" rounds its value up to a power of two, "exact" keeps it, and "none" ignores it.'
             ),
             (
-                'give each name that \'expected\' lists the kind "pow2", "exact" or "none", such as '
+                'pass one of the kinds "pow2", "exact" and "none", and only names that \'expected\' lists, such as '
                 'op.buckets("pow2", k="exact")'
             ),
         ),
@@ -187,8 +192,9 @@ register(
                 "in each config."
             ),
             (
-                "pass configs= as a list of dicts whose keys are keywords of the kernel, such as "
-                'configs=[{"BLOCK": 64}, {"BLOCK": 128}]. If none fits the sizes under \'got\', add one that does'
+                'pass configs= as a list of dicts whose keys are keywords of the kernel, such as configs=[{"BLOCK": '
+                '64}, {"BLOCK": 128}]. For a C kernel, use the same keys in each dict, and integers. If no config fits '
+                "the sizes under 'got', add one that does"
             ),
         ),
         (
@@ -200,8 +206,9 @@ register(
                 "and no other size may be computed from the dim."
             ),
             (
-                "call op.batches with a dim that is one whole axis of an argument and of every output. If the op has "
-                "no such dim, remove the call of op.batches"
+                "call op.batches with a dim that is one whole axis of an argument and of every output, and from which "
+                "no other size is computed. If there is no such dim, or if the op writes to arguments, remove the call "
+                "of op.batches"
             ),
         ),
         (
@@ -233,17 +240,21 @@ register(
             ),
             (
                 "write random= with the name of the argument that seeds the op. If the op draws from torch's own "
-                "generator, write random='global'"
+                "generator, write random='global'. If a result may be a view, remove aliases= and return new tensors"
             ),
         ),
         (
             "SL121",
             "unordered= does not fit the results",
             (
-                "unordered= names results whose rows, along the first dim, may come in any order. The audit brings "
-                "the rows of all named results into one order, so these must have the same number of rows."
+                "unordered= names results whose rows, along the first dim, may come in any order. The audit brings the "
+                "rows of all named results into one order. So each of them must be one tensor, not a list, and all "
+                "must have the same number of rows."
             ),
-            "name only single tensors that have the same first dim",
+            (
+                "name only results that 'expected' lists. If 'got' shows different numbers of rows, name only results "
+                "that have the same first dim"
+            ),
         ),
         (
             "SL122",
@@ -253,16 +264,16 @@ register(
                 "names. It may also take the outputs, the values of its configs and the workspace by their names."
             ),
             (
-                "give the kernel the parameters that 'expected' lists, and bind it to a device type, such as "
-                '@op.kernel("cpu")'
+                "if 'got' shows a device type, bind the kernel to one of torch, such as @op.kernel(\"cpu\"). Otherwise "
+                "give the kernel the parameters that 'expected' lists"
             ),
         ),
         (
             "SL123",
             "the sample builder takes a parameter for which there is no value",
             (
-                "Shiplap calls the function under @op.samples with values for the parameters rng, sizes, dtype and "
-                "device, which it finds by their names."
+                "Shiplap calls the function that @op.samples decorates with values for the parameters rng, sizes, "
+                "dtype and device, which it finds by their names."
             ),
             "name the parameters rng, sizes, dtype and device. Give any other parameter a default",
         ),
@@ -286,8 +297,8 @@ register(
                 "and takes the gradient and transforms such as vmap from it."
             ),
             (
-                "remove the kernel or the gradient. If the op computes new values, return new tensors and remove the "
-                "argument from aliases="
+                "if the op returns views, remove the kernel or the gradient. If it computes new values, return new "
+                "tensors and remove aliases= instead"
             ),
         ),
         (
@@ -310,7 +321,10 @@ register(
                 "depends on data, but no other number. So the reference must not return such a float or bool, nor "
                 "branch on it."
             ),
-            "return a tensor without dims in place of the number, and call .item() on it outside of the op",
+            (
+                "return a tensor without dims in place of the number, and call .item() on it outside of the op. "
+                "Replace a branch on such a number by torch.where"
+            ),
         ),
         (
             "SL134",
@@ -326,11 +340,11 @@ register(
             "the op cannot be traced because it writes to its arguments",
             (
                 "While a graph is traced, torch replaces an op that writes by one that returns copies. This fails if "
-                "another result is not a single tensor, if an argument is called mode, and inside "
+                "the op also returns something other than single tensors, if an argument is called 'mode', and inside "
                 "torch.func.functionalize or a nested compiled region."
             ),
             (
-                "if 'got' names a result, return a single tensor in its place. If it names the argument mode, rename "
+                "if 'got' names a result, return a single tensor in its place. If it names the argument 'mode', rename "
                 "the argument. Otherwise call the op outside of functionalize and of nested regions"
             ),
         ),
@@ -343,8 +357,8 @@ register(
                 'randomness="different".'
             ),
             (
-                "call the op in a loop over the samples. If 'got' names an argument that the op writes to, map over "
-                "that argument too"
+                "if 'got' names an argument that the op writes to, map over that argument too. If it names random "
+                'results, pass randomness="different" to torch.vmap. Otherwise call the op in a loop over the samples'
             ),
         ),
         (
@@ -375,8 +389,8 @@ register(
                 "keeps those that Shiplap finds in the backward's code. needs has one entry for each tensor argument."
             ),
             (
-                "if 'got' begins with saved, list in saves= every tensor that the backward reads, with this one. If "
-                "it begins with needs, read a name under 'expected'"
+                "if 'got' begins with saved, list in saves= every tensor that the backward reads, including this one. "
+                "If it begins with needs, read a name under 'expected'"
             ),
         ),
     ],

@@ -19,7 +19,7 @@ register(
                 "The doctor starts the program as a shell would. The first word after -- must be a program that "
                 "exists and may be run."
             ),
-            "pass a program that exists, such as: shiplap doctor -- python script.py",
+            "pass a program that exists and that you may run, such as: shiplap doctor -- python script.py",
         ),
         (
             "SL702",
@@ -29,7 +29,7 @@ register(
                 "program calls."
             ),
             (
-                "call a function that torch.compile returned in the program, and unset TORCH_COMPILE_DISABLE and "
+                "in the program, call a function that torch.compile returned. Unset TORCH_COMPILE_DISABLE and "
                 "TORCHDYNAMO_DISABLE"
             ),
         ),

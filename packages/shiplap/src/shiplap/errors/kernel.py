@@ -47,8 +47,9 @@ register(
                 "its arguments, and a call with out=, can have no gradient."
             ),
             (
-                "declare a gradient with @op.backward. Only where no gradient is to flow through the op, call "
-                ".detach() on its inputs"
+                "declare a gradient with @op.backward. If the op writes to its arguments, or is called with out=, use "
+                "an op that returns new tensors. Only where no gradient is to flow through the op, call .detach() on "
+                "its inputs"
             ),
         ),
         (
@@ -83,21 +84,23 @@ register(
             "SL313",
             "the gradient of the op cannot be differentiated again",
             (
-                "A second derivative differentiates the backward. Autograd does not record one of its operations, or "
-                "takes a saved value for a constant. The second derivative would be wrong without any error."
+                "A second derivative differentiates the backward. Autograd does not record one operation of this "
+                "backward, or takes a saved value for a constant. The second derivative would be wrong without any "
+                "error."
             ),
             (
-                "write the backward in operations that autograd records. If second derivatives are not needed, "
-                "declare once_differentiable=True. If they are known to be right, declare once_differentiable=False"
+                "write the backward in operations that autograd records. If 'got' names a saved value, compute that "
+                "value in the backward from saved arguments. If no second derivative is needed, write "
+                "@op.backward(once_differentiable=True), which refuses it. If second derivatives are known to be "
+                "right, write @op.backward(once_differentiable=False)"
             ),
         ),
         (
             "SL316",
             "the op changed an argument that it does not declare in mutates=",
             (
-                "A compiled graph may move, repeat or remove a call, and share the memory of its arguments. It "
-                "relies on mutates=, which must list every argument that the op writes to. Such an argument must "
-                "keep its memory and shape."
+                "A compiled graph may move, repeat or remove a call, and share the memory of its arguments. It relies "
+                "on mutates=, which must list every argument that the op writes to."
             ),
             "if callers expect the write, list the argument in mutates=. If not, write to a copy, such as x.clone()",
         ),

@@ -45,8 +45,9 @@ register(
                 "each dtype and layout of its calls."
             ),
             (
-                "call shiplap.kernels.triton.compile_ahead(op, calls, architectures=(90,)) first. calls lists "
-                "argument tuples like those of the program, and 90 stands for compute capability 9.0"
+                "call shiplap.kernels.triton.compile_ahead(op, calls, architectures=(90,)) before you make the "
+                "package. calls lists argument tuples like those of the program, and 90 stands for compute capability "
+                "9.0. If the op has no Triton kernel for CUDA, bind one with sl.triton"
             ),
         ),
     ],

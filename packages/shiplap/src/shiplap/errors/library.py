@@ -49,7 +49,10 @@ register(
                 "C functions can take only tensors, optional tensors and scalars. Generated C++ code can evaluate "
                 "only some preconditions."
             ),
-            "replace the argument by single tensors and scalars, or bind a Python function as the kernel",
+            (
+                "replace an argument under 'got' by single tensors and scalars. To keep the argument, or if 'got' "
+                "shows a precondition, bind a Python function as the kernel"
+            ),
         ),
         (
             "SL405",
@@ -60,7 +63,8 @@ register(
             ),
             (
                 "if 'got' says that there is no compiler, install a C++20 compiler or set CXX to its path. For any "
-                "other reason, set SHIPLAP_NATIVE=0 to use the Python binding"
+                "other reason, set SHIPLAP_NATIVE=0 to use the Python binding. If you make a package, remove the "
+                "reason under 'got' instead"
             ),
         ),
         (
@@ -89,10 +93,10 @@ register(
             "the compiled model cannot be loaded",
             (
                 "AOTInductor compiles a model with the C++ compiler that CXX names. Some compilers link the C++ "
-                "runtime into every library. A process that loads such a library beside torch, which has a C++ "
-                "runtime too, can crash."
+                "runtime into every library. Torch has a C++ runtime too, and a process that loads both can crash. "
+                "Loading this model crashed a test process, so Shiplap refuses it."
             ),
-            "set CXX to another compiler, such as CXX=/usr/bin/g++, and make the package again",
+            "set CXX to another compiler, such as CXX=/usr/bin/g++, and compile the model again",
         ),
         (
             "SL409",
@@ -120,21 +124,25 @@ register(
             "SL421",
             "the sources of the kernel cannot be compiled",
             (
-                "The compiler rejected a source file, with the message under 'got'. Sources are compiled together "
-                "with a header that declares the kernel as the op's declaration requires it."
+                "The compiler rejected a source file or did not find a header, with the message under 'got'. Sources "
+                "are compiled together with a header that declares the kernel as the op's declaration requires it."
             ),
-            "correct the source at the line that the compiler names",
+            (
+                "correct the source at the line that the compiler names. If a header is missing, pass its folder in "
+                "include_dirs="
+            ),
         ),
         (
             "SL422",
             "the CUDA architecture is unknown",
             (
-                "A CUDA architecture is named by its compute capability. The name is not of this form, or the "
-                "installed nvcc does not know it."
+                "A CUDA architecture is named by its compute capability, such as 90 for 9.0. The name is not of this "
+                "form, or the installed nvcc does not know it."
             ),
             (
-                'pass architectures=["90a"] with the compute capabilities of your GPUs, of those that nvcc '
-                "--list-gpu-arch prints"
+                "run 'nvcc --list-gpu-arch', and pass what follows compute_ in the line with the compute capability of "
+                'your GPU, such as architectures=["90"], or ["90a"] for features of that architecture alone. If nvcc '
+                "does not list your GPU, install a newer CUDA toolkit"
             ),
         ),
         (

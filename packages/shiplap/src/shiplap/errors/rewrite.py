@@ -48,8 +48,8 @@ register(
                 "trace the pattern and the replacement into one graph each, which uses every argument."
             ),
             (
-                "write each of them as a function of tensors without branches on values, writes to arguments and "
-                "random numbers"
+                "write each of them as a function of tensors that uses every argument. It must not branch on values, "
+                "write to arguments or draw random numbers"
             ),
         ),
         (
@@ -61,7 +61,8 @@ register(
             ),
             (
                 'annotate each parameter of the pattern, such as x: Float[Tensor, "n c"]. If the guards exclude all '
-                "samples of these, give samples= a function that returns argument tuples which the guards admit"
+                "samples that Shiplap makes from the annotations, give samples= a function that returns argument "
+                "tuples which the guards admit"
             ),
         ),
         (

@@ -21,7 +21,8 @@ register(
                 "of its ops inside."
             ),
             (
-                "if 'got' is an error of an import, correct it. If it names a library, build that library into the "
+                "if 'got' is an error of an import, correct it. If it names a module of one file, make it the file "
+                "__init__.py of a folder of the module's name. If it names a library, build that library into the "
                 "folder of the package. Then run 'shiplap package' again"
             ),
         ),
@@ -32,7 +33,10 @@ register(
                 "The installed package contains a compiled binding for this op. That binding was built for another "
                 "declaration, machine or version of Shiplap, or its file was modified. Calls do not use it."
             ),
-            "install a wheel that 'shiplap package' made with the installed versions of the package and of shiplap",
+            (
+                "install a wheel that 'shiplap package' made for this kind of machine, with the installed versions of "
+                "the package and of shiplap"
+            ),
         ),
         (
             "SL310",
@@ -52,8 +56,8 @@ register(
                 "write to no argument."
             ),
             (
-                "rewrite the part of the reference that 'got' names: return the results, and use only operators that "
-                "torch.onnx exports"
+                "rewrite the part of the reference that 'got' names: return new tensors instead of writing to "
+                "arguments, and use only operators that torch.onnx exports"
             ),
         ),
         (
