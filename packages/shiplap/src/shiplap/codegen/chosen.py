@@ -41,10 +41,11 @@ def config_rows(kernels: Sequence[NativeChoice]) -> list[list[int]]:
 
 def lookup_key(spec: OpSpec, rule: BucketRule | None) -> list[str]:
     """Return the C++ expressions of the numbers by which a call is looked up in the table of tuned choices. Return an
-    empty list if C++ cannot compute them all.
+    empty list if C++ cannot compute them all, or if ``rule`` is None.
 
-    The numbers are the rounded sizes, the dtypes and the presence of optional tensors. They do not include the memory
-    layout, since the table holds choices for contiguous tensors, and Python handles other calls.
+    ``rule`` sorts calls into classes that share a choice. The numbers are the rounded sizes, the dtypes and the
+    presence of optional tensors. They do not include the memory layout, since the table holds choices for contiguous
+    tensors, and Python handles other calls.
     """
     if rule is None:
         return []

@@ -94,8 +94,8 @@ def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
     """Return the C++ source of the native bindings of ``ops`` as one translation unit. A native binding is the code
     that torch calls in place of Python.
 
-    ``alone`` makes the code usable in processes without Shiplap. Raise ``SL404`` if generated C++ cannot check the
-    calls of an op.
+    If ``alone`` is true, the code is for processes without Shiplap. Otherwise it is for processes that have imported
+    Shiplap. Raise ``SL404`` if generated C++ cannot check the calls of an op.
     """
     return render_source(
         "native.cpp.jinja",

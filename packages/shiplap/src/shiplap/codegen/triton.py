@@ -141,8 +141,10 @@ class _Writer:
         return self._wide(self._number("size", self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> str:
-        """Return the Triton expression of a tensor's stride along ``index``. If ``index`` is None, return those of all
-        its strides, separated by commas.
+        """Return the Triton expression of the stride along axis ``index`` of the tensor ``name``. If ``index`` is None,
+        return the strides along all axes, separated by commas.
+
+        ``name`` is an argument of the op. None stands for the output.
         """
         name = self._named(name)
         if index is None:
@@ -166,10 +168,10 @@ class _Writer:
         index_shape: Sequence[str] | None = None,
     ) -> str:
         """Return the Triton statement that loads elements of ``input_name`` at ``indices`` into ``output_name``.
-        Elements where ``mask`` is false get the value ``other``. Without ``mask``, all elements are loaded.
 
-        The parameters are those of ``load_input`` in Inductor's templates. ``indent_width`` is not read, since the
-        statement is one line.
+        ``mask`` is a Triton expression. Elements where it is false get the value ``other``. If it is None, all elements
+        are loaded. ``index_shape`` is the shape to which the indices are broadcast, or None. The parameters are those
+        of ``load_input`` in Inductor's templates. ``indent_width`` is not read, since the statement is one line.
         """
         masked = f", mask={mask}, other={other}" if mask else ""
         return f"{output_name} = tl.load({input_name} + {self._offset(input_name, indices, index_shape)}{masked})"

@@ -261,8 +261,11 @@ def read_terms(
     prior: Prior | None = None,
     strided: bool | Iterable[str] = (),
 ) -> KernelTerms:
-    """Return the keywords of ``Op.kernel`` as checked data. :class:`KernelTerms` describes them. Raise ``SL105``,
-    ``SL116`` or ``SL122`` for invalid keywords.
+    """Return the keywords of ``Op.kernel`` as checked data.
+
+    :class:`KernelTerms` describes ``workspace``, ``dtypes``, ``supports`` and ``strided``. ``configs``, ``default`` and
+    ``prior`` make its ``space``. If ``name`` is None, it is the name of ``implementation``. If ``configs`` is None,
+    they are those of ``implementation``. Raise ``SL105``, ``SL116`` or ``SL122`` for invalid keywords.
     """
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)

@@ -84,10 +84,10 @@ class NativeForm:
     generated: ClassVar[bool] = False  # the function is part of the binding, which :meth:`source` has; no library
 
     def source(self, packed: bool = False) -> str:
-        """Return the C++ source of a kernel function that is generated into the native binding. Return an empty text if
-        an opened library has the function.
+        """Return the C++ source of a kernel function that is generated into the native binding. Return an empty string
+        if an opened library has the function.
 
-        If ``packed`` is true, the source contains all compiled kernels of this process.
+        If ``packed`` is true, the source contains all compiled kernels of this process. Otherwise it contains none.
         """
         return ""
 

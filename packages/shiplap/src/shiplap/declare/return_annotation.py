@@ -34,9 +34,10 @@ def read_results(
 ) -> tuple[tuple[Output, ...], tuple[Return, ...], bool]:
     """Return ``(outputs, returns, traced)`` of an op's declaration from its return annotation.
 
-    ``outputs`` are the new tensors. ``returns`` are all results if some are no new tensors, and otherwise empty.
-    ``traced`` is true if only a run of the reference determines the results. Raise ``SL109`` or ``SL130`` for results
-    that cannot be returned.
+    ``outputs`` are the new tensors of declared sizes. ``returns`` are all results if some are no such tensors, and
+    otherwise it is empty. ``traced`` is true if only a run of the reference determines the results. ``aliases`` names,
+    for each result, the argument that the result is or views, or None. ``names`` are the names of the results. ``fake``
+    is ``"declared"`` or ``"reference"``. Raise ``SL109`` or ``SL130`` for results that cannot be returned.
     """
     where = f"{name}, return"
     if fake not in ("declared", "reference"):

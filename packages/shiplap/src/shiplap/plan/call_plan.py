@@ -166,7 +166,8 @@ class CallPlan:
 
     def _compiled(self, *, careful: bool) -> Bind:
         """Return the compiled generated function that checks a call and returns its ``Binding`` (arguments, sizes,
-        dtypes, device). With ``careful``, the function also accepts symbolic sizes.
+        dtypes, device). If ``careful`` is true, the function also accepts symbolic sizes. Otherwise it accepts only
+        integers as sizes.
         """
         head, body, writer = self._written(careful)
         # By index: a default may be any object, which source text could not state.

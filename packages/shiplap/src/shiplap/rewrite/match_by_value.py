@@ -175,8 +175,10 @@ def _written_constant(node: Node) -> Tensor | None:
 
 
 def _computation_key(node: Any, depth: int = 8) -> Any:
-    """Return a key that is equal for two nodes that apply the same arithmetic, views and casts to the same values. At
-    most ``depth`` calls are compared. Below that, the key is equal only for the same nodes.
+    """Return a key that is equal for two nodes that apply the same arithmetic, views and casts to the same values.
+
+    The comparison follows the arguments of a call, their arguments, and so on, over ``depth`` calls in a row. Beyond
+    that, two keys are equal only if they are for the same node.
     """
     if isinstance(node, (list, tuple)):
         return tuple(_computation_key(n, depth) for n in node)

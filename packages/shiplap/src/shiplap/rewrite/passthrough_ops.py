@@ -133,7 +133,9 @@ def single_user(node: Node) -> Node | None:
 
 def skip_idle_calls(node: Any, passed: list[Node] | None = None) -> Any:
     """Follow ``node`` upwards through calls that return the values of their argument, such as a cast or an inactive
-    dropout. Return the first value that is not the result of such a call. The calls are appended to ``passed``.
+    dropout. Return the first value that is not the result of such a call.
+
+    The calls that are skipped are appended to the list ``passed``, unless it is None.
     """
     while keeps_values(node):
         if passed is not None:

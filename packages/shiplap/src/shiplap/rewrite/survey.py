@@ -430,8 +430,10 @@ def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run_with_backward(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tensor]:
-    """Return all tensors of the result of ``fn(*args)``, detached. If ``train`` is true, run a backward pass from the
-    results that have a gradient.
+    """Return all tensors of the result of ``fn(*args)``, detached.
+
+    If ``train`` is true, run a backward pass from the results that have a gradient. If it is false, ``fn`` runs without
+    recording gradients.
     """
     with torch.set_grad_enabled(train):
         results = [t for t in leaves(_mapping_as_dict(fn(*args))) if isinstance(t, Tensor)]

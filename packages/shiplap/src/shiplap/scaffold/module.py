@@ -163,7 +163,9 @@ def _source_of_value(value: Any) -> str:
 
 def _signature_lines(form: SchemaForm, known: InferredDeclaration, name: str, *, marks: bool) -> list[str]:
     """Return the source lines of ``def name(...) -> ...:``, one for each argument of the schema ``form``, with the
-    annotations of the inferred declaration ``known``. If ``marks`` is true, comments state what was inferred.
+    annotations of the inferred declaration ``known``.
+
+    If ``marks`` is true, comments state what was inferred and what is left open. Otherwise there are no comments.
     """
     lines, keeping = [f"def {name}("], names_with_default(form.arguments)
     for a in with_star(form.arguments):

@@ -165,10 +165,11 @@ def _add_bounded_dim(
     *,
     data: bool,
 ) -> str | None:
-    """Add to ``bounds`` a new dim for a size that no expression gives, and return the dim's name. Its bound is the
-    expression of ``names`` that is closest above the size in all calls.
+    """Add to ``bounds`` a new dim for a size that no expression gives, and return the dim's name. ``sizes`` holds this
+    size in each call. The bound of the dim is the expression of ``names`` that is closest above the size in all calls.
 
-    Return None if no expression is a bound. ``data`` is whether the size depends on the values of tensors.
+    ``data`` states whether the size depends on the values of tensors. If it does not, the size must be known in two
+    calls. Return None if it is not, or if no expression is a bound.
     """
     known = [(size, env) for size, (_, env) in zip(sizes, rows, strict=True) if size != DATA_DEPENDENT]
     options = [*names, *(f"{a}*{b}" for a, b in combinations([n for n in names if n in dims.slots], 2))]

@@ -82,8 +82,10 @@ class TritonLaunches(Implementation, ProgramSource):
         return TritonLaunches((*self._steps, step), self.configs, self._values, self._errors)
 
     def fill(self, offset: str, size: str, *, byte: int = 0, when: str = "") -> TritonLaunches:
-        """Return a new program with these steps, followed by one that sets ``size`` bytes of the workspace from
-        ``offset`` on to ``byte`` (0 to 255). ``when`` is a condition as for :meth:`then`.
+        """Return a new program with these steps, followed by one that sets ``size`` bytes of the workspace, from
+        ``offset`` on, to ``byte`` (0 to 255).
+
+        ``when`` is a condition as for :meth:`then`. If it is empty, each call runs the step.
         """
         return self.also(DeclaredFill(offset, size, byte, when))
 

@@ -110,8 +110,8 @@ class LaunchedForm(NativeForm):
         return not self.given.late or torch.cuda.is_available()
 
     def source(self, packed: bool = False) -> str:
-        """Return the C++ source of the generated function. If ``packed`` is true, it includes all cubins that this
-        process has.
+        """Return the C++ source of the generated function. If ``packed`` is true, it includes all cubins (compiled GPU
+        code) that this process has. Otherwise it includes none.
         """
         cubins = list(self.cubins.values()) if packed else ()
         return launcher_source(self.spec, self.symbol, self.program, self.configs, cubins)

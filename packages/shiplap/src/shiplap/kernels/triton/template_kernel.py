@@ -437,7 +437,9 @@ def _with_descriptor_memory(launch: Launch) -> Launch:
     import triton
 
     def memory(size: int, alignment: int, stream: int | None) -> Tensor:
-        """Return a tensor of ``size`` bytes on the GPU, in which Triton places tensor descriptors."""
+        """Return a tensor of ``size`` bytes on the GPU, in which Triton places tensor descriptors. ``alignment`` and
+        ``stream`` are not read.
+        """
         return torch.empty(size, dtype=torch.int8, device="cuda")
 
     def inside(args: tuple[object, ...]) -> replay.CompiledTritonKernel | None:

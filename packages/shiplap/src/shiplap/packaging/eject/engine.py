@@ -161,9 +161,10 @@ def _variable_of(op: Op) -> str:
 
 
 def _why_not_ejected(op: Op, lossy: bool) -> str:
-    """Return the reason why an op cannot be ejected (written as plain source), or an empty text if it can.
+    """Return the reason why ``op`` cannot be ejected (written as plain source), or an empty string if it can.
 
-    If ``lossy`` is true, an op may lose its templates or the choice among its tuned configs.
+    If ``lossy`` is true, the ejected op may lose its templates or the choice among its tuned configs. Otherwise such a
+    loss is a reason.
     """
     spec = op.spec
     if isinstance(op, AdoptedOp) or op.adoption is not None:
@@ -251,8 +252,10 @@ def _losses(op: Op) -> list[str]:
 
 
 def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], native: bool) -> str:
-    """Return the text of the package's ``__init__.py``. It holds copied code, the functions of each op, and the
-    registrations with torch. If ``native`` is true, it also imports the C++ library.
+    """Return the text of the ``__init__.py`` of an ejected package. It holds copied code, the functions of each op, and
+    the registrations with torch.
+
+    If ``native`` is true, it also loads the package's C++ library. Otherwise the package has none.
     """
     spaces = list(dict.fromkeys(each.spec.namespace for each in printed))
     names = ", ".join(f"{each.spec.name}" for each in printed)
