@@ -21,7 +21,12 @@ def config_values(space: Space | None) -> list[int]:
 
 @dataclass(frozen=True)
 class NativeChoice:
-    """One of several kernels of an op on a device. All of them are C functions of one library."""
+    """One of several kernels of an op on a device. All of them are C functions of one library.
+
+    ``symbol`` is the name of the C function. ``dtypes`` are the dtypes that it accepts, or an empty tuple for all
+    declared ones. ``workspace`` is the size of its scratch memory in bytes, or None. ``space`` holds its configs (sets
+    of compile-time values), or is None if it has none.
+    """
 
     symbol: str
     dtypes: tuple[str, ...] = ()

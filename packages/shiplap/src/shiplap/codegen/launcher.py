@@ -324,7 +324,7 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
 def _parameter_statement(p: KernelParameter, tensors: Mapping[str, str], variable: Any) -> str:
     """Return the C++ statement that adds one kernel parameter to the launch and to the key of its compiled form.
 
-    Return an empty text for constants, config values and absent tensors. ``tensors`` maps names of tensors to C++
+    Return an empty string for constants, config values and absent tensors. ``tensors`` maps names of tensors to C++
     names. ``variable`` returns the C++ variable of any other name.
     """
     aligns = "true" if p.specialises and p.aligns else "false"

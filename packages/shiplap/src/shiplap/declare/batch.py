@@ -10,8 +10,8 @@ from shiplap.errors import error
 
 @dataclass(frozen=True)
 class Batching:
-    """A rule by which calls that differ only in the arguments ``joined`` can be merged into one call. In the merged
-    call, these arguments are concatenated along ``dim``.
+    """A rule by which several calls can be merged into one. In the merged call, the arguments ``joined`` are
+    concatenated along the dim ``dim``. All other arguments must be equal in the merged calls.
 
     Attributes:
         dim: the name of the dim along which they are concatenated.

@@ -95,7 +95,9 @@ MOST_CONSTANTS = 64  # of one container, for those who mine them
 
 
 class CodePart(NamedTuple):
-    """A part of the code that was walked, with its text for a digest.
+    """A part of the code that a walk has found. ``kind`` is its kind, such as ``"file"``, and ``text`` its text for a
+    digest. ``value`` is the constant, the function, the object of Shiplap (such as an op), the name of the library, or
+    the reason why code could not be followed.
 
     ``value`` is the constant, the function, the object of Shiplap (such as an op), the name of the library, or the
     reason why code could not be followed.
@@ -164,7 +166,9 @@ def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
 
 
 class _HomeModule(NamedTuple):
-    """The name and the globals of the module that contains the code which the walk describes."""
+    """The module that contains the code which the walk describes. ``module`` is its name, and ``names`` are its global
+    variables by name.
+    """
 
     module: str
     names: dict[str, AnyValue]
@@ -212,7 +216,9 @@ class _CodeWalk:
         return frozenset(state)
 
     def add(self, kind: Kind, text: str, value: AnyValue = None) -> None:
-        """Append a part to the found code, with its kind such as ``"file"``, its text for digests, and its value."""
+        """Append a part to the found code. ``kind`` is its kind, such as ``"file"``, and ``text`` its text for digests.
+        ``value`` is the found object, or None if there is none.
+        """
         self.parts.append(CodePart(kind, text, value))
 
     # --- a value where it is used -------------------------------------------------------------------------------------

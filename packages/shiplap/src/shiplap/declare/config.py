@@ -51,9 +51,12 @@ NO_CONFIG = Config()
 
 @dataclass(frozen=True)
 class Space(HasCode):
-    """The configs, sets of compile-time values, that ``configs=`` declares.
+    """The configs, sets of compile-time values, that ``configs=`` declares for a kernel.
 
-    ``prior(env, config)`` estimates a time, by which tuning ranks the configs.
+    ``fixed`` lists them. ``derived`` computes them from sizes instead, or is None. ``chosen`` is the default config, a
+    function that returns it, or None. ``prior(env, config)`` estimates a time, by which tuning ranks the configs.
+    ``where`` is the place in errors. ``keywords`` are the names that a config may have, or None for any. ``native``
+    states whether C code reads the values.
     """
 
     fixed: tuple[Config, ...] = ()

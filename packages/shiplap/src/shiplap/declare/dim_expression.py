@@ -145,8 +145,8 @@ _GRAMMAR = (
 
 @dataclass(frozen=True)
 class Expr:
-    """A checked expression of a declaration, which is identified by its text ``source``. ``names`` are the names of
-    dims and arguments in it.
+    """A checked expression of a declaration, such as ``cdiv(n, 2)``. ``source`` is its text, and two expressions with
+    the same text are equal. ``names`` are the names of dims and arguments in it.
     """
 
     source: str

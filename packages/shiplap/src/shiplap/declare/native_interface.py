@@ -67,7 +67,7 @@ class NativeForm:
         signature: the digest of the C prototype for which the library must have been built.
         without_signature: whether the author has declared that the library contains no such digest.
         calls: the number of calls that Python has run. It is negative if calls are no longer counted.
-        why: the reason why there is no native binding, or an empty text.
+        why: the reason why there is no native binding, or an empty string.
         place: the folder of the library that is built.
     """
 
@@ -100,7 +100,7 @@ class NativeForm:
 
     def missing(self) -> str:
         """Return, in words, the parts that a library of this function lacks for a program without Python. Return an
-        empty text if there are none.
+        empty string if there are none.
         """
         return ""
 

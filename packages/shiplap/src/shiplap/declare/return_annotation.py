@@ -76,8 +76,8 @@ def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[o
 
 
 def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | None], count: int) -> tuple[str, ...]:
-    """Return for each result the name of the argument that it is or views, or an empty text for a new tensor. ``given``
-    is the value of ``aliases=``. Raise ``SL130`` if it does not fit the arguments or the number of results.
+    """Return for each result the name of the argument that it is or views, or an empty string for a new tensor.
+    ``given`` is the value of ``aliases=``. Raise ``SL130`` if it does not fit the arguments or the number of results.
     """
     aliases = (given,) if isinstance(given, str) else tuple(given)
     if not aliases:
@@ -136,8 +136,8 @@ def _read_returns(
     where: str, parts: Sequence[object], shared: Sequence[str], names: Sequence[str]
 ) -> tuple[Return, ...]:
     """Return the results declared by the annotations ``parts``, in order. ``shared`` holds for each the argument that
-    it is or views, or an empty text, and ``names`` holds their names. Raise ``SL109`` for an annotation that cannot be
-    returned, and ``SL130`` for an alias that is no tensor.
+    it is or views, or an empty string, and ``names`` holds their names. Raise ``SL109`` for an annotation that cannot
+    be returned, and ``SL130`` for an alias that is no tensor.
     """
     returns = []
     for name, part, alias in zip(names, parts, shared, strict=True):

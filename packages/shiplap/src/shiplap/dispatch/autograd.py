@@ -33,7 +33,12 @@ RecordCall: TypeAlias = Callable[..., Result]  # of a dispatch key set or None, 
 
 @dataclass(frozen=True)
 class _BackwardRecord:
-    """The values that a recorded call keeps for its backward in addition to tensors."""
+    """The values that a recorded call keeps for its backward in addition to tensors.
+
+    ``layout`` has, for each saved name, the position of its value among the saved tensors. ``scalars`` holds the scalar
+    arguments by name. ``shapes`` holds the shapes of the tensor arguments. ``level`` is the level of torch.func at
+    which the call was recorded.
+    """
 
     layout: list[tuple[str, SavedSlot]]
     scalars: dict[str, Value]

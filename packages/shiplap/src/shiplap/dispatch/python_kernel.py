@@ -42,7 +42,9 @@ Copies: TypeAlias = list[tuple[Tensor, Tensor]]  # an argument, and the contiguo
 
 
 class PythonFunction(Implementation):
-    """The implementation that ``Op.kernel`` makes of a Python function."""
+    """The implementation that ``Op.kernel`` makes of a Python function. ``function`` is that function. It is not yet
+    bound to an op.
+    """
 
     takes_strided = True
 

@@ -66,7 +66,7 @@ class CompiledKernel:
     """One kernel of a compiled graph.
 
     Attributes:
-        name: the name in the generated code, or an empty text if no kernel is called (for a view or a constant).
+        name: the name in the generated code, or an empty string if no kernel is called (for a view or a constant).
         kind: ``"template"``, ``"extern"`` (a library or an opaque op) or ``"generated"`` (Inductor's own loops).
         operators: the declared ops (``ns::name``) and ATen operators in the kernel, in graph order, without duplicates.
         nodes: the nodes of the traced graph in the kernel.
@@ -265,7 +265,7 @@ def _unfused_neighbours(
 
 def _last_refusal(graph: ReportedGraph, first: FusedGroup, second: FusedGroup) -> str:
     """Return Inductor's last reason for not fusing any part of ``first`` with any part of ``second``. ``second`` runs
-    later. Return an empty text if Inductor gave no reason.
+    later. Return an empty string if Inductor gave no reason.
     """
     logged = ""
     # Inductor tries pairs several times while it fuses. The last reason is the one that held at the end.
@@ -282,7 +282,7 @@ def _fused_parts(name: str) -> set[str]:
 
 def _explain_refusal(reason: str, other: FusedGroup) -> str:
     """Return the meaning, in plain words, of Inductor's ``reason`` for not fusing a template with ``other``. Return an
-    empty text if the meaning is unknown.
+    empty string if the meaning is unknown.
     """
     # Inductor gives this reason for several causes, of which a reduction is the one that can be seen here.
     if reason.startswith("template epilogue not satisfied"):

@@ -40,8 +40,11 @@ class CandidateVerdict:
 
 @dataclass(frozen=True)
 class FusionChoice:
-    """The candidate chosen for one call of ``op`` in a compiled graph. ``node`` is the name of the FX node that was
-    lowered.
+    """The candidate chosen for one call of an op in a compiled graph.
+
+    ``op`` is the name of the op, and ``node`` that of the FX node that was lowered. ``sizes`` and ``dtypes`` describe
+    the call as text. ``chosen`` is the label of the candidate, and ``reason`` states why it was chosen. ``verdicts``
+    are the results of all tested candidates.
     """
 
     op: str

@@ -26,8 +26,10 @@ from shiplap.torch_private import inductor_lowering
 
 @dataclass(frozen=True)
 class StandaloneFunction:
-    """A function of a call's tensors, compiled by itself and without tuning. ``like`` holds the sizes and strides that
-    its arguments must have.
+    """A function of a call's tensors, compiled by itself and without tuning.
+
+    ``run`` is the compiled function. ``like`` holds a pair of sizes and strides for each argument, which the argument
+    must have.
     """
 
     run: Callable[..., Any]
@@ -109,7 +111,7 @@ class TracedCandidate(TemplateCandidate):
         return lambda: flatten_op_results(self.template.function(*positional, **named))  # type: ignore[misc]
 
     def state(self) -> str:
-        """Return an empty text, since PyTorch operations keep no values between calls."""
+        """Return an empty string, since PyTorch operations keep no values between calls."""
         return ""
 
     def node(self, fusion: bool = True) -> Any:

@@ -399,7 +399,7 @@ def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expre
 
 def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> ArgumentRule:
     """Return the rule (``SL212``) that a given output is a dense tensor of the dtype ``dtype``, on the device of the
-    call. ``concrete`` is the name of a fixed dtype, or an empty text.
+    call. ``concrete`` is the name of a fixed dtype, or an empty string.
     """
     t, same, device = (
         at.tensor.python,

@@ -105,8 +105,10 @@ class PartialMatch:
 
 
 class _PatternWalker:
-    """A recursive comparison of one pattern with a graph. Each method returns the partial matches that fit. If none
-    fits, it returns the one that covers the most nodes.
+    """A recursive comparison of one pattern with parts of a graph.
+
+    Each method that matches returns the partial matches that fit. If none fits, it returns the one that covers the most
+    nodes.
     """
 
     def __init__(self, pattern: PatternGraph) -> None:
@@ -458,8 +460,8 @@ def _operand_name(actual: Any) -> str:
 
 
 def _transpose_hint(want: Node, actual: Any) -> str:
-    """Return a hint about a weight that is stored transposed, the usual cause of a difference. Return an empty text if
-    that is not the cause.
+    """Return a hint about a weight that is stored transposed, the usual cause of a difference. Return an empty string
+    if that is not the cause.
 
     ``want`` is the pattern's call, and ``actual`` the graph's value.
     """

@@ -47,7 +47,7 @@ FILLING_OPERATORS = frozenset({"full", "full_like", "tensor", "scalar_tensor", "
 
 
 def torch_call_name(node: Any) -> str:
-    """Return the canonical name of the torch function that ``node`` calls. Return an empty text for other functions,
+    """Return the canonical name of the torch function that ``node`` calls. Return an empty string for other functions,
     and for values that are no calls.
     """
     if not isinstance(node, Node) or not node.op.startswith("call"):

@@ -54,7 +54,9 @@ GivenSamples = Callable[[], Iterable[Sequence[Any]]]
 
 
 class PatternSamples:
-    """The arguments for one pattern, drawn from its annotations or given by its author."""
+    """The test arguments for one pattern. They are drawn at random from the pattern's annotations, or made by a
+    function of its author.
+    """
 
     def __init__(
         self,
@@ -172,7 +174,7 @@ class PatternSamples:
         )
 
     def _error_of_pattern(self, case: SampleCase) -> str:
-        """Return the error that the pattern raises on the sample ``case`` as text, or an empty text if it
+        """Return the error that the pattern raises on the sample ``case`` as text, or an empty string if it
         raises none.
         """
         try:

@@ -91,7 +91,7 @@ def _overload_or_none(name: str) -> Overload | None:
 
 
 def installed_version(package: str) -> str:
-    """Return the version of the installed distribution that has the module ``package``. Return an empty text if there
+    """Return the version of the installed distribution that has the module ``package``. Return an empty string if there
     is none.
     """
     try:
@@ -171,7 +171,7 @@ def _why_draft_fails(
     form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
 ) -> str:
     """Return the reason why ``known``, the declaration inferred for the schema ``form``, does not hold for the recorded
-    calls. Return an empty text if it holds. Raise ``ShiplapError`` if even a declaration without inferred parts is
+    calls. Return an empty string if it holds. Raise ``ShiplapError`` if even a declaration without inferred parts is
     refused.
     """
     try:

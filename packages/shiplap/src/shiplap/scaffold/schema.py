@@ -190,7 +190,7 @@ def _annotation_of_type(kind: str, tensor: str) -> str:
 
 
 def _aliased_argument(result: Any, arguments: Sequence[Any]) -> str:
-    """Return the name of the argument with which a result may share memory. Return an empty text for a new tensor.
+    """Return the name of the argument with which a result may share memory. Return an empty string for a new tensor.
     Raise ``UndeclarableSchema`` if no argument matches.
     """
     if result.alias_info is None:

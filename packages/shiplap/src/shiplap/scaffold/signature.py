@@ -294,7 +294,7 @@ def _form_of_optional(parts: list[ast.expr]) -> str | None:
 
 def _root_name(node: ast.expr) -> str:
     """Return a name for an argument in a call. It is the argument's own name or that of its attribute. For
-    ``cost.numpy()`` and ``cost[0]`` it is ``cost``. Return an empty text if there is none.
+    ``cost.numpy()`` and ``cost[0]`` it is ``cost``. Return an empty string if there is none.
     """
     while isinstance(node, ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
@@ -303,7 +303,7 @@ def _root_name(node: ast.expr) -> str:
 
 
 def _last_name(node: ast.expr) -> str:
-    """Return the last part of a dotted name. Return an empty text for another expression."""
+    """Return the last part of a dotted name. Return an empty string for another expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 

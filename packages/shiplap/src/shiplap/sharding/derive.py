@@ -45,7 +45,7 @@ _known: dict[tuple[object, ...], tuple[ShardingRule, ...]] = {}
 
 def why_underivable(op: Op) -> str:
     """Return the reason why no sharding rule can be derived for any call of ``op``, such as that it draws random
-    numbers. Return an empty text if rules can be derived. A sharding rule states how a call may be cut over several
+    numbers. Return an empty string if rules can be derived. A sharding rule states how a call may be cut over several
     ranks.
     """
     spec = op.spec

@@ -45,7 +45,7 @@ def locate_library(path: str | os.PathLike[str]) -> Path:
 
 
 def library_digest(path: str | os.PathLike[str]) -> str:
-    """Return the digest of the content of the library that :func:`locate_library` finds, or an empty text if it finds
+    """Return the digest of the content of the library that :func:`locate_library` finds, or an empty string if it finds
     none.
     """
     try:

@@ -98,7 +98,7 @@ def how_to_build(name: str) -> str:
 
 def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
     """Attach the op's native binding if its library is built. Otherwise start its build if ``form``, the C function of
-    the kernel, has been called often. Return the reason if there will be no binding, else an empty text.
+    the kernel, has been called often. Return the reason if there will be no binding, else an empty string.
     """
     if not settings().native:
         return BINDING_OFF
@@ -159,7 +159,8 @@ def _collect_build(spec: OpSpec, form: NativeForm) -> str:
     """Attach the library that a background build for the op ``spec`` has made. ``form`` is the kernel whose calls
     started the build.
 
-    Return the problem if the build failed. Return an empty text if the library is attached, or if the build still runs.
+    Return the problem if the build failed. Return an empty string if the library is attached, or if the build still
+    runs.
     """
     child = _running_builds[form.place]
     if child.poll() is None:

@@ -187,8 +187,8 @@ def strided_launch_tensors(spec: OpSpec, launches: Iterable[KernelLaunch]) -> fr
 
 
 class _LaunchReader:
-    """A converter of one launch as its author declared it. It parses the expressions, and finds the source of the value
-    of each kernel parameter.
+    """A converter of one launch as its author declared it into the form from which C++ is generated. It parses the
+    expressions, and finds a source of the value for each kernel parameter.
     """
 
     def __init__(

@@ -117,8 +117,8 @@ class LaunchedForm(NativeForm):
         return launcher_source(self.spec, self.symbol, self.program, self.configs, cubins)
 
     def missing(self) -> str:
-        """Return which launches that every call makes have no compiled kernel, as text. Return an empty text if none is
-        missing.
+        """Return which launches that every call makes have no compiled kernel, as text. Return an empty string if none
+        is missing.
         """
         always = {number for number, launch in enumerate(self.launches) if launch.when is None}
         lacking = (always or {0}) - {number for number, _, _ in self.cubins}

@@ -284,7 +284,7 @@ def compile_options(kernel: Any, form: SpecializedForm) -> dict[str, object]:
 
 def why_form_unfit(metadata: Any) -> str:
     """Return the feature, such as clusters, that a compiled kernel needs and the generated launcher lacks. ``metadata``
-    is Triton's description of the kernel. Return an empty text if there is none.
+    is Triton's description of the kernel. Return an empty string if there is none.
     """
     facts = metadata._asdict()
     if facts["num_ctas"] != 1:

@@ -122,7 +122,7 @@ class CallPrinter:
 
     def memory_function(self) -> str:
         """Return the source of ``_check_memory_<op>``, which raises if an argument shares memory with one that is
-        written to. Return an empty text for an op that writes to none.
+        written to. Return an empty string for an op that writes to none.
         """
         if not self.plan.sharing:
             return ""

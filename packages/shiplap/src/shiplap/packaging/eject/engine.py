@@ -154,7 +154,7 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
 
 
 def _variable_of(op: Op) -> str:
-    """Return the name of the module variable that holds an op, or an empty text if there is none."""
+    """Return the name of the module variable that holds an op, or an empty string if there is none."""
     # Copied code calls the op by this name.
     module = sys.modules.get(op.reference.__module__)
     return next((name for name, value in vars(module).items() if value is op), "") if module is not None else ""
@@ -201,7 +201,7 @@ def _generated_names(op: Op) -> set[str]:
 
 
 def _why_not_printed(kernels: Sequence[Kernel]) -> str:
-    """Return the reason why the kernels of one device cannot become plain source, or an empty text if they can.
+    """Return the reason why the kernels of one device cannot become plain source, or an empty string if they can.
     ``kernels`` are in the order in which they are tried.
     """
     for index, kernel in enumerate(kernels):

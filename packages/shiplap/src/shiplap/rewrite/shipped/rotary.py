@@ -335,7 +335,7 @@ def _dtype_of_products(piece: GraphPart) -> torch.dtype:
 #
 def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
     """Return the reason why replacing ``piece`` is not faster than Inductor's code for the model's own calls. Return an
-    empty text if it is faster. ``piece`` is a part of the graph that rotates as ``turn`` describes.
+    empty string if it is faster. ``piece`` is a part of the graph that rotates as ``turn`` describes.
     """
     x = fake_value(piece.x)
     if x.device.type == "cuda":
@@ -362,7 +362,7 @@ def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
 # first.
 def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
     """Return the reason why replacing ``piece``, a part of the graph that rotates as ``turn`` describes, is not faster
-    on CUDA. Return an empty text if it is faster.
+    on CUDA. Return an empty string if it is faster.
     """
     if turn.cosines is None or turn.pairs != "halves":
         return "not measured on cuda for complex numbers or neighbours"
