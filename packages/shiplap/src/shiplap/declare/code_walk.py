@@ -95,9 +95,8 @@ MOST_CONSTANTS = 64  # of one container, for those who mine them
 
 
 class CodePart(NamedTuple):
-    """A part of the code that a walk has found. ``kind`` is its kind, such as ``"file"``, and ``text`` its text for a
-    digest. ``value`` is the constant, the function, the object of Shiplap (such as an op), the name of the library, or
-    the reason why code could not be followed.
+    """A part of the code that was walked, with its text for a digest. ``value`` is the constant, the function, the
+    object of Shiplap (such as an op), the name of the library, or the reason why code could not be followed.
 
     ``value`` is the constant, the function, the object of Shiplap (such as an op), the name of the library, or the
     reason why code could not be followed.
@@ -166,9 +165,7 @@ def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
 
 
 class _HomeModule(NamedTuple):
-    """The module that contains the code which the walk describes. ``module`` is its name, and ``names`` are its global
-    variables by name.
-    """
+    """The name and the globals of the module that contains the code which the walk describes."""
 
     module: str
     names: dict[str, AnyValue]
@@ -216,8 +213,8 @@ class _CodeWalk:
         return frozenset(state)
 
     def add(self, kind: Kind, text: str, value: AnyValue = None) -> None:
-        """Append a part to the found code. ``kind`` is its kind, such as ``"file"``, and ``text`` its text for digests.
-        ``value`` is the found object, or None if there is none.
+        """Append a part to the found code, with its kind such as ``"file"``, its text for digests, and its value or
+        None.
         """
         self.parts.append(CodePart(kind, text, value))
 

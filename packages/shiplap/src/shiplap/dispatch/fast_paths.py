@@ -285,8 +285,10 @@ def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Fa
 
 
 def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouched()") -> list[str]:
-    """Return the Python source lines of ``route(*args)``, the fast path of a call. A call goes to the dispatcher if
-    ``modes``, a condition on torch's state, is true. ``remembers`` states whether calls are stored and repeated.
+    """Return the Python source lines of ``route(*args)``, the fast path of a call, which skips torch's dispatcher.
+
+    ``modes`` is a condition on torch's state, as Python source. If it is true, a call goes to the dispatcher. If
+    ``remembers`` is true, the function stores how to repeat a call and repeats it. Otherwise nothing is stored.
     """
     variables = list(map(argument_variable, spec.args))
     positional = [a for a in spec.args if not a.keyword_only]

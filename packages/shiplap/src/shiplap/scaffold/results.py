@@ -59,8 +59,8 @@ def _find_result_shape(
     """Return the texts of the dims of the result at ``index``, and a note. The texts are None if they cannot be found,
     and the note states the reason or the dims that depend on data.
 
-    ``bounds`` gets an upper bound for each new dim that depends on data. ``seen`` is whether ``rows`` include calls of
-    the meta kernel, whose sizes do not depend on data.
+    ``bounds`` gets an upper bound for each new dim that depends on data. If ``seen`` is true, ``rows`` include calls of
+    the meta kernel, whose sizes do not depend on data. Otherwise ``rows`` are recorded calls only.
     """
     shapes = [c.results[index].shape for c, _ in rows if isinstance(c.results[index], SeenTensor)]
     if len(shapes) != len(rows) or len({len(s) for s in shapes}) != 1:

@@ -81,7 +81,7 @@ _TYPE: dict[str, type[ctypes._SimpleCData[int] | ctypes._SimpleCData[float] | ct
 
 
 class CAbiImplementation(Implementation):
-    """A kernel that is a C function of a library and is not yet bound to an op. It holds the arguments of :func:`cabi`."""
+    """A kernel that is a C function of a library, with the arguments of :func:`cabi`. It is not yet bound to an op."""
 
     native_configs = True
 

@@ -299,8 +299,8 @@ def _json_text(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _readme_text(package: str, names: Sequence[str], lost: dict[str, list[str]], native: bool) -> str:
-    """Return the text of the README of an ejected package. ``lost`` holds, for each op, the features that it has lost.
-    ``native`` says whether the package has a C++ part.
+    """Return the text of the README of an ejected package. ``names`` are its ops, and ``lost`` holds, for each op, the
+    features that it has lost. If ``native`` is true, the package has a C++ part, which the README describes, too.
     """
     lines = [f"# {package}", "", "Plain sources of torch ops. Nothing here needs Shiplap.", ""]
     lines += [f"* `import {package}` registers {', '.join(f'`{n}`' for n in names)}."]
