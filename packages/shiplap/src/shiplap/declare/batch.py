@@ -25,8 +25,8 @@ class Batching:
 
 
 def read_batching(spec: OpSpec, dim: str) -> Batching:
-    """Return the axis of ``dim`` in each argument and in each output, for calls of the op that are merged along
-    ``dim``.
+    """Return the rule by which calls of the op are merged along ``dim``. It holds the position of ``dim`` in each
+    argument and in each output.
 
     Raise ``SL117`` unless the dim is a plain size of an argument and of every output, and no other size depends on it.
     """

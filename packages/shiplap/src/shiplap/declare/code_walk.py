@@ -95,8 +95,7 @@ MOST_CONSTANTS = 64  # of one container, for those who mine them
 
 
 class CodePart(NamedTuple):
-    """A part of the code that was walked, with its text for a digest. ``value`` is the constant, the function, the
-    object of Shiplap (such as an op), the name of the library, or the reason why code could not be followed.
+    """A part of the code that was walked, with its text for a digest.
 
     ``value`` is the constant, the function, the object of Shiplap (such as an op), the name of the library, or the
     reason why code could not be followed.
@@ -213,9 +212,7 @@ class _CodeWalk:
         return frozenset(state)
 
     def add(self, kind: Kind, text: str, value: AnyValue = None) -> None:
-        """Append a part to the found code, with its kind such as ``"file"``, its text for digests, and its value or
-        None.
-        """
+        """Append a part to the found code, with its kind such as ``"file"``, its text for digests, and its value."""
         self.parts.append(CodePart(kind, text, value))
 
     # --- a value where it is used -------------------------------------------------------------------------------------

@@ -205,8 +205,8 @@ def _missing_backward(spec: OpSpec) -> tuple[_RunBackward, _SetUp]:
 
 
 def _no_gradient_error(spec: OpSpec, got: str) -> ShiplapError:
-    """Return the error ``SL304`` for an op without a gradient. For an op that writes to its arguments, which cannot
-    have one, the fix is ``no_grad`` or ``detach()``.
+    """Return the error ``SL304`` for an op without a gradient. ``got`` is the text of the cause. If the op writes to
+    its arguments, it cannot have a gradient, and the error advises ``no_grad`` or ``detach()``.
     """
     fix = "call the op under torch.no_grad(), or pass .detach()" if spec.mutated else ""
     return error("SL304", where=spec.name, got=got, expected="no gradient", fix=fix)

@@ -359,8 +359,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             self.install_fast_path()
 
     def _extend(self, what: str) -> None:
-        """Raise ``SL131`` for an op with view results, to which nothing can be attached, since its reference is the op.
-        Subclasses that refuse begin their sentence with ``what``.
+        """Raise ``SL131`` if a result of the op may be a view of an argument. Nothing can be attached to such an op,
+        since its reference is its implementation. ``what`` names the thing to attach in the errors of subclasses, such
+        as ``"kernels are"``.
         """
         if self.spec.view:
             got = f"a result that may be a view of {self.spec.returns[0].alias or 'an argument'}"
@@ -493,8 +494,10 @@ def _read_backward(
     strided: bool = False,
     once_differentiable: bool | None = None,
 ) -> Backward:
-    """Return the declared gradient of an op, given in ``parts`` as one function or as several ops. All other arguments
-    are the keywords of ``Op.backward``. Raise ``SL110`` for a mixture, or for ``saves`` with ops.
+    """Return the declared gradient of an op. ``parts`` is one function, or one or more ops that compute it.
+
+    :meth:`Op.backward` documents ``saves``, ``surrogate``, ``strided`` and ``once_differentiable``. Raise ``SL110`` for
+    any other ``parts``, and if ``saves`` is given with ops.
     """
     ops = [part for part in parts if isinstance(part, Op)]
     if not ops and len(parts) == 1:

@@ -199,14 +199,17 @@ def _unique_rows(
     self: Any, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
     """Translate ``torch.unique`` along the axis ``dim`` to the sorted unique rows, the inverse indices and the counts.
-    They are computed in any case, so the flags are not read.
+
+    All three are computed in any case, so ``sorted``, ``return_inverse`` and ``return_counts`` are not read.
     """
     return _unique(self, axis=dim)
 
 
 def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
     """Translate ``torch.unique`` without an axis to the sorted unique values, the inverse indices in the shape of
-    ``self``, and the counts. They are computed in any case, so the flags are not read.
+    ``self``, and the counts.
+
+    All three are computed in any case, so ``sorted``, ``return_inverse`` and ``return_counts`` are not read.
     """
     op = _operators()
 

@@ -144,8 +144,8 @@ def _choose_platform(request: WheelRequest, now: str, libraries: Iterable[Path])
     """Return the platform tag of the new wheel, and the reason why package indexes will refuse it. The reason is an
     empty string if they accept it.
 
-    ``now`` is the tag of the old wheel. The tag that the request names comes first, and ``libraries`` are the files
-    from which a tag can be derived.
+    If ``request`` names a tag, it is that tag. Otherwise it is ``now``, the tag of the old wheel, unless that tag is
+    generic or promises an older system than the files ``libraries`` need. It is then derived from ``libraries``.
     """
     if request.platform:
         return request.platform, ""
