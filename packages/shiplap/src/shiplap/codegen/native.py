@@ -133,8 +133,8 @@ def describe_op(op: NativeOp, id: str) -> dict[str, Any]:
 
 
 def _template_values(op: NativeOp) -> dict[str, Any]:
-    """Return the values that the C++ template prints for an op, by template name. Raise ``SL404`` if generated C++
-    cannot check the calls of the op.
+    """Return the values from which the C++ template renders the code of one op. The keys are the names that the
+    template uses. Raise ``SL404`` if generated C++ cannot check the calls of the op.
     """
     spec = op.spec
     parameters = c_prototype(spec)

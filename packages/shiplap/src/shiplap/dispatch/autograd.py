@@ -72,8 +72,9 @@ class BackwardContext(Protocol):
 
 
 class _RunBackward(Protocol):
-    """A function that runs the backward of a recorded call. It returns a gradient for each argument that the dispatcher
-    passed.
+    """A function that runs the backward of a recorded call. It takes the context, whether each argument needs a
+    gradient, and the gradients of the results. It returns a gradient for each argument that the dispatcher passed, or
+    None.
     """
 
     def __call__(self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:

@@ -444,7 +444,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
 
 class ConvertingOp(Op[P, R]):
-    """An op whose calls in Python take members of an ``Enum``, or return a tuple of one."""
+    """An op whose calls in Python take members of an ``Enum`` as arguments, or return a tuple of one result. Its calls
+    convert them from and to the values of the torch schema, which has neither.
+    """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the op with arguments converted to its schema, such as members of an enum. Return its result in the
@@ -459,8 +461,9 @@ class ConvertingOp(Op[P, R]):
     def out(
         self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value
     ) -> Tensor | Sequence[Tensor]:
-        """Run the op into ``out`` and return ``out``, after converting the arguments to the schema. :meth:`Op.out`
-        documents the arguments.
+        """Run the op on ``args`` and ``kwargs`` into the tensors ``out``, and return ``out``. Enum members among the
+        arguments are converted to the values of the schema first. :meth:`Op.out` documents all arguments, such as
+        ``workspace``.
         """
         values, named = convert_call(self.spec, args, kwargs)
         return super().out(*values, out=out, workspace=workspace, **named)

@@ -50,7 +50,7 @@ class ChoiceEntry:
 
 
 class MissingChoice:
-    """The result of a lookup that finds no choice. The call then runs with the declared default config."""
+    """The result of a lookup that finds no tuned choice. The call then runs with the declared default config."""
 
 
 MISSING_CHOICE = MissingChoice()

@@ -85,9 +85,9 @@ def watch_fusion_choices(watcher: Callable[[FusionChoice], None]) -> Iterator[No
 
 
 def fusion_choices(op: str = "") -> tuple[FusionChoice, ...]:
-    """Return the last 1000 choices of this process, oldest first. If ``op`` is given, return only those for the op of
-    that name.
+    """Return the last 1000 choices of candidates in this process, oldest first.
 
+    If ``op`` is the name of an op, return only the choices for that op. By default it is empty, and all are returned.
     Code that comes from a cache adds no choice, because another process made the choice.
     """
     return tuple(d for d in _recent if not op or d.op == op)

@@ -44,8 +44,8 @@ def find_package_ops(
     """Return the torch ops that importing ``package`` registers, by name. ``load`` imports a module, or raises a
     ``ShiplapError``.
 
-    An op that torch, or the module of another package, is known to have registered is not among them. With
-    ``namespaces``, all ops of those.
+    An op that torch, or the module of another package, is known to have registered is not among them. If ``namespaces``
+    is not empty, return all ops of these namespaces instead.
 
     Raises:
         ShiplapError: ``SL501`` if the package registers no op.

@@ -87,8 +87,8 @@ def _list_few_sizes(sizes: Sequence[int]) -> str:
 
 
 def _find_expression(sizes: Sequence[int], names: Sequence[str], rows: CallsWithDims) -> str | None:
-    """Return the simplest expression of ``names`` that gives these sizes, one for each call. Return None if there is
-    none.
+    """Return the simplest expression of ``names`` whose value is the size in ``sizes`` in each call. ``sizes`` holds
+    one size for each call of ``rows``. Return None if there is no such expression.
     """
     different = len(set(sizes)) > 1
     # If no dim varied in the calls, a constant size is no evidence for a constant.

@@ -198,8 +198,9 @@ def _as_python_syntax(text: str) -> str:
 
 
 def _make_parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool) -> DraftParameter:
-    """Return the draft parameter of one parsed argument with its default, or with no default if ``default`` is None.
-    ``keyword_only`` states whether it can only be passed by keyword.
+    """Return the draft parameter of ``argument``, an argument in a syntax tree. ``default`` is the syntax tree of its
+    default. If it is None, the parameter has no default. If ``keyword_only`` is true, the parameter can only be passed
+    by keyword.
     """
     form = _form_of_annotation(argument.annotation)
     original = ast.unparse(argument.annotation) if argument.annotation else ""

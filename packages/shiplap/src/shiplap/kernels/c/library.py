@@ -15,7 +15,9 @@ from shiplap.settings import settings
 
 
 class CompiledLibrary(Protocol):
-    """A library that Shiplap compiles from sources."""
+    """The interface of a kernel library that Shiplap compiles from sources, as the code that builds and opens libraries
+    uses it.
+    """
 
     def locate(self) -> Path:
         """Return the library's file. Raise ``SL420`` if it is not compiled."""

@@ -248,8 +248,8 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
 
 
 def build_error(where: str, problem: str) -> ShiplapError:
-    """Return the error of an op ``where`` whose native binding could not be built. ``problem`` is the builder's output.
-    The error is ``SL410`` if the machine lacked a resource, and otherwise ``SL405``.
+    """Return the error which says that the native binding of the op named ``where`` could not be built. ``problem`` is
+    the builder's output. The error is ``SL410`` if the machine lacked a resource, and otherwise ``SL405``.
     """
     if problem.startswith(LACKING):
         return error("SL410", where=where, got=problem, expected="a machine with room for the build")
@@ -257,7 +257,7 @@ def build_error(where: str, problem: str) -> ShiplapError:
 
 
 def _build_failed(output: str) -> str:
-    """Return the reason of a failed background build in one line. ``output`` is the builder's output."""
+    """Return one line which says why a background build failed. ``output`` is the builder's output."""
     return _failure_reason(build_error("", output))
 
 

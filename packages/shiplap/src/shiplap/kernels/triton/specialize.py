@@ -44,8 +44,8 @@ _TRITON = {
 
 
 class LaunchNumbers(dict[str, Any]):
-    """The values of the names in a launch's expressions. They are the sizes and scalars of a call, properties of its
-    tensors such as strides, and compile-time values.
+    """A dict from the names in a launch's expressions to their values. The names are sizes and scalars of a call,
+    properties of its tensors such as strides, and compile-time values.
     """
 
     def __init__(self, env: Mapping[str, EnvValue], tensors: Mapping[str, Tensor | None]) -> None:
@@ -105,7 +105,7 @@ def specialization_key(
     """Return the key for which a launch is compiled, as integers. It consists of the values of ``config`` and, for each
     argument, the properties on which Triton specialises.
 
-    ``workspace`` is the address of the scratch memory.
+    ``workspace`` is the address of the scratch memory. By default it is 0, which counts as aligned.
     """
     own = with_constants(launch, numbers, config)
     return (*(int(v) for v in config.values()), *_key_entries(launch, own, workspace))

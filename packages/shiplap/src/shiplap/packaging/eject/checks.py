@@ -132,10 +132,10 @@ class CallPrinter:
 
     def call(self, body: Sequence[str], *, memory: bool = True) -> list[str]:
         """Return the lines of a function with the op's own parameters. They call the check functions and then run the
-        lines ``body``.
+        lines ``body``. The results of the checks are assigned to the names that ``body`` reads.
 
-        The results of the checks are assigned to the names that ``body`` reads. ``memory`` includes the check for
-        shared memory. It is left out for fake tensors, which have no memory.
+        If ``memory`` is true, the check for shared memory is included. If it is false, the check is left out. This
+        serves fake tensors, which have no memory.
         """
         given = ", ".join(a.name for a in self.spec.args)
         words = {word for line in body for word in _WORD.findall(line)}

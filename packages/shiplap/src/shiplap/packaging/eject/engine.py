@@ -52,7 +52,8 @@ class EjectedPackage:
     lost: dict[str, list[str]] = field(default_factory=dict)
 
     def write(self, folder: Path, force: bool = False) -> list[str]:
-        """Write all files below ``folder`` and return their paths, relative and sorted.
+        """Write all files below ``folder`` and return their paths, relative and sorted. If one of the files exists and
+        ``force`` is false, raise ``SL602`` and write nothing. If ``force`` is true, existing files are replaced.
 
         If one exists and ``force`` is false, raise ``SL602`` and write nothing.
         """

@@ -182,7 +182,9 @@ def _add_kernel(part: NativePart, kernel: NativeKernel) -> None:
 
 
 def _headers_behind(name: str) -> list[str]:
-    """Return the header ``name`` of Shiplap and all headers that it includes, directly or through others, sorted."""
+    """Return the names of the header ``name`` of Shiplap and of all headers that it includes, directly or through
+    others, sorted.
+    """
     found, queue = [name], [name]
     while queue:
         for other in INCLUDES.findall((INCLUDE / queue.pop()).read_text()):

@@ -16,7 +16,7 @@ LOWEST_FLOAT32 = torch.finfo(torch.float32).min
 
 
 def _attend_scaled_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose scores are multiplied by a factor and increased by ``mask``."""
+    """Return the attention of ``q``, ``k`` and ``v`` whose scores are multiplied by a number before adding ``mask``."""
     return F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask, dim=-1) @ v
 
 
@@ -71,8 +71,8 @@ def _attend_with_zeroed_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> T
 
 
 def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return attention with a causal mask that is computed from sizes alone. As in models, positions are compared
-    first, and the mask is then added as numbers.
+    """Return the attention of ``q``, ``k`` and ``v`` with a causal mask that is computed from sizes alone. As in
+    models, positions are compared first, and the mask is then added as numbers.
     """
     at = torch.arange(5).unsqueeze(0).expand(2, -1)
     seen = at[:, None, None, :] <= at[:, None, :, None]
@@ -81,14 +81,16 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _in_batches(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-    """Return attention of flattened batches that computes the scores and their bias by ``baddbmm``."""
+    """Return the attention of ``q``, ``k`` and ``v``, whose batches and heads are flattened to one dim. ``baddbmm``
+    computes the scores and adds ``bias`` to them. ``mask`` is added before the softmax.
+    """
     scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=1.0, alpha=0.35)
     weights = F.softmax(scores.view(2, 3, 5, 7) + mask, dim=-1).view(6, 5, 7)
     return torch.bmm(weights, v)
 
 
 def _attend_with_capped_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose scores are capped by ``tanh`` at 5, with an added mask."""
+    """Return the attention of ``q``, ``k`` and ``v`` whose scores ``tanh`` caps at 5 before ``mask`` is added."""
     scores = torch.tanh(q @ k.transpose(2, 3) * 0.35 / 5.0) * 5.0 + mask
     return F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
 

@@ -90,8 +90,9 @@ class PairRotation:
         return torch.stack((first, second), -1).flatten(-2)
 
     def _pair(self, given: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return the first and the second element of each pair in the last dim of ``given``. If ``given`` is not
-        ``width`` wide, each of its elements belongs to a whole pair, and ``given`` is returned twice.
+        """Return the first and the second element of each pair in the last dim of ``given``, as two tensors. ``width``
+        is the size of that dim in a tensor of all elements. If the dim has another size, each element of ``given``
+        belongs to a whole pair, and ``given`` is returned twice.
         """
         if given.shape[-1] != width:
             return given, given
@@ -312,8 +313,8 @@ def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
 
 
 def _of_pairs(side: Tensor) -> Tensor:
-    """Return the cosines or sines ``side`` without a last dim of size 1. Without that dim, each of its elements
-    multiplies both elements of a pair.
+    """Return the cosines or sines ``side`` without their last dim if its size is 1. In such a tensor, each element
+    belongs to a whole pair. Any other tensor is returned unchanged.
     """
     return side.squeeze(-1) if side.dim() > 1 and isinstance(side.shape[-1], int) and side.shape[-1] == 1 else side
 
