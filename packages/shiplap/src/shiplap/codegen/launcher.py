@@ -138,8 +138,11 @@ class LaunchProgram:
 
 @dataclass(frozen=True)
 class Cubin:
-    """The compiled code of one launch's kernel for one GPU architecture (such as 90) and one key, with the data that a
-    launch needs.
+    """The compiled code of one launch's kernel for one GPU architecture (such as 90).
+
+    ``launch`` is the number of the launch in its program. ``key`` holds the properties of the arguments for which the
+    code was compiled. ``image`` is the code, and ``name`` its entry point. ``threads`` is the number of threads of a
+    block, and ``shared`` its bytes of shared memory.
     """
 
     launch: int

@@ -149,7 +149,7 @@ def read_space(
     ``name`` as a ``Space``. Return None if there are no configs. Raise ``SL116`` if one of these keywords is invalid.
 
     ``keywords`` are the names that a config may have, or None for any. If ``native`` is true, C code reads the values
-    of a config.
+    of a config. They must then be integers, and all configs must have the same names.
     """
     where = f"{spec.name}, kernel {name}"
     if configs is None:

@@ -87,8 +87,9 @@ class CompiledKernel:
 
     def lines(self, number: int, several_graphs: bool) -> Iterator[Line]:
         """Yield the printed lines of this kernel under the number ``number``. They hold the name and kind, operators,
-        source lines, choices of candidates, and neighbours that were not fused. If ``several_graphs`` is true, they
-        name the graph.
+        source lines, choices of candidates, and neighbours that were not fused.
+
+        If ``several_graphs`` is true, they also name the graph. Otherwise there is only one.
         """
         graph = f"  graph {self.graph + 1}" if several_graphs else ""
         yield line(f"{number}. {self.name or 'no kernel'}", "bold", (f"  {self.kind}{graph}", "dim"))
@@ -148,8 +149,9 @@ class Explanation:
         yield line(self.summary, "bold")
 
     def as_json(self, facts: Mapping[str, str], source: bool = False) -> dict[str, Any]:
-        """Return the explanation as one JSON-ready dict. It holds ``facts`` about the machine, the fields and the
-        summary. If ``source`` is true, it also holds the generated code.
+        """Return the explanation as one dict that can be written as JSON. It holds ``facts`` about the machine, the
+        fields of the explanation and its summary. If ``source`` is true, it also holds the generated code. Otherwise
+        the code is left out.
         """
         value = value_json(self, facts, ok=self.ok, summary=self.summary, graphs=self.graphs)
         if not source:

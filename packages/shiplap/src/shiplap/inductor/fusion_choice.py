@@ -67,7 +67,7 @@ class FusionChoice:
 
 def remember_fusion_choice(choice: FusionChoice) -> None:
     """Store ``choice`` among the last 1000 of this process, and call each function given to ``watch_fusion_choices``
-    with it. A choice says which kernel a compilation uses for one call.
+    with it. A choice states which kernel a compilation uses for one call.
     """
     _recent.append(choice)
     for watcher in _watchers:

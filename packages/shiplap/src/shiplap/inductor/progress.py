@@ -23,8 +23,8 @@ EACH = 5.0  # seconds from one line to the next, where lines stay
 
 @dataclass
 class CompileProgress:
-    """The progress of lowering a graph. ``done`` of ``total`` calls of ops have been counted. ``began`` is the time at
-    which the lowering began, in seconds of the monotonic clock.
+    """The progress of lowering a graph. ``done`` is the number of calls of ops whose lowering has begun, out of
+    ``total``. ``began`` is the time at which the lowering of the graph began, in seconds of the monotonic clock.
     """
 
     total: int

@@ -90,7 +90,7 @@ class TracedCandidate(TemplateCandidate):
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
-        """Return False, since no kernel exists that could be compiled before the graph."""
+        """Return False. A PyTorch function has no kernel that another process could compile before the graph."""
         return False
 
     def precompile(self, args: tuple[Any, ...]) -> None:
@@ -115,8 +115,8 @@ class TracedCandidate(TemplateCandidate):
         return ""
 
     def node(self, fusion: bool = True) -> Any:
-        """Return the Inductor node of the function traced into the current graph. If ``fusion`` is false, the node is
-        excluded from fusion.
+        """Return the Inductor node of the function traced into the current graph. If ``fusion`` is true, Inductor may
+        fuse neighbours with the node. If it is false, the node is excluded from fusion.
         """
         graph = inductor_lowering.trace_to_aten(self._function, list(self.call.tensors.values()))
         node = inductor_lowering.inline_graph(graph, self.call.nodes)

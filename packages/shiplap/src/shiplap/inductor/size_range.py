@@ -45,8 +45,8 @@ SIZES = (2, 3, 5, 7, 9, 64, 65, 127)  # beside EDGES
 
 
 class SizedCall(Protocol):
-    """The call of an op in a graph, as far as its sizes matter. ``env`` has the value of each dim and scalar, which may
-    be symbolic.
+    """The interface of a call of an op in a graph, as far as sizes are concerned. ``env`` maps each dim and scalar to
+    its value, which may be symbolic.
     """
 
     @property

@@ -115,8 +115,8 @@ def _shrink_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tupl
 
 
 def _random_tensor(shape: Sequence[int], imaginary: bool, rng: torch.Generator) -> Tensor:
-    """Return a tensor of the given shape with normally distributed numbers from ``rng``. They are float64, or
-    complex128 if ``imaginary`` is true.
+    """Return a tensor of the given shape with normally distributed numbers from ``rng``. If ``imaginary`` is true, they
+    are complex128, and otherwise float64.
     """
     return torch.randn(tuple(shape), dtype=torch.complex128 if imaginary else torch.float64, generator=rng)
 

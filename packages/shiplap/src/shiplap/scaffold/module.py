@@ -24,8 +24,10 @@ WIDTH, LONGEST = 118, 100  # of a line, of a sentence
 
 @dataclass(frozen=True)
 class DraftedOp:
-    """An op of a drafted module. ``doc`` is a sentence about the op, which was taken from the function
-    ``documented``.
+    """An op of a drafted module. ``form`` is its schema, and ``known`` is the declaration inferred for it.
+
+    ``doc`` is a sentence about the op, which was taken from the function ``documented``. ``notes`` are comments for the
+    author. ``python`` is the name of the op in the module, or an empty string until :meth:`renamed` sets it.
     """
 
     form: SchemaForm

@@ -32,7 +32,9 @@ DraftProgress = Callable[[str, int, int], None]
 
 @dataclass
 class DraftedPackage:
-    """The drafts of a package's ops, and for each op without a draft the reason."""
+    """The drafts of a package's ops. ``entries`` holds the drafted ops. ``left_out`` maps the name of each op without a
+    draft to the reason.
+    """
 
     entries: list[DraftedOp] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)

@@ -99,7 +99,9 @@ def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeR
 
 
 class _MetaProber:
-    """A caller of one meta kernel. It makes at most ``MOST_TRIES`` calls."""
+    """A caller of the meta kernel of one op, which finds arguments that the kernel accepts. It makes at most
+    ``MOST_TRIES`` calls.
+    """
 
     def __init__(self, form: SchemaForm, overload: Overload) -> None:
         """Keep the op and allow ``MOST_TRIES`` calls."""

@@ -21,8 +21,10 @@ CallsWithDims = Sequence[tuple[DispatchedCall, Mapping[str, Any]]]
 
 @dataclass
 class ResultSizes:
-    """The dims of each result, and new dims with their bounds. The dims of a result are None if its sizes cannot be
-    declared.
+    """The inferred sizes of an op's results.
+
+    ``shapes`` holds the texts of the dims of each result, or None if its sizes cannot be declared. ``bounds`` maps new
+    dims, which depend on data, to their upper bounds. ``where`` holds a note on each result.
     """
 
     shapes: list[tuple[str, ...] | None] = field(default_factory=list)

@@ -47,8 +47,8 @@ class UndeclarableSchema(Exception):
 class SchemaField:
     """An argument or a result of a schema. ``kind`` is its type as the schema writes it, without alias sets.
 
-    ``default`` is Python source, or None if the argument has no default. ``alias`` is the name of the argument with
-    which a result shares memory.
+    ``default`` is Python source, or None if the argument has no default. ``written`` states whether the op writes to
+    it. ``alias`` is the name of the argument with which a result shares memory, or an empty string.
     """
 
     name: str

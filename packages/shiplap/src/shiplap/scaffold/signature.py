@@ -19,8 +19,11 @@ from shiplap.errors import error
 
 @dataclass(frozen=True)
 class DraftParameter:
-    """An argument in a draft. ``type`` is the text of its annotation in a declaration. It is ``Tensor`` alone if the
-    dims are unknown, and ``object`` if nothing is known.
+    """An argument in a draft.
+
+    ``type`` is the text of its annotation in a declaration. It is ``Tensor`` alone if the dims are unknown, and
+    ``object`` if nothing is known. ``original`` is the annotation in the source, or an empty string. ``default`` is
+    Python source, or None if there is none. ``written`` states whether the function writes to it.
     """
 
     name: str
@@ -40,8 +43,8 @@ class DraftParameter:
 
 @dataclass(frozen=True)
 class DraftSignature:
-    """The known part of a callable's signature. ``returns`` is None if the source does not describe the results, and
-    ``()`` for no output.
+    """The known part of a function's signature. ``returns`` holds the annotations of the results. It is None if the
+    source does not describe them, and empty if there are none. ``text`` is the signature as the source writes it.
     """
 
     name: str

@@ -243,7 +243,9 @@ def _rule_variants(op: Op, rule: ShardingRule, case: SampleCase) -> Iterable[Sha
 
 
 class _WholeSample:
-    """A sample with the results of the reference on its whole arguments."""
+    """A sample call of an op with the results of the reference on its uncut arguments, computed in float64. ``args``
+    holds the arguments, and ``whole`` the results.
+    """
 
     def __init__(self, op: Op, case: SampleCase) -> None:
         """Compute the results of the reference on the uncut arguments in float64."""

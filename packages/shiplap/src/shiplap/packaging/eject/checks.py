@@ -75,7 +75,8 @@ class PlainWriter(PythonWriter):
 
 
 class CallPrinter:
-    """A printer of the Python functions that check the calls of one op.
+    """A printer of the Python functions that check the calls of one op. ``sizes`` holds the names of the variables that
+    ``_check_<op>`` returns, in order.
 
     Attributes:
         sizes: the variables that ``_check_<op>`` returns, in order.

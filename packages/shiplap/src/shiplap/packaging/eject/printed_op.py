@@ -129,9 +129,7 @@ class PrintedOp:
         return names & self._sizes()
 
     def _sizes(self) -> set[str]:
-        """Return the names of all dims of the op's tensor arguments and of all dims that the declaration computes from
-        others.
-        """
+        """Return the names of all dims of the op's tensor arguments and of computed dims."""
         dims = {d.text for a in self.spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")}
         return dims | {name for name, _ in self.spec.dims}
 
