@@ -129,8 +129,8 @@ class Space(HasCode):
 
 
 def _no_prior(env: Env) -> Sequence[Values]:
-    """Return no configs. This function is used for a kernel that declares neither a function of configs nor one of a
-    default.
+    """Return an empty tuple of configs, whatever ``env`` holds. This function takes the place of the function of
+    configs in a kernel that declares none.
     """
     return ()
 

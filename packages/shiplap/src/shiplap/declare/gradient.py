@@ -146,8 +146,8 @@ class Backward(HasCode):
         surrogate: Surrogate | None = None,
         once_differentiable: bool | None = None,
     ) -> Backward:
-        """Return the gradient of ``spec`` that is computed by other declared ops. Each is called only if one of its
-        results is needed.
+        """Return the gradient of ``spec`` that is computed by ``ops``, other declared ops. Each op is called only if
+        one of its results is needed.
 
         ``surrogate`` and ``once_differentiable`` are stored as the attributes of these names. Raise ``SL110`` if an op
         does not fit ``spec``, or if two ops compute one gradient.

@@ -121,7 +121,9 @@ class NativeForm:
         return self.calls >= 0
 
     def settle(self, why: str = "") -> None:
-        """Stop counting calls because native code is attached. If it cannot be attached, ``why`` is the reason."""
+        """Stop counting calls. If ``why`` is empty, native code has been attached. Otherwise it could not be attached,
+        and ``why`` is the reason.
+        """
         self.calls, self.why = -1, why
 
     def resume(self) -> None:

@@ -62,8 +62,10 @@ def is_single_tuple(annotation: object) -> bool:
 
 
 def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[object, ...]:
-    """Return the annotation of each result, such as A and B for ``tuple[A, B]``. For None there are none. Raise
-    ``SL109`` for None unless ``writes`` is true, which means that the op writes to an argument.
+    """Return the annotation of each result, such as A and B for ``tuple[A, B]``. For the annotation None there are no
+    results.
+
+    If ``writes`` is true, the op writes to an argument, and None is allowed. Otherwise raise ``SL109`` for None.
     """
     if annotation is None or annotation is type(None):
         if not writes:
