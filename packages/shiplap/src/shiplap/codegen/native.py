@@ -110,7 +110,8 @@ def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
     """Return, for each namespace, a dict whose keys are the torch schemas to define, as C++ string literals. An op for
     two devices contributes its schemas once.
 
-    The value is an empty string. For an op that returns its arguments, it is the C++ namespace that implements the op.
+    The value is an empty string, except for the schema of an op that returns its arguments. There it is the C++
+    namespace that implements the op.
     """
     by_namespace: dict[str, dict[str, str]] = {}
     for index, op in enumerate(ops):

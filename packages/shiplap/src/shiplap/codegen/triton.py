@@ -84,8 +84,9 @@ def render_kernel(
 ) -> RenderedKernel:
     """Return a template rendered as a plain Triton kernel called ``name``.
 
-    ``ranks`` has the rank of each input. ``known`` has the compile-time values, tensor properties and scalars. ``wide``
-    requests 64-bit offsets. Tensors that the source does not mention are not parameters.
+    ``ranks`` has the rank of each input. ``known`` has the compile-time values, tensor properties and scalars. If
+    ``wide`` is true, offsets have 64 bits, and otherwise 32 bits. Tensors that the source does not mention are not
+    parameters.
 
     Raises:
         jinja2.TemplateError, KeyError, ValueError: the template uses an undefined name.
@@ -135,8 +136,8 @@ class _Writer:
         return HEAD
 
     def size(self, name: str | None, index: int) -> str:
-        """Return the Triton expression of the size of a tensor along axis ``index``. The name of the output is None or
-        ``out``.
+        """Return the Triton expression of the size along axis ``index`` of the tensor ``name``. ``name`` is an argument
+        of the op. For the output, it is None or ``out``.
         """
         return self._wide(self._number("size", self._named(name), index))
 
@@ -209,7 +210,9 @@ class _Writer:
         return _broadcast_value(" + ".join(terms) or "0", shape)
 
     def _wide(self, value: str) -> str:
-        """Return the Triton expression ``value``, cast to int64 if offsets are wide."""
+        """Return the Triton expression ``value``. If offsets are wide, that is if they may exceed 32 bits, it is cast
+        to int64.
+        """
         return f"tl.cast({value}, tl.int64)" if self.wide else value
 
     def _number(self, kind: str, name: str | None, axis: int) -> str:

@@ -308,7 +308,7 @@ class TemplateKernel(Kernel):
         self, call: Binding, present: Mapping[str, Tensor], values: Values, wide: bool = False
     ) -> RenderedKernel:
         """Return the rendered kernel text for ``call`` with the config ``values``, for tensors laid out like those of
-        ``present``. If ``wide`` is true, it uses 64-bit offsets.
+        ``present``. If ``wide`` is true, offsets have 64 bits, and otherwise 32 bits.
         """
         name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
         facts: dict[str, EnvValue] = {
