@@ -358,7 +358,10 @@ def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) 
 
 def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> RewriteObstacle | None:
     """Return the obstacle if sizes of the complete match ``fit`` disagree with each other or with the pattern. Return
-    None if they agree. If ``any_rank`` is true, arguments may have more or fewer dims than in the pattern.
+    None if they agree.
+
+    If ``any_rank`` is true, arguments may have more or fewer dims than in the pattern, and the sizes of such arguments
+    are not compared. Otherwise another number of dims is an obstacle.
     """
     sizes, at = SizeBindings(), fit.nodes[pattern.outputs[0]]
     for want, name in pattern.inputs.items():

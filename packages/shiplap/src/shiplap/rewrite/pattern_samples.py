@@ -319,8 +319,8 @@ class PatternSamples:
         """Yield the program of the sample that ``recipe`` describes, if the guards admit the sample and ``fn`` raises
         no error on it. A program is a function with arguments.
 
-        If ``runs`` is true and the rewrite must apply in the program, ``fn`` is not called to find out. ``options`` are
-        further attributes of the ``Program``.
+        If ``runs`` is true and the rewrite must apply in the program, ``fn`` is taken to raise no error and is not
+        called. Otherwise it is called to find out. ``options`` are further attributes of the ``Program``.
         """
         case = self._admitted(recipe)
         if case is not None and ((runs and options.get("fires", True)) or not self._error_of_pattern(case)):
