@@ -21,7 +21,12 @@ def config_values(space: Space | None) -> list[int]:
 
 @dataclass(frozen=True)
 class NativeChoice:
-    """One of several kernels of an op on a device. All of them are C functions of one library."""
+    """One of several kernels of an op on a device. All of them are C functions of one library.
+
+    ``symbol`` is the name of the C function. ``dtypes`` are the dtypes that it accepts, or an empty tuple for all
+    declared ones. ``workspace`` is the size of its scratch memory in bytes, or None. ``space`` holds its configs (sets
+    of compile-time values), or is None if it has none.
+    """
 
     symbol: str
     dtypes: tuple[str, ...] = ()
@@ -41,10 +46,11 @@ def config_rows(kernels: Sequence[NativeChoice]) -> list[list[int]]:
 
 def lookup_key(spec: OpSpec, rule: BucketRule | None) -> list[str]:
     """Return the C++ expressions of the numbers by which a call is looked up in the table of tuned choices. Return an
-    empty list if C++ cannot compute them all.
+    empty list if C++ cannot compute them all, or if ``rule`` is None.
 
-    The numbers are the rounded sizes, the dtypes and the presence of optional tensors. They do not include the memory
-    layout, since the table holds choices for contiguous tensors, and Python handles other calls.
+    ``rule`` sorts calls into classes that share a choice. The numbers are the rounded sizes, the dtypes and the
+    presence of optional tensors. They do not include the memory layout, since the table holds choices for contiguous
+    tensors, and Python handles other calls.
     """
     if rule is None:
         return []

@@ -34,7 +34,9 @@ _RESERVED = frozenset((*_WORDS.split(), *_MACROS.split()))
 
 @dataclass(frozen=True)
 class CParameter:
-    """One C parameter, with the argument, output or dim whose value it passes."""
+    """One parameter of a C function. ``ctype`` is its C type, and ``name`` its name in C. ``source`` is the argument,
+    the output or the dim whose value it passes, and ``role`` states which of these.
+    """
 
     ctype: str
     name: str

@@ -24,7 +24,7 @@ def write_or_compare(arguments: list[str]) -> str:
     """Write ``shiplap/dtypes.h``. With the arguments ``["--check"]``, only compare the file with the text that would be
     written.
 
-    Return a message if the file is out of date or the arguments are wrong, and otherwise an empty text.
+    Return a message if the file is out of date or the arguments are wrong, and otherwise an empty string.
     """
     if arguments not in ([], ["--check"]):
         return "usage: python -m shiplap.codegen.dtypes [--check]"

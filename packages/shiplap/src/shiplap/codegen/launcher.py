@@ -138,8 +138,11 @@ class LaunchProgram:
 
 @dataclass(frozen=True)
 class Cubin:
-    """The compiled code of one launch's kernel for one GPU architecture (such as 90) and one key, with the data that a
-    launch needs.
+    """The compiled code of one launch's kernel for one GPU architecture (such as 90).
+
+    ``launch`` is the number of the launch in its program. ``key`` holds the properties of the arguments for which the
+    code was compiled. ``image`` is the code, and ``name`` its entry point. ``threads`` is the number of threads of a
+    block, and ``shared`` its bytes of shared memory.
     """
 
     launch: int
@@ -324,7 +327,7 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
 def _parameter_statement(p: KernelParameter, tensors: Mapping[str, str], variable: Any) -> str:
     """Return the C++ statement that adds one kernel parameter to the launch and to the key of its compiled form.
 
-    Return an empty text for constants, config values and absent tensors. ``tensors`` maps names of tensors to C++
+    Return an empty string for constants, config values and absent tensors. ``tensors`` maps names of tensors to C++
     names. ``variable`` returns the C++ variable of any other name.
     """
     aligns = "true" if p.specialises and p.aligns else "false"

@@ -79,7 +79,7 @@ class NativeOp:
 
     @cached_property
     def unfit(self) -> str:
-        """The reason why C++ code cannot run the calls of the op, so that Python has to. It is an empty text if C++
+        """The reason why C++ code cannot run the calls of the op, so that Python has to. It is an empty string if C++
         code can run them.
         """
         return _why_unfit(self)
@@ -94,8 +94,8 @@ def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
     """Return the C++ source of the native bindings of ``ops`` as one translation unit. A native binding is the code
     that torch calls in place of Python.
 
-    ``alone`` makes the code usable in processes without Shiplap. Raise ``SL404`` if generated C++ cannot check the
-    calls of an op.
+    If ``alone`` is true, the code is for processes without Shiplap. Otherwise it is for processes that have imported
+    Shiplap. Raise ``SL404`` if generated C++ cannot check the calls of an op.
     """
     return render_source(
         "native.cpp.jinja",
@@ -110,7 +110,8 @@ def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
     """Return, for each namespace, a dict whose keys are the torch schemas to define, as C++ string literals. An op for
     two devices contributes its schemas once.
 
-    The value is an empty text. For an op that returns its arguments, it is the C++ namespace that implements the op.
+    The value is an empty string, except for the schema of an op that returns its arguments. There it is the C++
+    namespace that implements the op.
     """
     by_namespace: dict[str, dict[str, str]] = {}
     for index, op in enumerate(ops):
@@ -133,8 +134,8 @@ def describe_op(op: NativeOp, id: str) -> dict[str, Any]:
 
 
 def _template_values(op: NativeOp) -> dict[str, Any]:
-    """Return the values that the C++ template prints for an op, by template name. Raise ``SL404`` if generated C++
-    cannot check the calls of the op.
+    """Return the values from which the C++ template renders the code of one op. The keys are the names that the
+    template uses. Raise ``SL404`` if generated C++ cannot check the calls of the op.
     """
     spec = op.spec
     parameters = c_prototype(spec)
@@ -231,7 +232,7 @@ def _returning_op(op: NativeOp) -> dict[str, Any]:
 
 def _why_unfit(op: NativeOp) -> str:
     """Return the reason why generated C++ cannot run the calls of the op, such as a tensor whose rank is not fixed.
-    Return an empty text if it can.
+    Return an empty string if it can.
     """
     spec = op.spec
     # Without a static default config, the kernel has no values to run with before a choice exists.
@@ -316,7 +317,7 @@ def _default_picks(op: NativeOp) -> list[str]:
 
 def _takes_dtypes(spec: OpSpec, taken: tuple[str, ...]) -> str:
     """Return the C++ condition that a kernel which accepts only the dtypes ``taken`` accepts the dtypes of a call.
-    Return an empty text if it accepts all.
+    Return an empty string if it accepts all.
     """
     first = {a.tensor.dtype_class: i for i, a in reversed([*enumerate(spec.args)]) if a.tensor and not a.optional}
     peeks = [f"among(peek_dtype(values[{first[c]}]), {dtypes.mask(taken)})" for c in first if c in spec.dtype_classes]

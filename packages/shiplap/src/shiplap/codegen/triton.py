@@ -84,8 +84,9 @@ def render_kernel(
 ) -> RenderedKernel:
     """Return a template rendered as a plain Triton kernel called ``name``.
 
-    ``ranks`` has the rank of each input. ``known`` has the compile-time values, tensor properties and scalars. ``wide``
-    requests 64-bit offsets. Tensors that the source does not mention are not parameters.
+    ``ranks`` has the rank of each input. ``known`` has the compile-time values, tensor properties and scalars. If
+    ``wide`` is true, offsets have 64 bits, and otherwise 32 bits. Tensors that the source does not mention are not
+    parameters.
 
     Raises:
         jinja2.TemplateError, KeyError, ValueError: the template uses an undefined name.
@@ -135,14 +136,16 @@ class _Writer:
         return HEAD
 
     def size(self, name: str | None, index: int) -> str:
-        """Return the Triton expression of the size of a tensor along axis ``index``. The name of the output is None or
-        ``out``.
+        """Return the Triton expression of the size along axis ``index`` of the tensor ``name``. ``name`` is an argument
+        of the op. For the output, it is None or ``out``.
         """
         return self._wide(self._number("size", self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> str:
-        """Return the Triton expression of a tensor's stride along ``index``. If ``index`` is None, return those of all
-        its strides, separated by commas.
+        """Return the Triton expression of the stride along axis ``index`` of the tensor ``name``. If ``index`` is None,
+        return the strides along all axes, separated by commas.
+
+        ``name`` is an argument of the op. None stands for the output.
         """
         name = self._named(name)
         if index is None:
@@ -166,10 +169,10 @@ class _Writer:
         index_shape: Sequence[str] | None = None,
     ) -> str:
         """Return the Triton statement that loads elements of ``input_name`` at ``indices`` into ``output_name``.
-        Elements where ``mask`` is false get the value ``other``. Without ``mask``, all elements are loaded.
 
-        The parameters are those of ``load_input`` in Inductor's templates. ``indent_width`` is not read, since the
-        statement is one line.
+        ``mask`` is a Triton expression. Elements where it is false get the value ``other``. If it is None, all elements
+        are loaded. ``index_shape`` is the shape to which the indices are broadcast, or None. The parameters are those
+        of ``load_input`` in Inductor's templates. ``indent_width`` is not read, since the statement is one line.
         """
         masked = f", mask={mask}, other={other}" if mask else ""
         return f"{output_name} = tl.load({input_name} + {self._offset(input_name, indices, index_shape)}{masked})"
@@ -207,7 +210,9 @@ class _Writer:
         return _broadcast_value(" + ".join(terms) or "0", shape)
 
     def _wide(self, value: str) -> str:
-        """Return the Triton expression ``value``, cast to int64 if offsets are wide."""
+        """Return the Triton expression ``value``. If offsets are wide, that is if they may exceed 32 bits, it is cast
+        to int64.
+        """
         return f"tl.cast({value}, tl.int64)" if self.wide else value
 
     def _number(self, kind: str, name: str | None, axis: int) -> str:

@@ -236,7 +236,7 @@ def _annotation_text(annotation: object) -> str:
 
 
 def _split_advice(annotation: object) -> str:
-    """Return advice on what to write in place of an annotation that cannot be read. Return an empty text if there is
+    """Return advice on what to write in place of an annotation that cannot be read. Return an empty string if there is
     none.
     """
     # The order matters, since most cases would also fit the general one at the end.

@@ -10,8 +10,8 @@ from shiplap.errors import error
 
 @dataclass(frozen=True)
 class Batching:
-    """A rule by which calls that differ only in the arguments ``joined`` can be merged into one call. In the merged
-    call, these arguments are concatenated along ``dim``.
+    """A rule by which several calls can be merged into one. In the merged call, the arguments ``joined`` are
+    concatenated along the dim ``dim``. All other arguments must be equal in the merged calls.
 
     Attributes:
         dim: the name of the dim along which they are concatenated.
@@ -25,8 +25,8 @@ class Batching:
 
 
 def read_batching(spec: OpSpec, dim: str) -> Batching:
-    """Return the axis of ``dim`` in each argument and in each output, for calls of the op that are merged along
-    ``dim``.
+    """Return the rule by which calls of the op are merged along ``dim``. It holds the position of ``dim`` in each
+    argument and in each output.
 
     Raise ``SL117`` unless the dim is a plain size of an argument and of every output, and no other size depends on it.
     """

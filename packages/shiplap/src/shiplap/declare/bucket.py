@@ -27,8 +27,10 @@ Key: TypeAlias = tuple[Hashable, ...]  # values of a bucket, then dtypes and lay
 
 @dataclass(frozen=True)
 class Bucket:
-    """A class of calls that share one tuned choice. It lists the names of sizes and scalars, each with an upper bound
-    (``n<=4096``) or a value (``k==27``). The printed text can be parsed again.
+    """A class of calls that share one tuned choice.
+
+    ``limits`` lists conditions on sizes and scalars. Each is a name with an upper bound (``n<=4096``) or an exact value
+    (``k==27``). The printed text can be parsed again.
     """
 
     limits: tuple[tuple[str, str, Hashable], ...] = ()

@@ -33,6 +33,6 @@ def digest_of_parts(parts: Iterable[CodePart]) -> str:
 
 def first_unfollowed(*roots: AnyValue) -> str:
     """Return the name of the first object used by the code of ``roots`` that :func:`walk_code` cannot follow. Return an
-    empty text if there is none.
+    empty string if there is none.
     """
     return next((str(part.value) for part in walk_code(*roots) if part.kind == "unfollowed"), "")

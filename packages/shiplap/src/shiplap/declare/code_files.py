@@ -34,7 +34,7 @@ SITES = ("site-packages", "dist-packages")
 
 
 def top_package(module: str | None) -> str:
-    """Return the top-level package of a dotted module name, or an empty text for None."""
+    """Return the top-level package of a dotted module name, or an empty string for None."""
     return (module or "").partition(".")[0]
 
 

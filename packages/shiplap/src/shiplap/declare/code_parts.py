@@ -39,7 +39,7 @@ class HasCode(metaclass=_ListsPublicNames):
 
 def defining_module(value: AnyValue) -> str:
     """Return the name of the module in which a function or class was written. A decorator may have changed
-    ``__module__``, which is not used for functions. Return an empty text if there is no name.
+    ``__module__``, which is not used for functions. Return an empty string if there is no name.
     """
     if isinstance(value, FunctionType):
         name = value.__globals__.get("__name__")

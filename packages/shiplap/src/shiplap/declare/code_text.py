@@ -52,7 +52,7 @@ class CodeUse:
         stored: globals, attributes and captured variables that the code assigns to or changes in place.
         imports: ``(level, module, names)`` of import statements.
         operators: ``(module, namespace::name)`` of operators reached through ``module.ops``, such as ``torch.ops``.
-        hiding: a name that hides which code runs, such as ``eval``, or an empty text.
+        hiding: a name that hides which code runs, such as ``eval``, or an empty string.
     """
 
     text: str = ""

@@ -271,12 +271,12 @@ class _CodeWalk:
     # --- what cannot be followed --------------------------------------------------------------------------------------
 
     def _unfollowed(self, why: str) -> None:
-        """Add the reason ``why`` code cannot be read, such as ``eval``, and the files of the module that it is in."""
+        """Add as parts the reason ``why`` code cannot be read, such as ``eval``, and the files of its module."""
         self.add("unfollowed", why, why)
         self._files_of(self._home)
 
     def _files_of(self, home: _HomeModule) -> None:
-        """Add the files of a module, once. If no file has the loaded code, add the members of the module."""
+        """Add as parts the files of a module, once. If no file has the loaded code, add the module's members."""
         if home.module in self._filed or not home.module:
             return
         self._filed.add(home.module)
@@ -341,7 +341,7 @@ class _CodeWalk:
         self.add("data", f"{type(value).__name__} {shortened_text(', '.join(texts))}")
 
     def _function(self, fn: FunctionType) -> None:
-        """Add a function with its code, constants, defaults, captured variables and the globals that it names."""
+        """Add as parts a function's code, constants, defaults, captured variables and the globals that it names."""
         module = defining_module(fn)
         if version_covers_code(top_package(module)):
             self._foreign_function(fn)
@@ -450,7 +450,7 @@ class _CodeWalk:
                 self.add("data", self.text(value))
 
     def _class(self, cls: type) -> None:
-        """Add the bases and members of a class, or for a class of a well-known library its version and name."""
+        """Add as parts a class's bases and members, or the version and name of a well-known library's class."""
         module = defining_module(cls)
         if version_covers_code(top_package(module)):
             self.add("library", f"{version_text(top_package(module))} {module}.{cls.__qualname__}", top_package(module))
@@ -486,7 +486,7 @@ class _CodeWalk:
         self._attributes(value)
 
     def _attributes(self, value: AnyValue) -> None:
-        """Add the attributes and slots of an object, sorted by name. Cached properties are left out."""
+        """Add as parts the attributes and slots of an object, sorted by name, without cached properties."""
         members = {n: m for c in reversed(type(value).__mro__) for n, m in vars(c).items()}
         held = dict(vars(value)) if has_instance_dict(value) else {}
         for name, member in members.items():

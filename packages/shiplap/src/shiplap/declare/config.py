@@ -51,9 +51,12 @@ NO_CONFIG = Config()
 
 @dataclass(frozen=True)
 class Space(HasCode):
-    """The configs, sets of compile-time values, that ``configs=`` declares.
+    """The configs, sets of compile-time values, that ``configs=`` declares for a kernel.
 
-    ``prior(env, config)`` estimates a time, by which tuning ranks the configs.
+    ``fixed`` lists them. ``derived`` computes them from sizes instead, or is None. ``chosen`` is the default config, a
+    function that returns it, or None. ``prior(env, config)`` estimates a time, by which tuning ranks the configs.
+    ``where`` is the place in errors. ``keywords`` are the names that a config may have, or None for any. ``native``
+    states whether C code reads the values.
     """
 
     fixed: tuple[Config, ...] = ()
@@ -126,8 +129,8 @@ class Space(HasCode):
 
 
 def _no_prior(env: Env) -> Sequence[Values]:
-    """Return no configs. This function is used for a kernel that declares neither a function of configs nor one of a
-    default.
+    """Return an empty tuple of configs, whatever ``env`` holds. This function takes the place of the function of
+    configs in a kernel that declares none.
     """
     return ()
 
@@ -146,7 +149,7 @@ def read_space(
     ``name`` as a ``Space``. Return None if there are no configs. Raise ``SL116`` if one of these keywords is invalid.
 
     ``keywords`` are the names that a config may have, or None for any. If ``native`` is true, C code reads the values
-    of a config.
+    of a config. They must then be integers, and all configs must have the same names.
     """
     where = f"{spec.name}, kernel {name}"
     if configs is None:

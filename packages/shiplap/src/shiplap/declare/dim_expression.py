@@ -96,8 +96,8 @@ def _power_of_2(a: int) -> int:
 
 
 def _choose_size(condition: Size | bool, yes: Size, no: Size) -> Size:
-    """Return ``yes`` if the condition holds, else ``no``. It is the conditional function of expressions in
-    declarations, which have no ``if``.
+    """Return ``yes`` if ``condition`` is true or a size other than 0, and otherwise ``no``. Expressions in declarations
+    call this function, since they have no ``if``.
     """
     return yes if condition else no
 
@@ -145,8 +145,8 @@ _GRAMMAR = (
 
 @dataclass(frozen=True)
 class Expr:
-    """A checked expression of a declaration, which is identified by its text ``source``. ``names`` are the names of
-    dims and arguments in it.
+    """A checked expression of a declaration, such as ``cdiv(n, 2)``. ``source`` is its text, and two expressions with
+    the same text are equal. ``names`` are the names of dims and arguments in it.
     """
 
     source: str

@@ -146,8 +146,8 @@ class Backward(HasCode):
         surrogate: Surrogate | None = None,
         once_differentiable: bool | None = None,
     ) -> Backward:
-        """Return the gradient of ``spec`` that is computed by other declared ops. Each is called only if one of its
-        results is needed.
+        """Return the gradient of ``spec`` that is computed by ``ops``, other declared ops. Each op is called only if
+        one of its results is needed.
 
         ``surrogate`` and ``once_differentiable`` are stored as the attributes of these names. Raise ``SL110`` if an op
         does not fit ``spec``, or if two ops compute one gradient.
@@ -176,10 +176,11 @@ class Backward(HasCode):
         """Return the gradient of ``spec`` that the function ``fn`` computes. Check its parameters and the names that it
         saves.
 
-        ``saves`` names arguments and results. If it is None, they are those that ``fn`` reads. ``strided`` states
-        whether ``fn`` takes tensors with any strides. ``surrogate`` and ``once_differentiable`` are stored as the
-        attributes of these names. Raise ``SL110`` for an unknown name, and for a surrogate that takes other arguments
-        than the op. Raise ``SL134`` if the reads of ``fn`` cannot be found.
+        ``saves`` names the arguments and results that are kept until the backward. If it is None, they are those that
+        ``fn`` reads. If ``strided`` is true, ``fn`` takes tensors with any strides. Otherwise tensors are made
+        contiguous before ``fn`` is called. :class:`Backward` describes ``surrogate`` and ``once_differentiable``. Raise
+        ``SL110`` for an unknown name, and for a surrogate that takes other arguments than the op. Raise ``SL134`` if
+        the reads of ``fn`` cannot be found.
         """
         if spec.mutated:
             raise error(

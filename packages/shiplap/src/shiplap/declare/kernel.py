@@ -159,7 +159,7 @@ class Kernel(HasCode):
         raise NotImplementedError(f"{type(self).__name__} {self.name} compiles nothing")
 
     def why_refused(self, call: Binding) -> str:
-        """Return the reason why the kernel does not accept this call, or an empty text if it does. The reason is the
+        """Return the reason why the kernel does not accept this call, or an empty string if it does. The reason is the
         call's dtypes, or the result of the author's function ``supports``.
         """
         for dtype in call.dtypes.values() if self.dtypes else ():
@@ -171,7 +171,7 @@ class Kernel(HasCode):
 
     def why_not_packaged(self, call: Binding) -> str:
         """Return the reason why a compiled package (a ``.pt2`` file) cannot contain the kernel for ``call``, or an
-        empty text if it can.
+        empty string if it can.
         """
         return f"{self.name}, launched by Python on {self.device}"
 
@@ -261,8 +261,11 @@ def read_terms(
     prior: Prior | None = None,
     strided: bool | Iterable[str] = (),
 ) -> KernelTerms:
-    """Return the keywords of ``Op.kernel`` as checked data. :class:`KernelTerms` describes them. Raise ``SL105``,
-    ``SL116`` or ``SL122`` for invalid keywords.
+    """Return the keywords of ``Op.kernel`` as checked data.
+
+    :class:`KernelTerms` describes ``workspace``, ``dtypes``, ``supports`` and ``strided``. ``configs``, ``default`` and
+    ``prior`` make its ``space``. If ``name`` is None, it is the name of ``implementation``. If ``configs`` is None,
+    they are those of ``implementation``. Raise ``SL105``, ``SL116`` or ``SL122`` for invalid keywords.
     """
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)

@@ -67,7 +67,7 @@ class NativeForm:
         signature: the digest of the C prototype for which the library must have been built.
         without_signature: whether the author has declared that the library contains no such digest.
         calls: the number of calls that Python has run. It is negative if calls are no longer counted.
-        why: the reason why there is no native binding, or an empty text.
+        why: the reason why there is no native binding, or an empty string.
         place: the folder of the library that is built.
     """
 
@@ -84,10 +84,10 @@ class NativeForm:
     generated: ClassVar[bool] = False  # the function is part of the binding, which :meth:`source` has; no library
 
     def source(self, packed: bool = False) -> str:
-        """Return the C++ source of a kernel function that is generated into the native binding. Return an empty text if
-        an opened library has the function.
+        """Return the C++ source of a kernel function that is generated into the native binding. Return an empty string
+        if an opened library has the function.
 
-        If ``packed`` is true, the source contains all compiled kernels of this process.
+        If ``packed`` is true, the source contains all compiled kernels of this process. Otherwise it contains none.
         """
         return ""
 
@@ -100,7 +100,7 @@ class NativeForm:
 
     def missing(self) -> str:
         """Return, in words, the parts that a library of this function lacks for a program without Python. Return an
-        empty text if there are none.
+        empty string if there are none.
         """
         return ""
 
@@ -121,7 +121,9 @@ class NativeForm:
         return self.calls >= 0
 
     def settle(self, why: str = "") -> None:
-        """Stop counting calls because native code is attached. If it cannot be attached, ``why`` is the reason."""
+        """Stop counting calls. If ``why`` is empty, native code has been attached. Otherwise it could not be attached,
+        and ``why`` is the reason.
+        """
         self.calls, self.why = -1, why
 
     def resume(self) -> None:

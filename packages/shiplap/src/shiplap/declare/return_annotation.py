@@ -34,9 +34,10 @@ def read_results(
 ) -> tuple[tuple[Output, ...], tuple[Return, ...], bool]:
     """Return ``(outputs, returns, traced)`` of an op's declaration from its return annotation.
 
-    ``outputs`` are the new tensors. ``returns`` are all results if some are no new tensors, and otherwise empty.
-    ``traced`` is true if only a run of the reference determines the results. Raise ``SL109`` or ``SL130`` for results
-    that cannot be returned.
+    ``outputs`` are the new tensors of declared sizes. ``returns`` are all results if some are no such tensors, and
+    otherwise it is empty. ``traced`` is true if only a run of the reference determines the results. ``aliases`` names,
+    for each result, the argument that the result is or views, or None. ``names`` are the names of the results. ``fake``
+    is ``"declared"`` or ``"reference"``. Raise ``SL109`` or ``SL130`` for results that cannot be returned.
     """
     where = f"{name}, return"
     if fake not in ("declared", "reference"):
@@ -61,8 +62,10 @@ def is_single_tuple(annotation: object) -> bool:
 
 
 def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[object, ...]:
-    """Return the annotation of each result, such as A and B for ``tuple[A, B]``. For None there are none. Raise
-    ``SL109`` for None unless ``writes`` is true, which means that the op writes to an argument.
+    """Return the annotation of each result, such as A and B for ``tuple[A, B]``. For the annotation None there are no
+    results.
+
+    If ``writes`` is true, the op writes to an argument, and None is allowed. Otherwise raise ``SL109`` for None.
     """
     if annotation is None or annotation is type(None):
         if not writes:
@@ -75,8 +78,8 @@ def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[o
 
 
 def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | None], count: int) -> tuple[str, ...]:
-    """Return for each result the name of the argument that it is or views, or an empty text for a new tensor. ``given``
-    is the value of ``aliases=``. Raise ``SL130`` if it does not fit the arguments or the number of results.
+    """Return for each result the name of the argument that it is or views, or an empty string for a new tensor.
+    ``given`` is the value of ``aliases=``. Raise ``SL130`` if it does not fit the arguments or the number of results.
     """
     aliases = (given,) if isinstance(given, str) else tuple(given)
     if not aliases:
@@ -135,8 +138,8 @@ def _read_returns(
     where: str, parts: Sequence[object], shared: Sequence[str], names: Sequence[str]
 ) -> tuple[Return, ...]:
     """Return the results declared by the annotations ``parts``, in order. ``shared`` holds for each the argument that
-    it is or views, or an empty text, and ``names`` holds their names. Raise ``SL109`` for an annotation that cannot be
-    returned, and ``SL130`` for an alias that is no tensor.
+    it is or views, or an empty string, and ``names`` holds their names. Raise ``SL109`` for an annotation that cannot
+    be returned, and ``SL130`` for an alias that is no tensor.
     """
     returns = []
     for name, part, alias in zip(names, parts, shared, strict=True):

@@ -52,19 +52,22 @@ def overload_below_autograd(name: str, part: str = BELOW_AUTOGRAD) -> str:
 
 
 def schema_text(spec: OpSpec, name: str = "") -> str:
-    """Return the torch schema that kernels implement, such as ``name(Tensor x, Tensor(a!) table, SymInt k=3, *, float
-    eps=1e-05) -> (Tensor, Tensor)``.
+    """Return the torch schema that kernels of the op ``spec`` implement, such as ``name(Tensor x, Tensor(a!) table,
+    SymInt k=3, *, float eps=1e-05) -> (Tensor, Tensor)``.
 
-    An op that returns arguments has two schemas. This one is for the op that writes, which returns only the other
-    results.
+    ``name`` is the text before the parentheses. By default it is empty, and the schema begins with a parenthesis. An op
+    that returns arguments has two schemas. This one is for the op that writes to the arguments. It returns only the
+    results that are no arguments.
     """
     made = [_result_schema(r, {}) for r in spec.made] if spec.traced else ["Tensor"] * len(spec.outputs)
     return _format_schema(spec, name, _alias_letters(spec, spec.mutated), made)
 
 
 def public_schema(spec: OpSpec, name: str = "") -> str:
-    """Return the torch schema with all results, including those that are arguments, such as ``name(Tensor(a!) x) ->
-    Tensor(a!)``.
+    """Return the torch schema of the op ``spec`` with all its results. Results that are arguments are among them, as in
+    ``name(Tensor(a!) x) -> Tensor(a!)``.
+
+    ``name`` is the text before the parentheses. By default it is empty, and the schema begins with a parenthesis.
     """
     if not spec.returns:
         return schema_text(spec, name)

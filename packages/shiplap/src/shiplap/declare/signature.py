@@ -331,7 +331,7 @@ def _default_fix(arg: Arg) -> str:
 
 def _bad_default(arg: Arg) -> str:
     """Return, in words, which defaults the torch schema could carry for ``arg`` if it cannot carry the declared one.
-    Return an empty text if it can.
+    Return an empty string if it can.
     """
     # Infinities and NaN have no literal in a schema.
     numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]
@@ -350,7 +350,7 @@ def _bad_default(arg: Arg) -> str:
 
 def _unparsed_default_kind(arg: Arg) -> str:
     """Return the kind of an argument, in words, for which torch's schema parser does not accept this default. Return an
-    empty text if it accepts the default.
+    empty string if it accepts the default.
     """
     kind = str(arg.scalar)
     if kind in ("dtype", "device", "layout", "memory_format"):

@@ -172,7 +172,7 @@ class Arg:
 
 @dataclass(frozen=True)
 class Output:
-    """One output of an op, a tensor that each call allocates anew."""
+    """One output of an op, a tensor that each call allocates anew. ``tensor`` is its type, with dtypes and dims."""
 
     name: str
     tensor: TensorType

@@ -71,7 +71,10 @@ class TemplateKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Template(HasCode):
-    """One templated kernel of an op for one device type. :class:`TemplateKeywords` documents the fields."""
+    """A templated kernel of an op for one device type. ``device`` is the device type. ``language`` is that of the text
+    ``source``. ``function`` is set for a template that is a function of PyTorch, whose ``source`` is empty.
+    :class:`TemplateKeywords` documents the other fields.
+    """
 
     name: str
     device: str

@@ -97,7 +97,7 @@ _ELEMENTS: dict[str, tuple[type | None, Callable[[object], bool]]] = {
 
 
 def kind_mismatch(arg: Arg, value: object) -> str:
-    """Return the kind of ``value``, in words, if it is not of the kind that ``arg`` declares. Return an empty text if
+    """Return the kind of ``value``, in words, if it is not of the kind that ``arg`` declares. Return an empty string if
     it is.
     """
     if value is None:

@@ -33,7 +33,12 @@ RecordCall: TypeAlias = Callable[..., Result]  # of a dispatch key set or None, 
 
 @dataclass(frozen=True)
 class _BackwardRecord:
-    """The values that a recorded call keeps for its backward in addition to tensors."""
+    """The values that a recorded call keeps for its backward in addition to tensors.
+
+    ``layout`` has, for each saved name, the position of its value among the saved tensors. ``scalars`` holds the scalar
+    arguments by name. ``shapes`` holds the shapes of the tensor arguments. ``level`` is the level of torch.func at
+    which the call was recorded.
+    """
 
     layout: list[tuple[str, SavedSlot]]
     scalars: dict[str, Value]
@@ -67,8 +72,9 @@ class BackwardContext(Protocol):
 
 
 class _RunBackward(Protocol):
-    """A function that runs the backward of a recorded call. It returns a gradient for each argument that the dispatcher
-    passed.
+    """A function that runs the backward of a recorded call. It takes the context, whether each argument needs a
+    gradient, and the gradients of the results. It returns a gradient for each argument that the dispatcher passed, or
+    None.
     """
 
     def __call__(self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
@@ -200,8 +206,8 @@ def _missing_backward(spec: OpSpec) -> tuple[_RunBackward, _SetUp]:
 
 
 def _no_gradient_error(spec: OpSpec, got: str) -> ShiplapError:
-    """Return the error ``SL304`` for an op without a gradient. For an op that writes to its arguments, which cannot
-    have one, the fix is ``no_grad`` or ``detach()``.
+    """Return the error ``SL304`` for an op without a gradient. ``got`` is the text of the cause. If the op writes to
+    its arguments, it cannot have a gradient, and the error advises ``no_grad`` or ``detach()``.
     """
     fix = "call the op under torch.no_grad(), or pass .detach()" if spec.mutated else ""
     return error("SL304", where=spec.name, got=got, expected="no gradient", fix=fix)

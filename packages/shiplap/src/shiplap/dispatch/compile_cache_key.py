@@ -69,7 +69,7 @@ def ensure_cache_keys() -> None:
 
 def graph_cache_key(operators: GraphOperators) -> str:
     """Return a digest of all ops that a graph calls, which becomes a part of its compile cache key. Return an empty
-    text for a graph without ops.
+    string for a graph without ops.
     """
     named = {name: {*names(), *(n.partition(".")[0] for n in names())} for name, (_, names) in _op_sources.items()}
     ops = [name for name, known in sorted(named.items()) if known & operators.names]

@@ -90,7 +90,7 @@ def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
 
 def _why_not_functionalizable(spec: OpSpec) -> str:
     """Return the reason why torch cannot replace the op in a graph by one that writes to no argument (functionalize
-    it). Return an empty text if it can.
+    it). Return an empty string if it can.
     """
     if not spec.mutated or spec.view:
         return ""

@@ -121,8 +121,9 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
     """Return a generated function ``route(*args)``. It runs calls of ``op`` below autograd without torch's dispatcher
     if all arguments are plain tensors and scalars. Return None if every call needs the dispatcher.
 
-    ``otherwise`` runs the calls that the function does not support. If it is None, torch's dispatcher runs them. A
-    function that the dispatcher itself calls needs it, since it must not call the dispatcher again.
+    The function runs calls on the device type ``device``. ``otherwise`` runs the calls that it does not support. If
+    ``otherwise`` is None, torch's dispatcher runs them. A function that the dispatcher itself calls needs
+    ``otherwise``, since it must not call the dispatcher again.
     """
     kernels = op.kernels.get(device, [])
     if not kernels or not has_simple_arguments(op.spec):
@@ -285,8 +286,10 @@ def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Fa
 
 
 def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouched()") -> list[str]:
-    """Return the Python source lines of ``route(*args)``, the fast path of a call. A call goes to the dispatcher if
-    ``modes``, a condition on torch's state, is true. ``remembers`` states whether calls are stored and repeated.
+    """Return the Python source lines of ``route(*args)``, the fast path of a call, which skips torch's dispatcher.
+
+    ``modes`` is a condition on torch's state, as Python source. If it is true, a call goes to the dispatcher. If
+    ``remembers`` is true, the function stores how to repeat a call and repeats it. Otherwise nothing is stored.
     """
     variables = list(map(argument_variable, spec.args))
     positional = [a for a in spec.args if not a.keyword_only]
@@ -374,9 +377,9 @@ def type_test(arg: Arg) -> str:
 
 
 def cache_key_part(arg: Arg, address: str = "") -> str:
-    """Return the Python source of an argument's part of a call's key. It is the layout and alignment of a tensor, or
-    the value of a scalar. A float is represented as text, since -0.0 equals 0.0. ``address`` is the source of the
-    tensor's address, if another expression than the usual one is to be used.
+    """Return the Python source of an argument's part of the key under which a call is stored. It is the layout and
+    alignment of a tensor, or the value of a scalar. A float is represented as text, since -0.0 equals 0.0. ``address``
+    is the source of the tensor's address. If it is empty, the address is read from the tensor.
     """
     v = argument_variable(arg)
     if arg.tensor is not None:

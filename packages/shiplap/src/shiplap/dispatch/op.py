@@ -359,8 +359,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             self.install_fast_path()
 
     def _extend(self, what: str) -> None:
-        """Raise ``SL131`` for an op with view results, to which nothing can be attached, since its reference is the op.
-        Subclasses that refuse begin their sentence with ``what``.
+        """Raise ``SL131`` if a result of the op may be a view of an argument. Nothing can be attached to such an op,
+        since its reference is its implementation. ``what`` names the thing to attach in the errors of subclasses, such
+        as ``"kernels are"``.
         """
         if self.spec.view:
             got = f"a result that may be a view of {self.spec.returns[0].alias or 'an argument'}"
@@ -443,7 +444,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
 
 class ConvertingOp(Op[P, R]):
-    """An op whose calls in Python take members of an ``Enum``, or return a tuple of one."""
+    """An op whose calls in Python take members of an ``Enum`` as arguments, or return a tuple of one result. Its calls
+    convert them from and to the values of the torch schema, which has neither.
+    """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the op with arguments converted to its schema, such as members of an enum. Return its result in the
@@ -458,8 +461,9 @@ class ConvertingOp(Op[P, R]):
     def out(
         self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value
     ) -> Tensor | Sequence[Tensor]:
-        """Run the op into ``out`` and return ``out``, after converting the arguments to the schema. :meth:`Op.out`
-        documents the arguments.
+        """Run the op on ``args`` and ``kwargs`` into the tensors ``out``, and return ``out``. Enum members among the
+        arguments are converted to the values of the schema first. :meth:`Op.out` documents all arguments, such as
+        ``workspace``.
         """
         values, named = convert_call(self.spec, args, kwargs)
         return super().out(*values, out=out, workspace=workspace, **named)
@@ -493,8 +497,10 @@ def _read_backward(
     strided: bool = False,
     once_differentiable: bool | None = None,
 ) -> Backward:
-    """Return the declared gradient of an op, given in ``parts`` as one function or as several ops. All other arguments
-    are the keywords of ``Op.backward``. Raise ``SL110`` for a mixture, or for ``saves`` with ops.
+    """Return the declared gradient of an op. ``parts`` is one function, or one or more ops that compute it.
+
+    :meth:`Op.backward` documents ``saves``, ``surrogate``, ``strided`` and ``once_differentiable``. Raise ``SL110`` for
+    any other ``parts``, and if ``saves`` is given with ops.
     """
     ops = [part for part in parts if isinstance(part, Op)]
     if not ops and len(parts) == 1:

@@ -313,8 +313,8 @@ FitOutputs: TypeAlias = Callable[[Args, Returned], Result]
 
 @dataclass(frozen=True)
 class _ExpectedAxis:
-    """The expected size of one axis. If the size depends on data, ``size`` is its upper bound, and ``dim`` is the name
-    of the dim. Otherwise ``dim`` is an empty text.
+    """The size that one axis of an output is expected to have. If the size depends on data, ``size`` is its upper
+    bound, and ``dim`` is the name of the declared dim. Otherwise ``size`` is exact, and ``dim`` is an empty string.
     """
 
     size: int
@@ -323,7 +323,9 @@ class _ExpectedAxis:
 
 @dataclass(frozen=True)
 class _ExpectedOutput:
-    """The dtype and the axes that an output of a repeated call is expected to have."""
+    """The dtype of an output and the size of each of its axes, as found in the first call of an op. Later calls with
+    arguments of the same layouts are expected to return an output like it.
+    """
 
     dtype: torch.dtype
     axes: tuple[_ExpectedAxis, ...]

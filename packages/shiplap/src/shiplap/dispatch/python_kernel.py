@@ -42,7 +42,9 @@ Copies: TypeAlias = list[tuple[Tensor, Tensor]]  # an argument, and the contiguo
 
 
 class PythonFunction(Implementation):
-    """The implementation that ``Op.kernel`` makes of a Python function."""
+    """The implementation that ``Op.kernel`` makes of a Python function. ``function`` is that function. It is not yet
+    bound to an op.
+    """
 
     takes_strided = True
 
@@ -322,8 +324,9 @@ class PythonKernel(Kernel):
         copies: Copies = []
 
         def contiguous(value: Value, mutated: bool) -> Value:
-            """Return the value with its tensors contiguous. If the op writes to the argument (``mutated``), the copy of
-            a strided tensor is added to ``copies``.
+            """Return ``value`` with its tensors contiguous, copied where they are not. If ``mutated`` is true, the op
+            writes to the argument, and each copied tensor is added to ``copies`` with its original. Otherwise it is not
+            added.
             """
             if isinstance(value, (list, tuple)):
                 return cast("Value", [contiguous(v, mutated) for v in value])
@@ -349,8 +352,10 @@ class WritingPythonKernel(PythonKernel):
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
-        """Call the function as :meth:`PythonKernel._call` does, and return its result. Raise ``SL316`` if an argument
-        that it writes to has other memory or another shape afterwards.
+        """Return the result of the function for ``args``. Raise ``SL316`` if an argument that the op writes to has
+        other memory or another shape afterwards.
+
+        :meth:`PythonKernel._call` documents the parameters.
         """
         places = places_of(self.spec, args)
         result = super()._call(args, device, scratch, keywords, known)
@@ -405,5 +410,7 @@ def _is_contiguous_argument(arg: Arg) -> str:
 
 
 def all_contiguous(tensors: Sequence[Tensor | None] | None) -> bool:
-    """Return whether each tensor of a list is contiguous. Absent members and an absent list count as contiguous."""
+    """Return whether all of ``tensors`` are contiguous. Members that are None are skipped. If ``tensors`` is None, the
+    result is True.
+    """
     return all(t is None or t.is_contiguous() for t in tensors or ())

@@ -29,8 +29,10 @@ Formula = Callable[[Args], Returned]  # of all arguments in declared order: the 
 
 
 class SecondDerivative:
-    """A function that calls an op's backward while autograd records the backward itself, for a gradient of the
-    gradient.
+    """A function that computes the gradients of an op's backward while autograd records the backward itself. A gradient
+    of a gradient can therefore be computed.
+
+    ``silent`` lists the saved results that are declared to have no gradient.
     """
 
     def __init__(self, spec: OpSpec, backward: Backward, formula: Formula) -> None:
@@ -347,7 +349,7 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
 
     def gap(self, result: Mapping[str, Gradient], needs: Any, live: Sequence[Tensor]) -> str:
         """Return the reason why the derivative of a gradient in ``result`` that ``needs`` marks would be wrong, such as
-        an operation that was not recorded. Return an empty text if none would be. ``live`` are the tensors that
+        an operation that was not recorded. Return an empty string if none would be. ``live`` are the tensors that
         autograd tracks.
         """
         known = {id(t) for t in live}
@@ -367,7 +369,7 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
 
 def _autograd_gap(name: str, out: Tensor) -> str:
     """Return the reason why autograd cannot differentiate ``out``, the result of the torch function ``name``. Return an
-    empty text if it can.
+    empty string if it can.
     """
     if not is_tracked(out):
         return f"{name}(), whose result autograd does not follow"

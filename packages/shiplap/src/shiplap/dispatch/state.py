@@ -202,8 +202,8 @@ class OpState(HasCode):
         return known[1]
 
     def attach_kernel(self, kernel: Kernel) -> None:
-        """Add a kernel for its device type, in place of one with the same name. A kernel of the author is tried before
-        all others, and a template's kernel after them.
+        """Add a kernel to those of its device type. A kernel with the same name is replaced. A kernel that the author
+        bound is tried before all others, and the kernel of a template after all others.
         """
         # A kernel of the author keeps its place when a template of the same name is declared.
         others = [k for k in self.kernels.get(kernel.device, []) if k.name != kernel.name or k.template is None]

@@ -50,7 +50,7 @@ class ChoiceEntry:
 
 
 class MissingChoice:
-    """The result of a lookup that finds no choice. The call then runs with the declared default config."""
+    """The result of a lookup that finds no tuned choice. The call then runs with the declared default config."""
 
 
 MISSING_CHOICE = MissingChoice()
@@ -168,10 +168,11 @@ def refresh_active() -> None:
 
 
 def install_choice_entries(entries: list[ChoiceEntry], file: str | None = None, *, below: bool = False) -> None:
-    """Add tuned choices to the table. If ``file`` is given, they replace all other choices and are frozen. If it is an
-    empty text, the table is unfrozen.
+    """Add the tuned choices ``entries`` to the table of this process.
 
-    If ``below`` is true, an existing choice for the same calls stays.
+    If ``file`` is a name, the entries come from that file. They replace all other choices and are frozen. If ``file``
+    is an empty string, they replace all other choices, too, and the table is unfrozen. If it is None, the entries are
+    only added. If ``below`` is true, an existing choice for the same calls stays. Otherwise the new one replaces it.
     """
     global frozen, _asked
     if file is not None:
@@ -219,7 +220,7 @@ def choice_entries() -> list[ChoiceEntry]:
 
 def choices_digest(op: str) -> str:
     """Return a digest of the tuned choices for the op, which is part of the key of compiled graphs. Return an empty
-    text if there are none.
+    string if there are none.
     """
     entries = _entries.get(op, {}).values()
     lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}|{e.place}" for e in entries)

@@ -66,7 +66,7 @@ class CompiledKernel:
     """One kernel of a compiled graph.
 
     Attributes:
-        name: the name in the generated code, or an empty text if no kernel is called (for a view or a constant).
+        name: the name in the generated code, or an empty string if no kernel is called (for a view or a constant).
         kind: ``"template"``, ``"extern"`` (a library or an opaque op) or ``"generated"`` (Inductor's own loops).
         operators: the declared ops (``ns::name``) and ATen operators in the kernel, in graph order, without duplicates.
         nodes: the nodes of the traced graph in the kernel.
@@ -87,8 +87,9 @@ class CompiledKernel:
 
     def lines(self, number: int, several_graphs: bool) -> Iterator[Line]:
         """Yield the printed lines of this kernel under the number ``number``. They hold the name and kind, operators,
-        source lines, choices of candidates, and neighbours that were not fused. If ``several_graphs`` is true, they
-        name the graph.
+        source lines, choices of candidates, and neighbours that were not fused.
+
+        If ``several_graphs`` is true, they also name the graph. Otherwise there is only one.
         """
         graph = f"  graph {self.graph + 1}" if several_graphs else ""
         yield line(f"{number}. {self.name or 'no kernel'}", "bold", (f"  {self.kind}{graph}", "dim"))
@@ -148,8 +149,9 @@ class Explanation:
         yield line(self.summary, "bold")
 
     def as_json(self, facts: Mapping[str, str], source: bool = False) -> dict[str, Any]:
-        """Return the explanation as one JSON-ready dict. It holds ``facts`` about the machine, the fields and the
-        summary. If ``source`` is true, it also holds the generated code.
+        """Return the explanation as one dict that can be written as JSON. It holds ``facts`` about the machine, the
+        fields of the explanation and its summary. If ``source`` is true, it also holds the generated code. Otherwise
+        the code is left out.
         """
         value = value_json(self, facts, ok=self.ok, summary=self.summary, graphs=self.graphs)
         if not source:
@@ -265,7 +267,7 @@ def _unfused_neighbours(
 
 def _last_refusal(graph: ReportedGraph, first: FusedGroup, second: FusedGroup) -> str:
     """Return Inductor's last reason for not fusing any part of ``first`` with any part of ``second``. ``second`` runs
-    later. Return an empty text if Inductor gave no reason.
+    later. Return an empty string if Inductor gave no reason.
     """
     logged = ""
     # Inductor tries pairs several times while it fuses. The last reason is the one that held at the end.
@@ -282,7 +284,7 @@ def _fused_parts(name: str) -> set[str]:
 
 def _explain_refusal(reason: str, other: FusedGroup) -> str:
     """Return the meaning, in plain words, of Inductor's ``reason`` for not fusing a template with ``other``. Return an
-    empty text if the meaning is unknown.
+    empty string if the meaning is unknown.
     """
     # Inductor gives this reason for several causes, of which a reduction is the one that can be seen here.
     if reason.startswith("template epilogue not satisfied"):

@@ -40,8 +40,11 @@ class CandidateVerdict:
 
 @dataclass(frozen=True)
 class FusionChoice:
-    """The candidate chosen for one call of ``op`` in a compiled graph. ``node`` is the name of the FX node that was
-    lowered.
+    """The candidate chosen for one call of an op in a compiled graph.
+
+    ``op`` is the name of the op, and ``node`` that of the FX node that was lowered. ``sizes`` and ``dtypes`` describe
+    the call as text. ``chosen`` is the label of the candidate, and ``reason`` states why it was chosen. ``verdicts``
+    are the results of all tested candidates.
     """
 
     op: str
@@ -64,7 +67,7 @@ class FusionChoice:
 
 def remember_fusion_choice(choice: FusionChoice) -> None:
     """Store ``choice`` among the last 1000 of this process, and call each function given to ``watch_fusion_choices``
-    with it. A choice says which kernel a compilation uses for one call.
+    with it. A choice states which kernel a compilation uses for one call.
     """
     _recent.append(choice)
     for watcher in _watchers:
@@ -82,9 +85,9 @@ def watch_fusion_choices(watcher: Callable[[FusionChoice], None]) -> Iterator[No
 
 
 def fusion_choices(op: str = "") -> tuple[FusionChoice, ...]:
-    """Return the last 1000 choices of this process, oldest first. If ``op`` is given, return only those for the op of
-    that name.
+    """Return the last 1000 choices of candidates in this process, oldest first.
 
+    If ``op`` is the name of an op, return only the choices for that op. By default it is empty, and all are returned.
     Code that comes from a cache adds no choice, because another process made the choice.
     """
     return tuple(d for d in _recent if not op or d.op == op)

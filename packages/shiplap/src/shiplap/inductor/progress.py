@@ -23,7 +23,9 @@ EACH = 5.0  # seconds from one line to the next, where lines stay
 
 @dataclass
 class CompileProgress:
-    """The progress of lowering a graph. ``done`` is the number of calls that have their kernel, out of ``total``."""
+    """The progress of lowering a graph. ``done`` is the number of calls of ops whose lowering has begun, out of
+    ``total``. ``began`` is the time at which the lowering of the graph began, in seconds of the monotonic clock.
+    """
 
     total: int
     done: int = 0

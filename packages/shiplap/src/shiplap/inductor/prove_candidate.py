@@ -199,7 +199,7 @@ class _Cases:
 
 def _compare_outputs(call: LoweredCall, case: SampleCase, outs: tuple[Tensor, ...]) -> str:
     """Return how ``outs`` differ from the results of the op's reference on ``case`` beyond the tolerance, as text.
-    Return an empty text if they do not.
+    Return an empty string if they do not.
     """
     sums = derive_reduction(call.op.spec, case.env)
     work = sums.terms * outs[0].numel()

@@ -26,8 +26,10 @@ from shiplap.torch_private import inductor_lowering
 
 @dataclass(frozen=True)
 class StandaloneFunction:
-    """A function of a call's tensors, compiled by itself and without tuning. ``like`` holds the sizes and strides that
-    its arguments must have.
+    """A function of a call's tensors, compiled by itself and without tuning.
+
+    ``run`` is the compiled function. ``like`` holds a pair of sizes and strides for each argument, which the argument
+    must have.
     """
 
     run: Callable[..., Any]
@@ -88,7 +90,7 @@ class TracedCandidate(TemplateCandidate):
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
-        """Return False, since no kernel exists that could be compiled before the graph."""
+        """Return False. A PyTorch function has no kernel that another process could compile before the graph."""
         return False
 
     def precompile(self, args: tuple[Any, ...]) -> None:
@@ -109,12 +111,12 @@ class TracedCandidate(TemplateCandidate):
         return lambda: flatten_op_results(self.template.function(*positional, **named))  # type: ignore[misc]
 
     def state(self) -> str:
-        """Return an empty text, since PyTorch operations keep no values between calls."""
+        """Return an empty string, since PyTorch operations keep no values between calls."""
         return ""
 
     def node(self, fusion: bool = True) -> Any:
-        """Return the Inductor node of the function traced into the current graph. If ``fusion`` is false, the node is
-        excluded from fusion.
+        """Return the Inductor node of the function traced into the current graph. If ``fusion`` is true, Inductor may
+        fuse neighbours with the node. If it is false, the node is excluded from fusion.
         """
         graph = inductor_lowering.trace_to_aten(self._function, list(self.call.tensors.values()))
         node = inductor_lowering.inline_graph(graph, self.call.nodes)

@@ -81,8 +81,8 @@ def force_candidate(op: str, candidate: str) -> Iterator[None]:
 
 @dataclass
 class FallbackCandidate(Candidate):
-    """A candidate that uses no template. It is the op's own kernel, or the code that Inductor generates from the op's
-    reference.
+    """A candidate for ``call`` that uses no template. It is the op's own kernel. If the op has none, it is the code
+    that Inductor generates from the op's reference.
     """
 
     call: LoweredCall
@@ -153,7 +153,7 @@ def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> 
     operations.
 
     It is the candidate chosen for the call without neighbouring operations. If there is none, it is the one chosen for
-    eager calls, provided that it is in ``names``, the labels that are possible here. Otherwise return an empty text.
+    eager calls, provided that it is in ``names``, the labels that are possible here. Otherwise return an empty string.
     """
     alone = choice_for_selection(selection, selection.alone)
     if alone is not None:
@@ -164,7 +164,7 @@ def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> 
 
 def why_not_measurable() -> str:
     """Return the reason why a measurement is not allowed now, such as a backward pass or the capture of a CUDA graph.
-    Return an empty text if it is allowed.
+    Return an empty string if it is allowed.
     """
     if in_backward():
         return "a backward pass is waiting"

@@ -45,8 +45,8 @@ SIZES = (2, 3, 5, 7, 9, 64, 65, 127)  # beside EDGES
 
 
 class SizedCall(Protocol):
-    """The call of an op in a graph, as far as its sizes matter. ``env`` has the value of each dim and scalar, which may
-    be symbolic.
+    """The interface of a call of an op in a graph, as far as sizes are concerned. ``env`` maps each dim and scalar to
+    its value, which may be symbolic.
     """
 
     @property
@@ -80,7 +80,7 @@ class SizeRange:
         guarded: the symbols whose end needs a guard, since the graph might otherwise run beyond it. They may be symbols
             of other sizes that limit a symbol of the call.
         text: the range for people and for keys. It is empty for a call of fixed sizes.
-        problem: the reason why a template cannot be proven for all sizes, or an empty text.
+        problem: the reason why a template cannot be proven for all sizes, or an empty string.
         others: the symbols that occur only in strides.
         conditions: the conditions of the graph on its sizes.
         work: a function from sizes to the approximate number of operations of a sample.

@@ -32,8 +32,8 @@ TORCHS = {"at", "c10", "torch", "std"}  # namespaces whose variables are not a t
 
 @dataclass
 class TemplateCandidate(Candidate):
-    """A template with a config, rendered for ``call`` while Inductor lowers the graph. It is run at that time
-    or later.
+    """A candidate which is a template with a config, its compile-time values. It is rendered for ``call`` while
+    Inductor lowers the graph, and run at that time or later.
     """
 
     call: LoweredCall
@@ -60,7 +60,7 @@ class TemplateCandidate(Candidate):
 
     def why_refused(self) -> str:
         """Return the reason why the template's ``supports`` function refuses this call with this config (tuning
-        parameters). Return an empty text if it does not.
+        parameters). Return an empty string if it does not.
         """
         supports = self.template.supports
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
@@ -141,7 +141,7 @@ class TemplateCandidate(Candidate):
 
     def state(self) -> str:
         """Return the names of the global variables in which the compiled kernel keeps values between calls, joined by
-        commas. Return an empty text if there are none.
+        commas. Return an empty string if there are none.
         """
         choice = self.render()
         library = inductor_templates.kernel_library(choice)

@@ -129,7 +129,7 @@ def tune_templates(
 
 def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
     """Compile a call of the op alone on ``drawn``. Its lowering stores the choice in ``asked``, the request of
-    :func:`tune_templates`. Return the reason as text if the compilation fails, else an empty text.
+    :func:`tune_templates`. Return the reason as text if the compilation fails, else an empty string.
     """
     token = _request.set(asked)
     try:

@@ -49,7 +49,8 @@ LIMIT = 1 << 20  # bytes of pyproject.toml
 def build_wheel(
     wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
-    """Build a wheel with native code, and return its file name in ``wheel_directory``. This is the hook of PEP 517.
+    """Build a wheel with native code, and return its file name in ``wheel_directory``. This is the hook of PEP 517,
+    which defines the parameters. ``config_settings`` and ``metadata_directory`` are optional.
 
     Raises:
         ShippingError: ``SL308`` for a table ``[tool.shiplap.package]`` that is missing or wrong.

@@ -128,9 +128,12 @@ def _search(functions: dict[str, str]) -> Callable[..., Any]:
         side: str | None = None,
         sorter: Any = None,
     ) -> Any:
-        """Return the ONNX value of ``searchsorted``, which is for each of ``wanted`` the position in the sorted
-        ``keys``. All other parameters are those of ``torch.searchsorted``. Raise ``NotImplementedError`` unless
-        ``keys`` have one axis.
+        """Return the ONNX value of ``torch.searchsorted``, which is for each of ``wanted`` the position in the sorted
+        ``keys``.
+
+        If ``right`` is true or ``side`` is ``"right"``, it is the position after equal keys. Otherwise it is the one
+        before them. If ``sorter`` is given, it holds the indices that sort ``keys``. The positions are int32 if
+        ``out_int32`` is true, and otherwise int64. Raise ``NotImplementedError`` unless ``keys`` have one axis.
         """
         op = _operators()
 
@@ -180,8 +183,10 @@ def _operators() -> Any:
 
 
 def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Translate torch's stable sort along ``dim`` to ``TopK``, which takes equal values in the order of their indices.
-    If ``descending`` is true, the largest values come first.
+    """Translate torch's sort along ``dim`` to ``TopK``, whose results are the sorted values and their indices.
+
+    If ``descending`` is true, the largest values come first, and otherwise the smallest. ``TopK`` takes equal values in
+    the order of their indices. The sort is therefore always stable, and ``stable`` is not read.
     """
     op = _operators()
 
@@ -194,14 +199,17 @@ def _unique_rows(
     self: Any, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
     """Translate ``torch.unique`` along the axis ``dim`` to the sorted unique rows, the inverse indices and the counts.
-    They are computed in any case, so the flags are not read.
+
+    All three are computed in any case, so ``sorted``, ``return_inverse`` and ``return_counts`` are not read.
     """
     return _unique(self, axis=dim)
 
 
 def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
     """Translate ``torch.unique`` without an axis to the sorted unique values, the inverse indices in the shape of
-    ``self``, and the counts. They are computed in any case, so the flags are not read.
+    ``self``, and the counts.
+
+    All three are computed in any case, so ``sorted``, ``return_inverse`` and ``return_counts`` are not read.
     """
     op = _operators()
 

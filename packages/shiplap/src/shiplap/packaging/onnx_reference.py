@@ -124,12 +124,10 @@ def _raised_outside_torch(e: Exception) -> bool:
 
 class PathFinder:
     """A search, by traces, for the paths of a reference. A path is a series of answers to the reference's conditions on
-    data, with what the reference then does.
+    data, and the result or error that follows.
 
-    Args:
-        call: the reference as a function of tensors.
-        examples: a tensor for each of them.
-        shapes: the dims of each that vary, as ``torch.export`` takes them.
+    ``call`` is the reference as a function of tensors. ``examples`` holds an example of each tensor. ``shapes`` are the
+    dims of the tensors that vary, in the form that ``torch.export`` takes. ``paths`` counts the traced paths.
     """
 
     def __init__(self, call: Callable[..., Any], examples: tuple[Tensor, ...], shapes: Any) -> None:

@@ -142,10 +142,10 @@ def _check_extras(request: WheelRequest) -> None:
 
 def _choose_platform(request: WheelRequest, now: str, libraries: Iterable[Path]) -> tuple[str, str]:
     """Return the platform tag of the new wheel, and the reason why package indexes will refuse it. The reason is an
-    empty text if they accept it.
+    empty string if they accept it.
 
-    ``now`` is the tag of the old wheel. The tag that the request names comes first, and ``libraries`` are the files
-    from which a tag can be derived.
+    If ``request`` names a tag, it is that tag. Otherwise it is ``now``, the tag of the old wheel, unless that tag is
+    generic or promises an older system than the files ``libraries`` need. It is then derived from ``libraries``.
     """
     if request.platform:
         return request.platform, ""
@@ -202,7 +202,7 @@ def _not_a_wheel(wheel: Path, got: str) -> Exception:
 
 
 def _dist_info_file(files: Iterable[str], name: str) -> str:
-    """Return the path of the file ``name`` in the folder ``*.dist-info`` among ``files``, or an empty text."""
+    """Return the path of the file ``name`` in the folder ``*.dist-info`` among ``files``, or an empty string."""
     return next((f for f in files if re.fullmatch(rf"[^/]+\.dist-info/{re.escape(name)}", f)), "")
 
 

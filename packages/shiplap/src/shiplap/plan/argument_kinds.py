@@ -20,7 +20,8 @@ def number_check(
     """Return ``check(args, kwargs)``, which raises ``SL220`` if a number argument is a tensor with a gradient. torch
     would detach such a tensor without a warning. Return None if the op has no number argument.
 
-    ``recorded`` is True if the check runs inside the forward of an ``autograd.Function``, where gradients are off.
+    If ``recorded`` is true, the check runs inside the forward of an ``autograd.Function``, where gradients are off. It
+    then reads only the tensor's ``requires_grad``. Otherwise the check depends on whether gradients are on.
     """
     # A number in a list, ``list[float]``, may be a tensor with a gradient as well.
     numbers = [(i, a) for i, a in enumerate(spec.args) if a.scalar and a.scalar.removeprefix("list[")[:-1] in _NUMBERS]

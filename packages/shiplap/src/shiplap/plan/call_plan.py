@@ -132,8 +132,8 @@ class CallPlan:
         return None
 
     def source(self, *, careful: bool = False) -> str:
-        """Return the Python source of the generated function ``quick``, or with ``careful`` that of the function
-        ``careful``. Tests and readers of the code use it.
+        """Return the Python source of a generated function. If ``careful`` is true, it is that of the function
+        ``careful``, and otherwise that of ``quick``. Tests and readers of the code use it.
         """
         head, body, writer = self._written(careful)
         return "\n".join([head, *writer.lines, *body])
@@ -142,8 +142,8 @@ class CallPlan:
         """Return the parts of the generated function that binds a call.
 
         These are its ``def`` line, the lines that build the ``Binding`` (the call's arguments, sizes, dtypes and
-        device), and the writer that holds the lines of the checks. With ``careful``, sizes may be symbols, and shared
-        memory is not checked.
+        device), and the writer that holds the lines of the checks. If ``careful`` is true, sizes may be symbols, and
+        shared memory is not checked. Otherwise sizes are integers, and shared memory is checked.
         """
         writer = PythonWriter(careful=careful)
         writer.write(self.arguments)
@@ -166,7 +166,8 @@ class CallPlan:
 
     def _compiled(self, *, careful: bool) -> Bind:
         """Return the compiled generated function that checks a call and returns its ``Binding`` (arguments, sizes,
-        dtypes, device). With ``careful``, the function also accepts symbolic sizes.
+        dtypes, device). If ``careful`` is true, the function also accepts symbolic sizes. Otherwise it accepts only
+        integers as sizes.
         """
         head, body, writer = self._written(careful)
         # By index: a default may be any object, which source text could not state.

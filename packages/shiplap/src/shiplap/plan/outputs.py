@@ -139,8 +139,8 @@ class OutputPlan:
         return self._disjoint(workspace=True)
 
     def _disjoint(self, *, workspace: bool) -> Block:
-        """Return the checks that outputs share no memory with arguments or with each other. With ``workspace``, the
-        checks include a given workspace.
+        """Return the checks that outputs share no memory with arguments or with each other. If ``workspace`` is true,
+        the checks include a workspace that the caller gives. Otherwise they leave it out.
         """
         spec, overlap_rules = self.spec, list[Step]()
         scratch = TensorPlace(spec.name, scratch_name(spec), role="output", variable=SCRATCH_VARIABLE)

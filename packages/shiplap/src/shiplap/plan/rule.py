@@ -23,8 +23,8 @@ class ArgumentRule:
         condition: a condition that a valid call meets.
         where: the op, and the argument if the rule is about one.
         got, expected: the texts of the error.
-        argument: the tensor argument that the rule is about, or an empty text.
-        title, fix: the words of the error, or empty texts to use those of the catalogue.
+        argument: the tensor argument that the rule is about, or an empty string.
+        title, fix: the words of the error, or empty strings to use those of the catalogue.
         constants: the values that the Python condition uses in addition to the variables of the call.
         cpp_by: the part that checks the rule in C++, if the C++ condition is ``true``.
         undecided: the kind of call for which only Python can tell whether it breaks the rule.

@@ -158,7 +158,9 @@ def same_device(at: TensorPlace, origin: Text) -> ArgumentRule:
 
 
 def is_contiguous(at: TensorPlace, id: str = "SL207") -> ArgumentRule:
-    """Return the rule that a tensor is contiguous, with ``id`` as the number of its error."""
+    """Return the rule that the tensor at ``at`` is contiguous. ``id`` is the number of the error that a call gets
+    otherwise.
+    """
     holds = Expression(f"{at.tensor.python}.is_contiguous()", f"{at.tensor.cpp}.is_contiguous()")
     return ArgumentRule(id, holds, at.where, ("strides ", at.strides), ("a contiguous tensor",), at.arg)
 
@@ -209,8 +211,9 @@ def shares_no_memory(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
 
 
 def is_aligned(at: TensorPlace, alignment: int, *, output: bool = False) -> ArgumentRule:
-    """Return the rule that the address of a tensor is a multiple of ``alignment`` bytes. The error is ``SL207``, or
-    ``SL212`` for an ``output``, which no copy can replace.
+    """Return the rule that the address of the tensor at ``at`` is a multiple of ``alignment`` bytes. If ``output`` is
+    true, the tensor is an output, which no copy can replace, and the error is ``SL212``. Otherwise the error is
+    ``SL207``.
     """
     t = at.tensor
     rest = Expression(f"{t.python}.data_ptr() % {alignment}", f"address({t.cpp}) % {alignment}")
@@ -229,8 +232,8 @@ def is_aligned(at: TensorPlace, alignment: int, *, output: bool = False) -> Argu
 
 
 def has_rank(at: TensorPlace, rank: int, declared: str, *, least: bool = False) -> ArgumentRule:
-    """Return the rule (``SL201``) that a tensor has ``rank`` dims. With ``least``, it has at least as many, since its
-    type has a variadic dim (a dim that stands for any number of axes).
+    """Return the rule (``SL201``) that a tensor has ``rank`` dims. If ``least`` is true, it has at least as many, since
+    its type has a variadic dim (a dim that stands for any number of axes). ``declared`` is the declared type as text.
     """
     sign = ">=" if least else "=="
     holds = Expression(f"{at.rank.python} {sign} {rank}", f"{at.rank.cpp} {sign} {rank}")
@@ -240,11 +243,11 @@ def has_rank(at: TensorPlace, rank: int, declared: str, *, least: bool = False) 
 def same_size(
     at: TensorPlace, axis: int, name: str, bound: Expression, origin: Text, *, or_one: bool = False
 ) -> ArgumentRule:
-    """Return the rule (``SL202``) that a named dim has the size ``bound``. With ``or_one`` it may also be 1, since it
-    broadcasts.
+    """Return the rule (``SL202``) that the named dim ``name`` of a tensor has the size ``bound``. If ``or_one`` is
+    true, the size may also be 1, since the dim broadcasts.
 
-    ``origin`` names the argument that gave the dim this size. ``axis`` is negative behind a variadic dim, which stands
-    for any number of axes.
+    ``origin`` names the argument that gave the dim this size. ``axis`` is the position of the dim in the tensor. It is
+    negative behind a variadic dim, which stands for any number of axes.
     """
     size, holds = at.size(axis), equal_expression(at.size(axis), bound)
     if or_one:
@@ -396,7 +399,7 @@ def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expre
 
 def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> ArgumentRule:
     """Return the rule (``SL212``) that a given output is a dense tensor of the dtype ``dtype``, on the device of the
-    call. ``concrete`` is the name of a fixed dtype, or an empty text.
+    call. ``concrete`` is the name of a fixed dtype, or an empty string.
     """
     t, same, device = (
         at.tensor.python,

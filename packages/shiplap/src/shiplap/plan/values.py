@@ -61,9 +61,10 @@ def has_strides(t: Tensor) -> bool:
 
 
 def memory_text(t: object, *, extents: bool = False) -> str:
-    """Return a text for errors that describes ``t``, a value that was passed for a tensor to write to.
+    """Return a text for errors that describes ``t``, a value that was passed for a tensor to write to, such as
+    ``torch.uint8 on cpu``.
 
-    An example is ``torch.uint8 on cpu``. With ``extents``, the text also has the shape and the strides. If the value is
+    If ``extents`` is true, the text also has the shape and the strides. Otherwise they are left out. If the value is
     not a tensor, the text is the name of its type.
     """
     if not isinstance(t, Tensor):

@@ -63,7 +63,8 @@ def interpret(edit: Callable[[str], str] | None = None) -> None:
 
 def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> Interpreted:
     """Compile ``fn`` into one graph, run it on ``args`` with Triton's interpreter, and return its results compared with
-    eager torch. ``args`` are CPU tensors of other dtypes than bfloat16.
+    eager torch. ``args`` are CPU tensors of other dtypes than bfloat16. If ``dynamic`` is true, sizes are compiled as
+    symbols, and otherwise as constants.
 
     Raises:
         NotImplementedError: a kernel gets bfloat16, which Triton's interpreter multiplies wrongly, or calls a function

@@ -19,10 +19,10 @@ LEAST, MOST = 5, 25  # samples of each function
 
 
 def progress_bar(wanted: bool | None = None) -> AbstractContextManager[Callable[[str, int, int], None]]:
-    """Return a context that yields ``report(what, done, total)``, by which a progress bar on stderr is updated. If
-    ``wanted`` is None, the bar is shown if stderr is a terminal.
+    """Return a context that yields ``report(what, done, total)``, by which a progress bar on stderr is updated.
 
-    The bar is removed at the end. Without a bar the function does nothing.
+    If ``wanted`` is true, the bar is shown. If it is false, no bar is shown, and the function does nothing. If it is
+    None, the bar is shown if stderr is a terminal. The bar is removed at the end.
     """
     from shiplap.tuning.engine import tuning_progress
 

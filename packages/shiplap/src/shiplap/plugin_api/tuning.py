@@ -52,7 +52,7 @@ class ConfigSource(ABC):
         """
 
     def refusal(self, op: Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
-        """Return the reason why the kernel cannot run ``args`` with ``config``, or an empty text if it can.
+        """Return the reason why the kernel cannot run ``args`` with ``config``, or an empty string if it can.
 
         Prepare here what has to be prepared once for a config. A refused config is left out of the measurement and not
         reported as wrong.

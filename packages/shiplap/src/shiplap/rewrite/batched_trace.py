@@ -49,8 +49,10 @@ def _can_share_trace(first: Program, second: Program, level: Level) -> bool:
 
 
 def capture_program(program: Program, level: Level, train: bool) -> CapturedGraph:
-    """Return the graph of ``program``, a function with example arguments, at ``level`` of compilation. If ``train`` is
-    true, the inputs require gradients. Errors of torch's tracing are passed on.
+    """Return the graph of ``program``, a function with example arguments, at ``level`` of compilation.
+
+    If ``train`` is true, the floating-point inputs require gradients, except those that ``program.constants`` lists. If
+    it is false, no input does. Errors of torch's tracing are passed on.
     """
     from shiplap.torch_private.inductor_passes import capture_graph
 

@@ -512,7 +512,7 @@ def fake_tensor(node: Any) -> Tensor | None:
 
 def source_line(node: Node) -> str:
     """Return ``file:line`` of the user's call that made the node, from the last frame outside of torch. Return an empty
-    text if the compiler recorded no frames.
+    string if the compiler recorded no frames.
     """
     frames = FRAME_PATTERN.findall(node.meta.get("stack_trace") or "")
     # The last frame of the user is the line to edit; frames of torch below it are the same for all callers.

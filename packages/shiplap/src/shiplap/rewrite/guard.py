@@ -87,7 +87,7 @@ class Guard:
         """Return the guard as text in which the name of a dim replaces each ``x.shape[i]``. The sampler searches for
         sizes that meet it.
 
-        Return an empty text if the guard reads anything but sizes of named dims, or if declarations do not have its
+        Return an empty string if the guard reads anything but sizes of named dims, or if declarations do not have its
         syntax. ``dim_at`` returns the name of an argument's dim at a position. ``dims`` are the names of dims.
         """
 
@@ -118,7 +118,7 @@ class Guard:
         return text if expr.names and expr.names <= dims else ""
 
     def why_refused(self, env: Mapping[str, Any], *, may_guard: bool = True) -> str:
-        """Return an empty text if the guard holds for ``env``, which holds the arguments and dims by name. Otherwise
+        """Return an empty string if the guard holds for ``env``, which holds the arguments and dims by name. Otherwise
         return the reason, such as ``x.shape[-1] is 100``.
 
         If the guard depends on symbolic sizes and ``may_guard`` is true, it becomes a condition of the compiled code.

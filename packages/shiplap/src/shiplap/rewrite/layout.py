@@ -118,7 +118,7 @@ def readers_with_new_layout(old: Node, new: Tensor) -> list[tuple[Node, Any]] | 
 
 
 def _called_name(node: Node) -> str:
-    """Return the name of the function or method that ``node`` calls, or an empty text if it calls none."""
+    """Return the name of the function or method that ``node`` calls, or an empty string if it calls none."""
     if node.op == "call_method":
         return str(node.target)
     return getattr(node.target, "__name__", "") if node.op == "call_function" else ""

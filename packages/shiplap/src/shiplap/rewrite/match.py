@@ -108,7 +108,7 @@ class NearMiss:
         reason: what the graph has and what the rewrite expects, in one sentence.
         fitting: how many nodes of the pattern fit before the obstacle.
         of: how many nodes the pattern has.
-        fix: one remedy, or an empty text.
+        fix: one remedy, or an empty string.
         graph: the number of the graph within its set of rewrites.
     """
 
@@ -141,7 +141,7 @@ def _joined(operators: Sequence[str]) -> list[str]:
 
 def _at_line(where: str) -> str:
     """Return the text `` at file:line`` for the source line ``where``, with the file relative to the working folder.
-    Return an empty text if ``where`` is empty.
+    Return an empty string if ``where`` is empty.
     """
     return f" at {relative_place(where)}" if where else ""
 

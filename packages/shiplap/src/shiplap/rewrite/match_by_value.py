@@ -115,8 +115,8 @@ def _shrink_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tupl
 
 
 def _random_tensor(shape: Sequence[int], imaginary: bool, rng: torch.Generator) -> Tensor:
-    """Return a tensor of the given shape with normally distributed numbers from ``rng``. They are float64, or
-    complex128 if ``imaginary`` is true.
+    """Return a tensor of the given shape with normally distributed numbers from ``rng``. If ``imaginary`` is true, they
+    are complex128, and otherwise float64.
     """
     return torch.randn(tuple(shape), dtype=torch.complex128 if imaginary else torch.float64, generator=rng)
 
@@ -175,8 +175,10 @@ def _written_constant(node: Node) -> Tensor | None:
 
 
 def _computation_key(node: Any, depth: int = 8) -> Any:
-    """Return a key that is equal for two nodes that apply the same arithmetic, views and casts to the same values. At
-    most ``depth`` calls are compared. Below that, the key is equal only for the same nodes.
+    """Return a key that is equal for two nodes that apply the same arithmetic, views and casts to the same values.
+
+    The comparison follows the arguments of a call, their arguments, and so on, over ``depth`` calls in a row. Beyond
+    that, two keys are equal only if they are for the same node.
     """
     if isinstance(node, (list, tuple)):
         return tuple(_computation_key(n, depth) for n in node)

@@ -105,8 +105,10 @@ class PartialMatch:
 
 
 class _PatternWalker:
-    """A recursive comparison of one pattern with a graph. Each method returns the partial matches that fit. If none
-    fits, it returns the one that covers the most nodes.
+    """A recursive comparison of one pattern with parts of a graph.
+
+    Each method that matches returns the partial matches that fit. If none fits, it returns the one that covers the most
+    nodes.
     """
 
     def __init__(self, pattern: PatternGraph) -> None:
@@ -356,7 +358,10 @@ def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) 
 
 def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> RewriteObstacle | None:
     """Return the obstacle if sizes of the complete match ``fit`` disagree with each other or with the pattern. Return
-    None if they agree. If ``any_rank`` is true, arguments may have more or fewer dims than in the pattern.
+    None if they agree.
+
+    If ``any_rank`` is true, arguments may have more or fewer dims than in the pattern, and the sizes of such arguments
+    are not compared. Otherwise another number of dims is an obstacle.
     """
     sizes, at = SizeBindings(), fit.nodes[pattern.outputs[0]]
     for want, name in pattern.inputs.items():
@@ -458,8 +463,8 @@ def _operand_name(actual: Any) -> str:
 
 
 def _transpose_hint(want: Node, actual: Any) -> str:
-    """Return a hint about a weight that is stored transposed, the usual cause of a difference. Return an empty text if
-    that is not the cause.
+    """Return a hint about a weight that is stored transposed, the usual cause of a difference. Return an empty string
+    if that is not the cause.
 
     ``want`` is the pattern's call, and ``actual`` the graph's value.
     """

@@ -49,8 +49,8 @@ SWAP_NAMES = {"transpose", "swapaxes", "swapdims", "permute", "t", "getattr"}
 
 def canonical_name(node: Node) -> Any:
     """Return the name of the operator that ``node`` calls, whichever way it is written. For example, every cast is
-    ``to``, and every swap of two dims is ``transpose``. A call of ``auto_functionalized`` returns a tuple of that name
-    and its operator.
+    ``to``, and every swap of two dims is ``transpose``. If ``node`` calls ``auto_functionalized``, return a tuple of
+    that name and the operator inside the call.
     """
     name = _raw_operator_name(node)
     if not isinstance(name, str) and (mutation := whole_mutation(node)) is not None:

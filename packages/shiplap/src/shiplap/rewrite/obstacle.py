@@ -24,8 +24,11 @@ class RewriteObstacle(Exception):
 
 
 def obstacle_of_reader(node: Node, reader: Node, fix: str = "", fitting: int = 1) -> RewriteObstacle:
-    """Return the obstacle to a replacement which says that ``reader`` still reads the value of ``node``. That value
-    would no longer be computed. ``fix`` is the remedy, and ``fitting`` the number of nodes that fit.
+    """Return the obstacle to a replacement which says that ``reader``, a call or the output of the graph, still reads
+    the value of ``node``. The replacement would no longer compute that value.
+
+    ``fix`` is the remedy, or an empty string if there is none. ``fitting`` is the number of nodes of the pattern that
+    fit.
     """
     who = "the graph returns it" if reader.op == "output" else f"{reader.name} reads it, too"
     what = f"{name_and_operator(node)} would no longer be computed, but {who}"

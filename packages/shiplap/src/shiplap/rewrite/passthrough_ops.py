@@ -47,7 +47,7 @@ FILLING_OPERATORS = frozenset({"full", "full_like", "tensor", "scalar_tensor", "
 
 
 def torch_call_name(node: Any) -> str:
-    """Return the canonical name of the torch function that ``node`` calls. Return an empty text for other functions,
+    """Return the canonical name of the torch function that ``node`` calls. Return an empty string for other functions,
     and for values that are no calls.
     """
     if not isinstance(node, Node) or not node.op.startswith("call"):
@@ -133,7 +133,9 @@ def single_user(node: Node) -> Node | None:
 
 def skip_idle_calls(node: Any, passed: list[Node] | None = None) -> Any:
     """Follow ``node`` upwards through calls that return the values of their argument, such as a cast or an inactive
-    dropout. Return the first value that is not the result of such a call. The calls are appended to ``passed``.
+    dropout. Return the first value that is not the result of such a call.
+
+    The calls that are skipped are appended to the list ``passed``, unless it is None.
     """
     while keeps_values(node):
         if passed is not None:

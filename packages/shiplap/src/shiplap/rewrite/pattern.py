@@ -164,7 +164,7 @@ class PatternRewrite(Rewrite):
 
     def _why_not_worth_it(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
         """Return the reason if the user's function ``pays`` returns that the replacement is not worth it for the
-        arguments in ``env``. Return an empty text if it is worth it.
+        arguments in ``env``. Return an empty string if it is worth it.
         """
         try:
             answer = pays(**{n: env[n] for n in self.signature.parameters})

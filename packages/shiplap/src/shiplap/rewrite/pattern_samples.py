@@ -54,7 +54,9 @@ GivenSamples = Callable[[], Iterable[Sequence[Any]]]
 
 
 class PatternSamples:
-    """The arguments for one pattern, drawn from its annotations or given by its author."""
+    """The test arguments for one pattern. They are drawn at random from the pattern's annotations, or made by a
+    function of its author.
+    """
 
     def __init__(
         self,
@@ -172,7 +174,7 @@ class PatternSamples:
         )
 
     def _error_of_pattern(self, case: SampleCase) -> str:
-        """Return the error that the pattern raises on the sample ``case`` as text, or an empty text if it
+        """Return the error that the pattern raises on the sample ``case`` as text, or an empty string if it
         raises none.
         """
         try:
@@ -317,8 +319,8 @@ class PatternSamples:
         """Yield the program of the sample that ``recipe`` describes, if the guards admit the sample and ``fn`` raises
         no error on it. A program is a function with arguments.
 
-        If ``runs`` is true and the rewrite must apply in the program, ``fn`` is not called to find out. ``options`` are
-        further attributes of the ``Program``.
+        If ``runs`` is true and the rewrite must apply in the program, ``fn`` is taken to raise no error and is not
+        called. Otherwise it is called to find out. ``options`` are further attributes of the ``Program``.
         """
         case = self._admitted(recipe)
         if case is not None and ((runs and options.get("fires", True)) or not self._error_of_pattern(case)):

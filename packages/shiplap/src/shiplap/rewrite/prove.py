@@ -214,7 +214,7 @@ def _check_program(rewrite: Provable, program: Program, captured: CapturedGraph)
 
     def seen(check: str, problem: str = "") -> _CheckObservation:
         """Return the result of ``check`` on the program that is being checked. ``problem`` is the difference, or an
-        empty text if the check passes.
+        empty string if the check passes.
         """
         return _CheckObservation(check, problem, program.label)
 
@@ -305,7 +305,7 @@ class _GraphRun:
         self, captured: CapturedGraph, tensors: Sequence[Tensor], train: str, program: Program, *, functional: bool
     ) -> None:
         """Set the captured program and the values of its inputs. ``train`` is the rewrite's level if gradients are
-        compared, else an empty text. ``functional`` means that the graphs contain no writes.
+        compared, else an empty string. ``functional`` means that the graphs contain no writes.
         """
         self.captured, self.tensors, self.program = captured, tensors, program
         self.differentiate, self.joint = train == "pre-grad", train == "joint"
@@ -376,7 +376,7 @@ def _gradients_of_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> li
 
 def _compare_runs(run: _GraphRun, before: Interpreter, after: Interpreter) -> Iterator[tuple[str, str]]:
     """Run the graph before and after the rewrite on equal values, and yield pairs of a check and a difference. The
-    difference is an empty text if the check passes.
+    difference is an empty string if the check passes.
     """
     # Two runs of the pattern itself show whether a difference can be blamed on the replacement.
     own, repeat, got = run(before), run(before), None
@@ -402,7 +402,7 @@ def _compare_runs(run: _GraphRun, before: Interpreter, after: Interpreter) -> It
 
 def _compare_strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
     """Return the first difference in strides between the results ``got`` after the rewrite and ``own`` before it as
-    text. Return an empty text if there is none.
+    text. Return an empty string if there is none.
     """
     for i, (g, o) in enumerate(zip(got, own, strict=False)):
         if [s for s, n in zip(g.stride(), g.shape, strict=True) if n > 1] != [
@@ -413,7 +413,7 @@ def _compare_strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
 
 
 def _compare_aliasing(got: _RunEffect, own: _RunEffect, *, functional: bool) -> str:
-    """Return the first difference in shared memory before and after the rewrite as text, or an empty text. ``own`` is
+    """Return the first difference in shared memory before and after the rewrite as text, or an empty string. ``own`` is
     the run before it, and ``got`` the run after it. Results may share memory with arguments or with each other.
 
     If ``functional`` is true, a result may be a new tensor where it was a view before. In a graph without writes, torch
@@ -430,7 +430,7 @@ def _compare_aliasing(got: _RunEffect, own: _RunEffect, *, functional: bool) -> 
 
 
 def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor]) -> str:
-    """Return the first difference in writes to arguments before and after the rewrite as text, or an empty text.
+    """Return the first difference in writes to arguments before and after the rewrite as text, or an empty string.
     ``own`` is the run before it, and ``got`` the run after it. ``tensors`` are the arguments before these runs.
     """
     for i, (g, o, t) in enumerate(zip(got.leaves, own.leaves, tensors, strict=True)):
@@ -443,7 +443,7 @@ def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor
 
 
 def _compare_gradients(run: _GraphRun, own: _RunEffect, got: _RunEffect, wide: _RunEffect) -> str:
-    """Return the first difference in gradients before and after the rewrite as text, or an empty text. ``own`` is the
+    """Return the first difference in gradients before and after the rewrite as text, or an empty string. ``own`` is the
     run before it, and ``got`` the run after it. ``wide`` holds the gradients in float64, which bound the error of
     rounding.
     """

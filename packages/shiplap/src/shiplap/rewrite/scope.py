@@ -31,7 +31,9 @@ _active_scopes: ContextVar[tuple[Rewrites, ...]] = ContextVar("shiplap_rewrites"
 
 
 class _EnteredBlocks(threading.local):
-    """The ``with`` blocks of one set of rewrites that a thread has entered. Threads may share the set."""
+    """The ``with`` blocks of one set of rewrites that a thread has entered and not left, the innermost last. Each
+    thread has a list of its own, since threads may share the set.
+    """
 
     def __init__(self) -> None:
         """Start without entered blocks. Each thread that uses the set calls this once."""

@@ -43,7 +43,7 @@ class PatternSignature:
 
     def dim_at(self, name: str, position: int) -> str:
         """Return the name of the dim at ``position`` of the argument ``name``. For ``("x", -1)``, it is the name of the
-        last dim of ``x``. Return an empty text if the dim has no name.
+        last dim of ``x``. Return an empty string if the dim has no name.
         """
         arg = next((a for a in self.args if a.name == name and a.tensor), None)
         dims = arg.tensor.dims if arg and arg.tensor else ()

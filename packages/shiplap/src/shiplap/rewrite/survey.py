@@ -53,7 +53,11 @@ class GraphCall:
 
 @dataclass(frozen=True)
 class GraphView:
-    """One graph at one level of compilation, before and after the rewrites of that level."""
+    """The nodes of one graph before and after the rewrites of one level of compilation.
+
+    ``number`` is the number of the graph, and ``level`` is the level. ``before`` and ``after`` hold the nodes in graph
+    order.
+    """
 
     number: int
     level: Level
@@ -128,7 +132,12 @@ def _change(kernels: tuple[int, int], seconds: tuple[float, float]) -> str:
 
 @dataclass(frozen=True)
 class RewriteSurvey:
-    """The effect of rewrites on a function. ``views`` are the graphs that contain a match or a near miss."""
+    """The effect of rewrites on a function.
+
+    ``target`` is the name of the function in reports, and ``rewrites`` are the names of the rewrites with their levels
+    of compilation. ``outcomes`` are the matches and near misses. ``views`` are the graphs that contain one. ``graphs``
+    is the number of all graphs. ``measured`` holds the kernels and times, or None if nothing was measured.
+    """
 
     target: str
     rewrites: tuple[tuple[str, Level], ...]
@@ -167,8 +176,10 @@ class RewriteSurvey:
         return f"{self.summary}; {saved}" if self.matches else self.summary
 
     def lines(self, graphs: bool = False) -> Iterator[Line]:
-        """Yield the printed lines, with each rewrite, its matches and near misses, and then the savings. If ``graphs``
-        is true, the difference of each graph is included.
+        """Yield the lines of the printed survey, with each rewrite, its matches and near misses, and then the savings.
+
+        If ``graphs`` is true, the difference of each graph before and after the rewrites is included. Otherwise it is
+        left out.
         """
         for name, level in self.rewrites:
             matches = [m for m in self.matches if m.rewrite == name]
@@ -430,8 +441,10 @@ def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run_with_backward(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tensor]:
-    """Return all tensors of the result of ``fn(*args)``, detached. If ``train`` is true, run a backward pass from the
-    results that have a gradient.
+    """Return all tensors of the result of ``fn(*args)``, detached.
+
+    If ``train`` is true, run a backward pass from the results that have a gradient. If it is false, ``fn`` runs without
+    recording gradients.
     """
     with torch.set_grad_enabled(train):
         results = [t for t in leaves(_mapping_as_dict(fn(*args))) if isinstance(t, Tensor)]

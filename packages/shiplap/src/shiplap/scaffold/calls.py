@@ -62,8 +62,8 @@ class DispatchedCall:
 
 
 def map_seen(value: Any, fn: Callable[[SeenTensor], Any]) -> Any:
-    """Return an argument or result of a recorded call with ``fn`` applied to each of its tensor descriptions. In a
-    tuple, which stands for a list, it is applied to each item.
+    """Return an argument or a result of a recorded call with ``fn`` applied to each description of a tensor in it. If
+    ``value`` is a tuple, which stands for a list, ``fn`` is applied to each description in it.
     """
     if isinstance(value, tuple):
         return tuple(map_seen(v, fn) for v in value)
@@ -71,15 +71,19 @@ def map_seen(value: Any, fn: Callable[[SeenTensor], Any]) -> Any:
 
 
 def as_empty_tensors(value: Any, device: str = "") -> Any:
-    """Return an argument of a recorded call with an uninitialised tensor in place of each description. It has the
-    described size and dtype, and lies on ``device`` or on the call's device. A tuple becomes a list.
+    """Return an argument of a recorded call with an uninitialised tensor in place of each description of a tensor. The
+    tensor has the described size and dtype. A tuple becomes a list.
+
+    The tensor is made on ``device``. If ``device`` is empty, it is made on the device of the recorded call.
     """
     made = map_seen(value, lambda t: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=device or t.device))
     return list(made) if isinstance(made, tuple) else made
 
 
 def seen_tensors(value: Any) -> list[SeenTensor]:
-    """Return the tensor descriptions in an argument or result of a recorded call. It is a single value or a tuple."""
+    """Return the descriptions of the tensors in ``value``, an argument or a result of a recorded call. ``value`` is one
+    description, a tuple of them, or a value without tensors.
+    """
     values = value if isinstance(value, tuple) else (value,)
     return [v for v in values if isinstance(v, SeenTensor)]
 

@@ -19,7 +19,12 @@ LARGEST_FIXED_SIZE = 8  # coordinates and taps; a larger size that never changed
 
 @dataclass
 class NamedDims:
-    """The dims of each argument that is one tensor, as text. The value None stands for an argument of unknown rank."""
+    """The names of the dims of an op's tensor arguments.
+
+    ``shapes`` holds, for each argument that is one tensor, the texts of its dims, or None if its rank is unknown.
+    ``slots`` maps each name to one pair of an argument and an axis that has the dim. ``scalars`` are the int arguments,
+    and elements of lists of ints such as ``stride[0]``.
+    """
 
     shapes: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
     slots: dict[str, Slot] = field(default_factory=dict)  # a slot that has the dim

@@ -21,7 +21,7 @@ def why_draft_misfits(
     form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
 ) -> str:
     """Return a text that names the first recorded call that does not fit ``known``, the drafted declaration of the
-    schema ``form``. The declaration would refuse such a call, or give other result sizes. Return an empty text if all
+    schema ``form``. The declaration would refuse such a call, or give other result sizes. Return an empty string if all
     calls fit.
 
     Raises:
@@ -40,7 +40,7 @@ def why_draft_misfits(
 
 def _why_call_refused(op: AdoptedOp[..., Any], call: DispatchedCall) -> str:
     """Return the reason why the drafted declaration of ``op`` refuses a recorded call or declares other result sizes.
-    Return an empty text if the call fits.
+    Return an empty string if the call fits.
     """
     try:
         bound = op.bind([as_empty_tensors(v, "meta") for v in call.arguments.values()])

@@ -24,8 +24,10 @@ WIDTH, LONGEST = 118, 100  # of a line, of a sentence
 
 @dataclass(frozen=True)
 class DraftedOp:
-    """An op of a drafted module. ``doc`` is a sentence about the op, which was taken from the function
-    ``documented``.
+    """An op of a drafted module. ``form`` is its schema, and ``known`` is the declaration inferred for it.
+
+    ``doc`` is a sentence about the op, which was taken from the function ``documented``. ``notes`` are comments for the
+    author. ``python`` is the name of the op in the module, or an empty string until :meth:`renamed` sets it.
     """
 
     form: SchemaForm
@@ -163,7 +165,9 @@ def _source_of_value(value: Any) -> str:
 
 def _signature_lines(form: SchemaForm, known: InferredDeclaration, name: str, *, marks: bool) -> list[str]:
     """Return the source lines of ``def name(...) -> ...:``, one for each argument of the schema ``form``, with the
-    annotations of the inferred declaration ``known``. If ``marks`` is true, comments state what was inferred.
+    annotations of the inferred declaration ``known``.
+
+    If ``marks`` is true, comments state what was inferred and what is left open. Otherwise there are no comments.
     """
     lines, keeping = [f"def {name}("], names_with_default(form.arguments)
     for a in with_star(form.arguments):

@@ -32,7 +32,9 @@ DraftProgress = Callable[[str, int, int], None]
 
 @dataclass
 class DraftedPackage:
-    """The drafts of a package's ops, and for each op without a draft the reason."""
+    """The drafts of a package's ops. ``entries`` holds the drafted ops. ``left_out`` maps the name of each op without a
+    draft to the reason.
+    """
 
     entries: list[DraftedOp] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -44,8 +46,8 @@ def find_package_ops(
     """Return the torch ops that importing ``package`` registers, by name. ``load`` imports a module, or raises a
     ``ShiplapError``.
 
-    An op that torch, or the module of another package, is known to have registered is not among them. With
-    ``namespaces``, all ops of those.
+    An op that torch, or the module of another package, is known to have registered is not among them. If ``namespaces``
+    is not empty, return all ops of these namespaces instead.
 
     Raises:
         ShiplapError: ``SL501`` if the package registers no op.
@@ -91,7 +93,7 @@ def _overload_or_none(name: str) -> Overload | None:
 
 
 def installed_version(package: str) -> str:
-    """Return the version of the installed distribution that has the module ``package``. Return an empty text if there
+    """Return the version of the installed distribution that has the module ``package``. Return an empty string if there
     is none.
     """
     try:
@@ -171,7 +173,7 @@ def _why_draft_fails(
     form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
 ) -> str:
     """Return the reason why ``known``, the declaration inferred for the schema ``form``, does not hold for the recorded
-    calls. Return an empty text if it holds. Raise ``ShiplapError`` if even a declaration without inferred parts is
+    calls. Return an empty string if it holds. Raise ``ShiplapError`` if even a declaration without inferred parts is
     refused.
     """
     try:

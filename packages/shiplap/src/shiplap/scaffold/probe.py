@@ -99,7 +99,9 @@ def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeR
 
 
 class _MetaProber:
-    """A caller of one meta kernel. It makes at most ``MOST_TRIES`` calls."""
+    """A caller of the meta kernel of one op, which finds arguments that the kernel accepts. It makes at most
+    ``MOST_TRIES`` calls.
+    """
 
     def __init__(self, form: SchemaForm, overload: Overload) -> None:
         """Keep the op and allow ``MOST_TRIES`` calls."""
@@ -256,8 +258,9 @@ def _with_other_ints(call: DispatchedCall) -> Iterator[dict[str, Any]]:
 
 
 def _make_argument(kind: str, rank: int, size: int, dtype: str) -> Any:
-    """Return the description of a tensor argument of the schema type ``kind`` with ``rank`` dims of size ``size``. For
-    a list return two descriptions, and for an optional argument None.
+    """Return the description of a tensor argument with ``rank`` dims, each of size ``size``. ``kind`` is the argument's
+    type in the schema. If it is a list type, return a tuple of two descriptions. If it is an optional type, return
+    None.
     """
     if kind.endswith("?"):
         return None

@@ -21,8 +21,10 @@ CallsWithDims = Sequence[tuple[DispatchedCall, Mapping[str, Any]]]
 
 @dataclass
 class ResultSizes:
-    """The dims of each result, and new dims with their bounds. The dims of a result are None if its sizes cannot be
-    declared.
+    """The inferred sizes of an op's results.
+
+    ``shapes`` holds the texts of the dims of each result, or None if its sizes cannot be declared. ``bounds`` maps new
+    dims, which depend on data, to their upper bounds. ``where`` holds a note on each result.
     """
 
     shapes: list[tuple[str, ...] | None] = field(default_factory=list)
@@ -59,8 +61,8 @@ def _find_result_shape(
     """Return the texts of the dims of the result at ``index``, and a note. The texts are None if they cannot be found,
     and the note states the reason or the dims that depend on data.
 
-    ``bounds`` gets an upper bound for each new dim that depends on data. ``seen`` is whether ``rows`` include calls of
-    the meta kernel, whose sizes do not depend on data.
+    ``bounds`` gets an upper bound for each new dim that depends on data. If ``seen`` is true, ``rows`` include calls of
+    the meta kernel, whose sizes do not depend on data. Otherwise ``rows`` are recorded calls only.
     """
     shapes = [c.results[index].shape for c, _ in rows if isinstance(c.results[index], SeenTensor)]
     if len(shapes) != len(rows) or len({len(s) for s in shapes}) != 1:
@@ -87,8 +89,8 @@ def _list_few_sizes(sizes: Sequence[int]) -> str:
 
 
 def _find_expression(sizes: Sequence[int], names: Sequence[str], rows: CallsWithDims) -> str | None:
-    """Return the simplest expression of ``names`` that gives these sizes, one for each call. Return None if there is
-    none.
+    """Return the simplest expression of ``names`` whose value is the size in ``sizes`` in each call. ``sizes`` holds
+    one size for each call of ``rows``. Return None if there is no such expression.
     """
     different = len(set(sizes)) > 1
     # If no dim varied in the calls, a constant size is no evidence for a constant.
@@ -165,10 +167,11 @@ def _add_bounded_dim(
     *,
     data: bool,
 ) -> str | None:
-    """Add to ``bounds`` a new dim for a size that no expression gives, and return the dim's name. Its bound is the
-    expression of ``names`` that is closest above the size in all calls.
+    """Add to ``bounds`` a new dim for a size that no expression gives, and return the dim's name. ``sizes`` holds this
+    size in each call. The bound of the dim is the expression of ``names`` that is closest above the size in all calls.
 
-    Return None if no expression is a bound. ``data`` is whether the size depends on the values of tensors.
+    ``data`` states whether the size depends on the values of tensors. If it does not, the size must be known in two
+    calls. Return None if it is not, or if no expression is a bound.
     """
     known = [(size, env) for size, (_, env) in zip(sizes, rows, strict=True) if size != DATA_DEPENDENT]
     options = [*names, *(f"{a}*{b}" for a, b in combinations([n for n in names if n in dims.slots], 2))]

@@ -58,7 +58,7 @@ def _expression_of_columns(name: str, dims: NamedDims, recorded: Sequence[Dispat
     recorded calls.
 
     It is used if a column has only whole numbers, such as the column that holds the number of a box's image. Otherwise
-    return an empty text.
+    return an empty string.
     """
     shape, calls = (
         dims.shapes[name] or (),

@@ -47,8 +47,8 @@ class UndeclarableSchema(Exception):
 class SchemaField:
     """An argument or a result of a schema. ``kind`` is its type as the schema writes it, without alias sets.
 
-    ``default`` is Python source, or None if the argument has no default. ``alias`` is the name of the argument with
-    which a result shares memory.
+    ``default`` is Python source, or None if the argument has no default. ``written`` states whether the op writes to
+    it. ``alias`` is the name of the argument with which a result shares memory, or an empty string.
     """
 
     name: str
@@ -190,7 +190,7 @@ def _annotation_of_type(kind: str, tensor: str) -> str:
 
 
 def _aliased_argument(result: Any, arguments: Sequence[Any]) -> str:
-    """Return the name of the argument with which a result may share memory. Return an empty text for a new tensor.
+    """Return the name of the argument with which a result may share memory. Return an empty string for a new tensor.
     Raise ``UndeclarableSchema`` if no argument matches.
     """
     if result.alias_info is None:

@@ -19,8 +19,11 @@ from shiplap.errors import error
 
 @dataclass(frozen=True)
 class DraftParameter:
-    """An argument in a draft. ``type`` is the text of its annotation in a declaration. It is ``Tensor`` alone if the
-    dims are unknown, and ``object`` if nothing is known.
+    """An argument in a draft.
+
+    ``type`` is the text of its annotation in a declaration. It is ``Tensor`` alone if the dims are unknown, and
+    ``object`` if nothing is known. ``original`` is the annotation in the source, or an empty string. ``default`` is
+    Python source, or None if there is none. ``written`` states whether the function writes to it.
     """
 
     name: str
@@ -40,8 +43,8 @@ class DraftParameter:
 
 @dataclass(frozen=True)
 class DraftSignature:
-    """The known part of a callable's signature. ``returns`` is None if the source does not describe the results, and
-    ``()`` for no output.
+    """The known part of a function's signature. ``returns`` holds the annotations of the results. It is None if the
+    source does not describe them, and empty if there are none. ``text`` is the signature as the source writes it.
     """
 
     name: str
@@ -198,8 +201,9 @@ def _as_python_syntax(text: str) -> str:
 
 
 def _make_parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool) -> DraftParameter:
-    """Return the draft parameter of one parsed argument with its default, or with no default if ``default`` is None.
-    ``keyword_only`` states whether it can only be passed by keyword.
+    """Return the draft parameter of ``argument``, an argument in a syntax tree. ``default`` is the syntax tree of its
+    default. If it is None, the parameter has no default. If ``keyword_only`` is true, the parameter can only be passed
+    by keyword.
     """
     form = _form_of_annotation(argument.annotation)
     original = ast.unparse(argument.annotation) if argument.annotation else ""
@@ -294,7 +298,7 @@ def _form_of_optional(parts: list[ast.expr]) -> str | None:
 
 def _root_name(node: ast.expr) -> str:
     """Return a name for an argument in a call. It is the argument's own name or that of its attribute. For
-    ``cost.numpy()`` and ``cost[0]`` it is ``cost``. Return an empty text if there is none.
+    ``cost.numpy()`` and ``cost[0]`` it is ``cost``. Return an empty string if there is none.
     """
     while isinstance(node, ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
@@ -303,7 +307,7 @@ def _root_name(node: ast.expr) -> str:
 
 
 def _last_name(node: ast.expr) -> str:
-    """Return the last part of a dotted name. Return an empty text for another expression."""
+    """Return the last part of a dotted name. Return an empty string for another expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 

@@ -27,14 +27,14 @@ class UnfinishedOp:
         raise error("SL113", where=self.name, got="lines marked FILL", expected="a finished declaration")
 
     def kernel(self, device: str, implementation: Any = None, **keywords: Any) -> Any:
-        """Accept the arguments of ``Op.kernel`` without binding a kernel. Return the implementation, or a decorator
-        that returns it.
+        """Accept the arguments of ``Op.kernel`` without binding a kernel. Return ``implementation``. If it is None,
+        return a decorator that returns the function that it decorates.
         """
         return (lambda fn: fn) if implementation is None else implementation
 
     def backward(self, fn: Any = None, **keywords: Any) -> Any:
-        """Accept the arguments of ``Op.backward`` without declaring a gradient. Return the function, or a decorator
-        that returns it.
+        """Accept the arguments of ``Op.backward`` without declaring a gradient. Return ``fn``. If it is None, return a
+        decorator that returns the function that it decorates.
         """
         return (lambda f: f) if fn is None else fn
 

@@ -45,7 +45,7 @@ _known: dict[tuple[object, ...], tuple[ShardingRule, ...]] = {}
 
 def why_underivable(op: Op) -> str:
     """Return the reason why no sharding rule can be derived for any call of ``op``, such as that it draws random
-    numbers. Return an empty text if rules can be derived. A sharding rule states how a call may be cut over several
+    numbers. Return an empty string if rules can be derived. A sharding rule states how a call may be cut over several
     ranks.
     """
     spec = op.spec
@@ -243,7 +243,9 @@ def _rule_variants(op: Op, rule: ShardingRule, case: SampleCase) -> Iterable[Sha
 
 
 class _WholeSample:
-    """A sample with the results of the reference on its whole arguments."""
+    """A sample call of an op with the results of the reference on its uncut arguments, computed in float64. ``args``
+    holds the arguments, and ``whole`` the results.
+    """
 
     def __init__(self, op: Op, case: SampleCase) -> None:
         """Compute the results of the reference on the uncut arguments in float64."""

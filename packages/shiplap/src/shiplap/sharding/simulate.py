@@ -46,8 +46,11 @@ def local_args(op: Op, rule: ShardingRule, args: tuple[Any, ...], sizes: Sequenc
 
 
 def _local_value(value: Any, part: ShardedPart, rank: int, start: int, size: int) -> Any:
-    """Return a rank's share of an argument. It is a slice of ``size`` from ``start``, or the whole. For a term of a sum
-    it is zeros on all ranks but the first.
+    """Return the share of the argument ``value`` that the rank number ``rank`` gets.
+
+    If ``part`` is an axis, it is the slice of ``size`` elements from ``start`` on along that axis. If ``part`` is
+    ``"whole"``, it is the whole argument. If ``part`` is ``"sum"``, it is the argument on the first rank and zeros on
+    all others. A value that is no tensor is returned unchanged.
     """
     if not isinstance(value, Tensor) or part == "whole":
         return value
@@ -89,15 +92,17 @@ def run_shards(
 
 
 def merge_shards(parts: Sequence[ShardedPart], results: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the outputs of the whole call, merged from ``results``, those of each rank. ``parts`` says for each output
-    how it is merged.
+    """Return the outputs of the whole call, merged from ``results``, which holds the outputs of each rank. ``parts``
+    holds, for each output, the axis along which the shards are concatenated, ``"whole"`` for an output that all ranks
+    have, or the name of a reduction.
     """
     return [_merge_column(part, list(column)) for part, column in zip(parts, zip(*results, strict=True), strict=True)]
 
 
 def _merge_column(part: ShardedPart, column: list[Tensor]) -> Tensor:
-    """Return one output merged from those of all ranks. It is concatenated along an axis, taken from the first rank, or
-    reduced by a sum, max or min.
+    """Return one output of the whole call, merged from ``column``, the outputs of all ranks. ``part`` is the axis along
+    which they are concatenated, ``"whole"`` to take that of the first rank, or the reduction ``"sum"``, ``"max"`` or
+    ``"min"``.
     """
     if isinstance(part, int):
         return torch.cat(column, part)

@@ -31,8 +31,8 @@ _EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backe
 
 @dataclass(frozen=True)
 class _FrameLayout:
-    """The layout of a :class:`CallFrame` for tensors of given ranks. ``tensors`` holds the offset of each tensor's
-    descriptor, and ``size`` is the number of bytes of the frame.
+    """The layout of a :class:`CallFrame` for tensors of given ranks. ``pack`` writes the whole frame. ``tensors`` holds
+    the offset of each tensor's descriptor in bytes, and ``size`` is the size of the frame in bytes.
     """
 
     pack: Struct

@@ -81,7 +81,7 @@ _TYPE: dict[str, type[ctypes._SimpleCData[int] | ctypes._SimpleCData[float] | ct
 
 
 class CAbiImplementation(Implementation):
-    """A C ABI kernel that is not yet bound to a declaration."""
+    """A kernel that is a C function of a library, with the arguments of :func:`cabi`. It is not yet bound to an op."""
 
     native_configs = True
 

@@ -50,8 +50,11 @@ def config_names_by_symbol(ops: Iterable[Op]) -> dict[str, tuple[str, ...]]:
 
 
 def header_text(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Return the text of the C header with one prototype per symbol. ``target`` is the argument of ``shiplap header``.
-    ``configs`` holds the names of each kernel's config, which become indices into ``ctx->config``.
+    """Return the text of the C header with one prototype per symbol.
+
+    ``target`` is the argument of ``shiplap header``. ``configs`` holds, by symbol, the names of the compile-time values
+    of a kernel. The header defines their indices into ``ctx->config``. If ``configs`` is None, no kernel has such
+    values.
     """
     guard = "".join(c if c.isalnum() else "_" for c in target).upper() + "_KERNELS_H_"
     # A C name cannot begin with a digit, a file's name can.

@@ -15,7 +15,9 @@ from shiplap.settings import settings
 
 
 class CompiledLibrary(Protocol):
-    """A library that Shiplap compiles from sources."""
+    """The interface of a kernel library that Shiplap compiles from sources, as the code that builds and opens libraries
+    uses it.
+    """
 
     def locate(self) -> Path:
         """Return the library's file. Raise ``SL420`` if it is not compiled."""
@@ -45,7 +47,7 @@ def locate_library(path: str | os.PathLike[str]) -> Path:
 
 
 def library_digest(path: str | os.PathLike[str]) -> str:
-    """Return the digest of the content of the library that :func:`locate_library` finds, or an empty text if it finds
+    """Return the digest of the content of the library that :func:`locate_library` finds, or an empty string if it finds
     none.
     """
     try:

@@ -37,7 +37,9 @@ ARCHITECTURE = re.compile(r"(?:sm_|compute_)?(\d{2,3}[af]?)")
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """The options of ``sl.source`` for the compiler."""
+    """The options of ``sl.source`` for the compiler, which are flags, folders of headers, libraries to link, and CUDA
+    architectures.
+    """
 
     flags: tuple[str, ...]
     include_dirs: tuple[Path, ...]
@@ -46,7 +48,9 @@ class CompileRequest:
 
 
 class SourceImplementation(Implementation):
-    """A kernel given as source code, which is not yet bound to a declaration."""
+    """A kernel given as source code, which is not yet bound to an op. It holds the sources, the compiler's options, and
+    the C function that they define.
+    """
 
     native_configs = True
 

@@ -88,7 +88,7 @@ class OpEntrance(NativeEntrance):
     def lead_calls_to(self, device: str, binding: ctypes.CDLL, index: ctypes.c_uint64, kernels: Path) -> str:
         """Make calls of the op on ``device`` run its generated C++ in the library ``binding``. ``index`` is the number
         of the op there, and ``kernels`` the file of the kernel library that the C++ calls. Return the reason if torch
-        refuses that, else an empty text.
+        refuses that, else an empty string.
         """
         if binding not in self.bindings:
             self.bindings = [*self.bindings, binding]

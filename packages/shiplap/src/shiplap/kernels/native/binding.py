@@ -98,7 +98,7 @@ def how_to_build(name: str) -> str:
 
 def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
     """Attach the op's native binding if its library is built. Otherwise start its build if ``form``, the C function of
-    the kernel, has been called often. Return the reason if there will be no binding, else an empty text.
+    the kernel, has been called often. Return the reason if there will be no binding, else an empty string.
     """
     if not settings().native:
         return BINDING_OFF
@@ -159,7 +159,8 @@ def _collect_build(spec: OpSpec, form: NativeForm) -> str:
     """Attach the library that a background build for the op ``spec`` has made. ``form`` is the kernel whose calls
     started the build.
 
-    Return the problem if the build failed. Return an empty text if the library is attached, or if the build still runs.
+    Return the problem if the build failed. Return an empty string if the library is attached, or if the build still
+    runs.
     """
     child = _running_builds[form.place]
     if child.poll() is None:
@@ -247,8 +248,8 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
 
 
 def build_error(where: str, problem: str) -> ShiplapError:
-    """Return the error of an op ``where`` whose native binding could not be built. ``problem`` is the builder's output.
-    The error is ``SL410`` if the machine lacked a resource, and otherwise ``SL405``.
+    """Return the error which says that the native binding of the op named ``where`` could not be built. ``problem`` is
+    the builder's output. The error is ``SL410`` if the machine lacked a resource, and otherwise ``SL405``.
     """
     if problem.startswith(LACKING):
         return error("SL410", where=where, got=problem, expected="a machine with room for the build")
@@ -256,7 +257,7 @@ def build_error(where: str, problem: str) -> ShiplapError:
 
 
 def _build_failed(output: str) -> str:
-    """Return the reason of a failed background build in one line. ``output`` is the builder's output."""
+    """Return one line which says why a background build failed. ``output`` is the builder's output."""
     return _failure_reason(build_error("", output))
 
 

@@ -79,7 +79,7 @@ def keyed_seal(seal: str) -> str:
 
 
 def user_key() -> tuple[bytes, str]:
-    """Return the secret with which this user's seals of compiled libraries are made, and an empty text. The secret is
+    """Return the secret with which this user's seals of compiled libraries are made, and an empty string. The secret is
     created if it is missing. If it cannot be stored on disk, return a secret of this process alone, and the reason.
     """
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
@@ -150,7 +150,7 @@ def build_once(
     wait: float = LOCK_WAIT_S,
 ) -> str:
     """Compile ``source`` to the folder ``<root>/<digest>``, unless it is there and sealed. Return the problem, or an
-    empty text if there is none.
+    empty string if there is none.
 
     ``command`` is the compiler call without source and output. ``files`` are written beside the source.
     ``SOURCE_FOLDER`` in the command stands for that folder. If another process is building the digest, wait at most
@@ -260,7 +260,7 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
 def _compile_source(scratch: Path, digest: str, source: str, command: list[str]) -> str:
     """Compile ``source`` by ``command`` to a library in the folder ``scratch``. Write its two seals beside it, which
     are checksums of the library and its name ``digest``, one of them keyed. Return the problem as text, or an empty
-    text.
+    string.
     """
     (scratch / SOURCE).write_text(source)
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
@@ -321,7 +321,7 @@ def _run_compiler(call: list[str]) -> tuple[int, str]:
 
 def _publish_folder(scratch: Path, folder: Path) -> str:
     """Rename ``scratch`` to ``folder``, and remove a broken folder that is in its place. Return the problem, or an
-    empty text. If another builder's sealed folder is in its place, return an empty text, too.
+    empty string. If another builder's sealed folder is in its place, return an empty string, too.
     """
     # A broken folder in the place is removed once, then the rename is tried again.
     for _ in range(2):

@@ -185,7 +185,7 @@ def cached_artefacts(root: Path) -> list[Artefact]:
 
 
 def artefact_problem(artefact: Artefact) -> str:
-    """Return the reason why a compiled binding will not be loaded, or an empty text if it can be."""
+    """Return the reason why a compiled binding will not be loaded, or an empty string if it can be."""
     try:
         os.close(_open_checked_library(artefact.path))
     except OSError as e:

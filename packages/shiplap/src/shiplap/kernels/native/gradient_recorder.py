@@ -113,8 +113,8 @@ def _define_recording_op(op: Op, python: Registrations) -> str:
 
 
 def formula_words(spec: OpSpec, gradient: Backward) -> tuple[list[int], list[str]]:
-    """Return a gradient as integers and names for the C++ library. They state which arguments and results a call saves,
-    and which ops compute which gradients from them.
+    """Return the declared gradient of an op as a list of integers and a list of names, in the form that the C++ library
+    reads. They state which arguments and results a call saves, and which ops compute which gradients from them.
     """
     places = {a.name: (ARGUMENT, i) for i, a in enumerate(spec.args)}
     places |= {name: (RESULT, i) for i, name in enumerate(spec.results)}

@@ -85,7 +85,7 @@ class PackedKernel(Kernel):
         self._run(call, outs, {}, scratch)
 
     def why_not_packaged(self, call: Binding) -> str:
-        """Return the reason why a package without Python cannot hold the kernel for ``call``, or an empty text if it
+        """Return the reason why a package without Python cannot hold the kernel for ``call``, or an empty string if it
         can.
         """
         if self.supports is not None:

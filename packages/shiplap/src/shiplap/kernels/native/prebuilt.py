@@ -57,7 +57,7 @@ def library_manifest(entries: Sequence[NativeKernelEntry]) -> bytes:
 
 
 def find_prebuilt_library(op: Op) -> tuple[LibraryPlan | None, str]:
-    """Return the plan of the prebuilt library for ``op`` in its package, and an empty text. If there is none, return
+    """Return the plan of the prebuilt library for ``op`` in its package, and an empty string. If there is none, return
     None and the reason. The reason is empty if the package has no libraries.
     """
     folders = list(prebuilt_folders(op))

@@ -35,7 +35,7 @@ class SourceText:
 
     Attributes:
         name: its name in messages.
-        language: its language, or an empty text for a header.
+        language: its language, or an empty string for a header.
         content: its text.
         path: its file, or None for a source that was given as a string.
     """

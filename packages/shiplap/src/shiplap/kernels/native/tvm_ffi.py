@@ -29,7 +29,9 @@ FLAGS = ("-O2", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidde
 
 @dataclass(frozen=True)
 class _TvmFfiFiles:
-    """The parts of apache-tvm-ffi that a compiler needs."""
+    """The installed apache-tvm-ffi, as a compiler needs it. ``version`` is its version. ``include`` holds the
+    compiler's options for its headers, and ``library`` is the file of its shared library.
+    """
 
     version: str
     include: tuple[str, ...]

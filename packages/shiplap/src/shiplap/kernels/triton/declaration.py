@@ -82,8 +82,10 @@ class TritonLaunches(Implementation, ProgramSource):
         return TritonLaunches((*self._steps, step), self.configs, self._values, self._errors)
 
     def fill(self, offset: str, size: str, *, byte: int = 0, when: str = "") -> TritonLaunches:
-        """Return a new program with these steps, followed by one that sets ``size`` bytes of the workspace from
-        ``offset`` on to ``byte`` (0 to 255). ``when`` is a condition as for :meth:`then`.
+        """Return a new program with these steps, followed by one that sets ``size`` bytes of the workspace, from
+        ``offset`` on, to ``byte`` (0 to 255).
+
+        ``when`` is a condition as for :meth:`then`. If it is empty, each call runs the step.
         """
         return self.also(DeclaredFill(offset, size, byte, when))
 
@@ -93,7 +95,7 @@ class TritonLaunches(Implementation, ProgramSource):
 
         The step reads ``count`` integers of ``bits`` (16, 32 or 64) at the offset ``keys`` and writes them to the
         offset ``values`` in order. It writes the position that each of them had to the offset ``rows``, as int64.
-        Offsets are in bytes. ``when`` is a condition as for :meth:`then`.
+        Offsets are in bytes. ``when`` is a condition as for :meth:`then`. If it is empty, each call runs the step.
         """
         return self.also(DeclaredSort(bits, count, keys, values, rows, when))
 
@@ -117,7 +119,8 @@ class TritonLaunches(Implementation, ProgramSource):
             arguments: values of parameters, as for :func:`triton`.
             constants: compile-time values, as for :func:`triton`.
             scratch: pointers into the workspace, as for :func:`triton`.
-            when: a condition on sizes and integers. If it does not hold, nothing is launched.
+            when: a condition on sizes and integers. If it does not hold, nothing is launched. If it is empty, each call
+                launches the kernel.
             word: the parameter, a ``tl.int64``, that gets the address of the word of late errors.
             codes: for a parameter, the message of a late error whose code it gets.
         """

@@ -29,7 +29,12 @@ _TENSORS: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)  # a subclass ma
 
 @dataclass(frozen=True)
 class TritonRuntime:
-    """The parts of Triton that a launch uses."""
+    """The parts of Triton that a launch uses.
+
+    ``device`` returns the index of the current device, and ``stream`` returns the current stream of a device. ``knobs``
+    are Triton's settings. ``chain`` is the class of Triton's lists of hooks. ``plain`` holds the class of Triton's
+    dtypes, which may be constants of a launch.
+    """
 
     device: Callable[[], int]
     stream: Callable[[int], int]
@@ -154,7 +159,7 @@ _PARAMETER_ATTRIBUTES = ("is_constexpr", "do_not_specialize", "annotation_type")
 
 
 def _unsupported_reason(kernel: Any) -> str:
-    """Return the reason why only Triton itself can launch ``kernel``, or an empty text if the generated
+    """Return the reason why only Triton itself can launch ``kernel``, or an empty string if the generated
     function can.
     """
     missing = [name for name in _KERNEL_ATTRIBUTES if not hasattr(kernel, name)]

@@ -64,7 +64,7 @@ class PrebuiltRow:
 
 def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) -> str:
     """Return a digest of the input of Triton's compiler for ``form`` of ``kernel`` on ``architecture``. A form holds
-    types, constants and options of the arguments. Return an empty text if the kernel's source is unknown.
+    types, constants and options of the arguments. Return an empty string if the kernel's source is unknown.
     """
     try:
         lines = list(_kernel_source_parts(kernel, set()))

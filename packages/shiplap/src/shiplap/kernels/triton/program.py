@@ -187,8 +187,8 @@ def strided_launch_tensors(spec: OpSpec, launches: Iterable[KernelLaunch]) -> fr
 
 
 class _LaunchReader:
-    """A converter of one launch as its author declared it. It parses the expressions, and finds the source of the value
-    of each kernel parameter.
+    """A converter of one launch as its author declared it into the form from which C++ is generated. It parses the
+    expressions, and finds a source of the value for each kernel parameter.
     """
 
     def __init__(
@@ -288,9 +288,11 @@ class _LaunchReader:
         return KernelParameter(name, "integer", "", expr, None, type, specialises, aligns)
 
     def _report(self, name: str, type: str, specialises: bool, aligns: bool) -> KernelParameter:
-        """Return the kernel's parameter ``name`` for late errors. It takes the address of the error word, to which
-        kernels report errors, or the code of an error message. ``type`` is its type. ``specialises`` and ``aligns``
-        state how Triton specialises on it.
+        """Return the kernel's parameter ``name``, by which it reports errors that are raised later. The parameter takes
+        the address of the error word, or the code of an error message.
+
+        ``type`` is its type in Triton. If ``specialises`` is true, Triton compiles special forms for some of its
+        values. If ``aligns`` is true, one of these forms is for multiples of 16.
         """
         if name == self.declared.word:
             if type != "i64":

@@ -115,7 +115,7 @@ class LaunchRecording:
         scratch: the bytes of scratch memory that the launches share.
         words: the launches as integers for the C function.
         launches: the number of launches.
-        unfit: the reason why C++ cannot repeat them, or an empty text.
+        unfit: the reason why C++ cannot repeat them, or an empty string.
         parts: tensors that are scratch memory, with their offsets in it.
         kept: the compiled kernels, which must live as long as the recording.
     """
@@ -226,7 +226,9 @@ def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: 
 
 
 class _RecordingOwner:
-    """The owner of a recording in C++. The recording is freed together with the function that holds the owner."""
+    """An object that owns a recording of launches in the C++ library. The recording is freed with this object. The
+    Python function that repeats the recording keeps the object alive.
+    """
 
     def __init__(self, binding: ctypes.CDLL, made: int, recording: LaunchRecording) -> None:
         """Set the address ``made`` of a recording in C++, and the kernels that it launches."""

@@ -110,15 +110,15 @@ class LaunchedForm(NativeForm):
         return not self.given.late or torch.cuda.is_available()
 
     def source(self, packed: bool = False) -> str:
-        """Return the C++ source of the generated function. If ``packed`` is true, it includes all cubins that this
-        process has.
+        """Return the C++ source of the generated function. If ``packed`` is true, it includes all cubins (compiled GPU
+        code) that this process has. Otherwise it includes none.
         """
         cubins = list(self.cubins.values()) if packed else ()
         return launcher_source(self.spec, self.symbol, self.program, self.configs, cubins)
 
     def missing(self) -> str:
-        """Return which launches that every call makes have no compiled kernel, as text. Return an empty text if none is
-        missing.
+        """Return which launches that every call makes have no compiled kernel, as text. Return an empty string if none
+        is missing.
         """
         always = {number for number, launch in enumerate(self.launches) if launch.when is None}
         lacking = (always or {0}) - {number for number, _, _ in self.cubins}

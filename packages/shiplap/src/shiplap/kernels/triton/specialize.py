@@ -44,8 +44,8 @@ _TRITON = {
 
 
 class LaunchNumbers(dict[str, Any]):
-    """The values of the names in a launch's expressions. They are the sizes and scalars of a call, properties of its
-    tensors such as strides, and compile-time values.
+    """A dict from the names in a launch's expressions to their values. The names are sizes and scalars of a call,
+    properties of its tensors such as strides, and compile-time values.
     """
 
     def __init__(self, env: Mapping[str, EnvValue], tensors: Mapping[str, Tensor | None]) -> None:
@@ -105,7 +105,7 @@ def specialization_key(
     """Return the key for which a launch is compiled, as integers. It consists of the values of ``config`` and, for each
     argument, the properties on which Triton specialises.
 
-    ``workspace`` is the address of the scratch memory.
+    ``workspace`` is the address of the scratch memory. By default it is 0, which counts as aligned.
     """
     own = with_constants(launch, numbers, config)
     return (*(int(v) for v in config.values()), *_key_entries(launch, own, workspace))
@@ -284,7 +284,7 @@ def compile_options(kernel: Any, form: SpecializedForm) -> dict[str, object]:
 
 def why_form_unfit(metadata: Any) -> str:
     """Return the feature, such as clusters, that a compiled kernel needs and the generated launcher lacks. ``metadata``
-    is Triton's description of the kernel. Return an empty text if there is none.
+    is Triton's description of the kernel. Return an empty string if there is none.
     """
     facts = metadata._asdict()
     if facts["num_ctas"] != 1:

@@ -241,8 +241,8 @@ class TemplateKernel(Kernel):
         return reason or "no config for these sizes"
 
     def why_refused(self, call: Binding) -> str:
-        """Return the reason why the template does not support this call with the current config, or an empty text if it
-        does. The result is stored for equal calls.
+        """Return the reason why the template does not support this call with the current config, or an empty string if
+        it does. The result is stored for equal calls.
         """
         key = self._key(call)
         reason = self._refusals.get(key)
@@ -253,7 +253,7 @@ class TemplateKernel(Kernel):
 
     def _config_refusal(self, call: Binding, env: Env) -> Callable[[Values], str]:
         """Return a function from a config to the reason why the template does not support ``call`` with it. The reason
-        is an empty text if it does.
+        is an empty string if it does.
         """
         # A machine without Triton uses the other kernels of the op.
         if not _is_triton_installed():
@@ -264,8 +264,8 @@ class TemplateKernel(Kernel):
         dtypes = {name: t.dtype for name, t in given.items()} | {"out": call.dtype_of(self.spec.outputs[0].tensor)}
 
         def reason(values: Values) -> str:
-            """Return the reason why the template does not support the call with the config ``values``, or an empty text
-            if it does.
+            """Return the reason why the template does not support the call with the config ``values``, or an empty
+            string if it does.
             """
             verdict = True if supports is None else supports(env, dtypes, values)
             if verdict is not True:
@@ -276,7 +276,7 @@ class TemplateKernel(Kernel):
 
     def _indescribable(self, call: Binding, values: Values) -> str:
         """Return the reason why a tensor cannot have the tensor descriptor that the kernel makes of it, or an empty
-        text. A tensor descriptor needs rows that start at multiples of 16 bytes.
+        string. A tensor descriptor needs rows that start at multiples of 16 bytes.
         """
         present = self._tensors_read(call)
         for name in self.render(call, present, values).described:
@@ -308,7 +308,7 @@ class TemplateKernel(Kernel):
         self, call: Binding, present: Mapping[str, Tensor], values: Values, wide: bool = False
     ) -> RenderedKernel:
         """Return the rendered kernel text for ``call`` with the config ``values``, for tensors laid out like those of
-        ``present``. If ``wide`` is true, it uses 64-bit offsets.
+        ``present``. If ``wide`` is true, offsets have 64 bits, and otherwise 32 bits.
         """
         name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
         facts: dict[str, EnvValue] = {
@@ -437,7 +437,9 @@ def _with_descriptor_memory(launch: Launch) -> Launch:
     import triton
 
     def memory(size: int, alignment: int, stream: int | None) -> Tensor:
-        """Return a tensor of ``size`` bytes on the GPU, in which Triton places tensor descriptors."""
+        """Return a tensor of ``size`` bytes on the GPU, in which Triton places tensor descriptors. ``alignment`` and
+        ``stream`` are not read.
+        """
         return torch.empty(size, dtype=torch.int8, device="cuda")
 
     def inside(args: tuple[object, ...]) -> replay.CompiledTritonKernel | None:

@@ -29,7 +29,12 @@ Launch: TypeAlias = Callable[
 
 @dataclass
 class KeptLaunch:
-    """The record of a launch from which the launch can be repeated. It is empty if there was nothing to launch."""
+    """The record of a launch from which the launch can be repeated. It is empty if there was nothing to launch.
+
+    ``tensors`` holds each tensor with its shape and strides. ``key`` identifies the compiled form, and ``compiled`` is
+    the compiled kernel. ``sums`` holds the partial sums and the kernel that added them, or is None if the kernel makes
+    no partial sums.
+    """
 
     launch: Launch | None = None
     grid: Sequence[int] = ()

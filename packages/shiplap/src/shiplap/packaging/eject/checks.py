@@ -75,7 +75,8 @@ class PlainWriter(PythonWriter):
 
 
 class CallPrinter:
-    """A printer of the Python functions that check the calls of one op.
+    """A printer of the Python functions that check the calls of one op. ``sizes`` holds the names of the variables that
+    ``_check_<op>`` returns, in order.
 
     Attributes:
         sizes: the variables that ``_check_<op>`` returns, in order.
@@ -122,7 +123,7 @@ class CallPrinter:
 
     def memory_function(self) -> str:
         """Return the source of ``_check_memory_<op>``, which raises if an argument shares memory with one that is
-        written to. Return an empty text for an op that writes to none.
+        written to. Return an empty string for an op that writes to none.
         """
         if not self.plan.sharing:
             return ""
@@ -132,10 +133,10 @@ class CallPrinter:
 
     def call(self, body: Sequence[str], *, memory: bool = True) -> list[str]:
         """Return the lines of a function with the op's own parameters. They call the check functions and then run the
-        lines ``body``.
+        lines ``body``. The results of the checks are assigned to the names that ``body`` reads.
 
-        The results of the checks are assigned to the names that ``body`` reads. ``memory`` includes the check for
-        shared memory. It is left out for fake tensors, which have no memory.
+        If ``memory`` is true, the check for shared memory is included. If it is false, the check is left out. This
+        serves fake tensors, which have no memory.
         """
         given = ", ".join(a.name for a in self.spec.args)
         words = {word for line in body for word in _WORD.findall(line)}

@@ -52,7 +52,8 @@ class EjectedPackage:
     lost: dict[str, list[str]] = field(default_factory=dict)
 
     def write(self, folder: Path, force: bool = False) -> list[str]:
-        """Write all files below ``folder`` and return their paths, relative and sorted.
+        """Write all files below ``folder`` and return their paths, relative and sorted. If one of the files exists and
+        ``force`` is false, raise ``SL602`` and write nothing. If ``force`` is true, existing files are replaced.
 
         If one exists and ``force`` is false, raise ``SL602`` and write nothing.
         """
@@ -154,16 +155,17 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
 
 
 def _variable_of(op: Op) -> str:
-    """Return the name of the module variable that holds an op, or an empty text if there is none."""
+    """Return the name of the module variable that holds an op, or an empty string if there is none."""
     # Copied code calls the op by this name.
     module = sys.modules.get(op.reference.__module__)
     return next((name for name, value in vars(module).items() if value is op), "") if module is not None else ""
 
 
 def _why_not_ejected(op: Op, lossy: bool) -> str:
-    """Return the reason why an op cannot be ejected (written as plain source), or an empty text if it can.
+    """Return the reason why ``op`` cannot be ejected (written as plain source), or an empty string if it can.
 
-    If ``lossy`` is true, an op may lose its templates or the choice among its tuned configs.
+    If ``lossy`` is true, the ejected op may lose its templates or the choice among its tuned configs. Otherwise such a
+    loss is a reason.
     """
     spec = op.spec
     if isinstance(op, AdoptedOp) or op.adoption is not None:
@@ -200,7 +202,7 @@ def _generated_names(op: Op) -> set[str]:
 
 
 def _why_not_printed(kernels: Sequence[Kernel]) -> str:
-    """Return the reason why the kernels of one device cannot become plain source, or an empty text if they can.
+    """Return the reason why the kernels of one device cannot become plain source, or an empty string if they can.
     ``kernels`` are in the order in which they are tried.
     """
     for index, kernel in enumerate(kernels):
@@ -251,8 +253,10 @@ def _losses(op: Op) -> list[str]:
 
 
 def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], native: bool) -> str:
-    """Return the text of the package's ``__init__.py``. It holds copied code, the functions of each op, and the
-    registrations with torch. If ``native`` is true, it also imports the C++ library.
+    """Return the text of the ``__init__.py`` of an ejected package. It holds copied code, the functions of each op, and
+    the registrations with torch.
+
+    If ``native`` is true, it also loads the package's C++ library. Otherwise the package has none.
     """
     spaces = list(dict.fromkeys(each.spec.namespace for each in printed))
     names = ", ".join(f"{each.spec.name}" for each in printed)
@@ -296,8 +300,8 @@ def _json_text(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _readme_text(package: str, names: Sequence[str], lost: dict[str, list[str]], native: bool) -> str:
-    """Return the text of the README of an ejected package. ``lost`` holds, for each op, the features that it has lost.
-    ``native`` says whether the package has a C++ part.
+    """Return the text of the README of an ejected package. ``names`` are its ops, and ``lost`` holds, for each op, the
+    features that it has lost. If ``native`` is true, the package has a C++ part, which the README describes, too.
     """
     lines = [f"# {package}", "", "Plain sources of torch ops. Nothing here needs Shiplap.", ""]
     lines += [f"* `import {package}` registers {', '.join(f'`{n}`' for n in names)}."]

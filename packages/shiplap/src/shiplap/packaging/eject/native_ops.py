@@ -31,9 +31,9 @@ REFUSAL = re.compile(r'\brefuse\("SL\d+", ')  # ids of a catalogue that ejected 
 class NativePart:
     """The C++ files of a package, and the libraries that its ``build.py`` compiles.
 
-    Attributes:
-        files: the texts of files, by path in the package.
-        copies: the files that are copied unchanged, by path in the package.
+    ``files`` holds the texts of files, and ``copies`` the files that are copied unchanged, both by path in the package.
+    ``units`` describes the kernel libraries to compile, by file name. ``libraries`` describes the libraries of torch
+    ops to compile.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -44,7 +44,9 @@ class NativePart:
 
 @dataclass(frozen=True)
 class NativeKernel:
-    """A C function that implements an op on a device."""
+    """A C function that implements ``op`` on the device type ``device``. ``code`` holds the data from which the C++
+    that calls it is generated. ``file`` is the name of the library that contains it.
+    """
 
     op: Op
     device: str
@@ -182,7 +184,9 @@ def _add_kernel(part: NativePart, kernel: NativeKernel) -> None:
 
 
 def _headers_behind(name: str) -> list[str]:
-    """Return the header ``name`` of Shiplap and all headers that it includes, directly or through others, sorted."""
+    """Return the names of the header ``name`` of Shiplap and of all headers that it includes, directly or through
+    others, sorted.
+    """
     found, queue = [name], [name]
     while queue:
         for other in INCLUDES.findall((INCLUDE / queue.pop()).read_text()):

@@ -245,7 +245,7 @@ class PrintedOp:
             ]
 
     def _condition(self, kernel: Kernel) -> str:
-        """Return the Python condition under which ``kernel`` accepts a call, or an empty text if it accepts all."""
+        """Return the Python condition under which ``kernel`` accepts a call, or an empty string if it accepts all."""
         parts = []
         if kernel.dtypes:
             names = ", ".join(f"torch.{n}" for n in kernel.dtypes)

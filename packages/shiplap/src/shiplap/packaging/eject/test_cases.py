@@ -22,10 +22,10 @@ MOST_ELEMENTS = 4096  # of a case, since they are written as numbers
 
 
 def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
-    """Return what the tests of an ejected op read, as values for JSON. These are the op's names, its reference and test
-    cases.
+    """Return the data that the tests of an ejected op read, as values for JSON. These are the names of its arguments,
+    the names of its functions, such as the reference, and test cases.
 
-    ``gradient`` says whether the tests compare gradients. Raise ``CannotCopy`` if the function that draws samples has
+    ``gradient`` states whether the tests compare gradients. Raise ``CannotCopy`` if the function that draws samples has
     no source to copy.
     """
     spec = op.spec

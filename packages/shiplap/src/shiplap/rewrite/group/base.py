@@ -109,7 +109,7 @@ class GroupRewrite(Rewrite):
 
     def describe_options(self) -> str:
         """Return, as text for the digest, the further options of a subclass on which its effect depends. The base class
-        has none and returns an empty text.
+        has none and returns an empty string.
         """
         return ""
 

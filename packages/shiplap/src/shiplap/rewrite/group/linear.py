@@ -247,8 +247,8 @@ def _wide_linear(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list
 
 
 def _make_projections(count: int, bias: bool) -> Any:
-    """Return a function that computes ``count`` linear layers. It takes an input, the weights and, if ``bias`` is true,
-    as many biases.
+    """Return a function that computes ``count`` linear layers of one input. It takes the input and the weights. If
+    ``bias`` is true, it also takes as many biases. Otherwise the layers have none.
     """
 
     def layers(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:

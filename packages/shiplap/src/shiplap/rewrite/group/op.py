@@ -173,8 +173,8 @@ def _make_separate_calls(op: Op, shared: Sequence[Any], own: Sequence[Any]) -> C
     """
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the sine of the result of each call of the op. ``tensors`` are the shared tensor arguments, followed
-        by those of each call.
+        """Return the sine of the result of each call of the op, so that the results are read. ``tensors`` are the
+        tensor arguments that all calls share, followed by those of each call.
         """
         given = iter(tensors)
         common = [next(given) if isinstance(v, Tensor) else v for v in shared]

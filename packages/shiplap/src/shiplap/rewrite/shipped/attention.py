@@ -361,7 +361,7 @@ def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
 
 def _describe_product(turned: bool) -> str:
     """Return words for the product of values and weights, for use in an error. If ``turned`` is true, it is the product
-    of the weights' transpose and the values.
+    of the weights' transpose and the values. Otherwise it is the product of the weights and the values.
     """
     return "the product of the weights' transpose and the values" if turned else "the product of values and weights"
 
@@ -482,10 +482,10 @@ class _FusedCall:
 
 def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any, *, lone: bool) -> Tensor | None:
     """Return ``bias``, the tensor that the fused call adds to the scores, changed by ``step``. A step is one call that
-    a model applies to its scores, and ``given`` is its mask or bias.
+    a model applies to its scores, and ``given`` is its mask or bias. ``bias`` is None if nothing is added so far.
 
-    ``lone`` states that at most one mask may hide an entire row. A mask then fills in the lowest number of its dtype in
-    place of its own finite number.
+    If ``lone`` is true, at most one mask may hide an entire row. A mask then fills in the lowest number of its dtype in
+    place of its own finite number. If ``lone`` is false, each mask fills in its own number.
     """
     if step.kind == "add":
         term: Tensor = given if step.number == 1 else given * step.number

@@ -16,53 +16,63 @@ LOWEST_FLOAT32 = torch.finfo(torch.float32).min
 
 
 def _attend_scaled_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose scores are multiplied by a factor and increased by ``mask``."""
+    """Return the attention of ``q``, ``k`` and ``v`` whose scores are multiplied by a number before adding ``mask``."""
     return F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask, dim=-1) @ v
 
 
 def _attend_scaled_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention with a factor on the queries, an added mask, and a dropout that drops nothing."""
+    """Return the attention of ``q``, ``k`` and ``v`` with a factor on the queries, the added ``mask``, and a dropout
+    that drops nothing.
+    """
     scores = (q * 0.35) @ k.transpose(-2, -1)
     return F.dropout((scores + mask).softmax(dim=-1), 0.1, False) @ v
 
 
 def _divided_in_float32(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention with divided scores and a softmax in float32, cast back."""
+    """Return the attention of ``q``, ``k`` and ``v``. The scores are divided by a number, and ``mask`` is added to
+    them. The softmax is computed in float32, and its result is cast back to the dtype of ``q``.
+    """
     scores = torch.matmul(q, k.mT) / math.sqrt(8.0)
     return torch.matmul(F.softmax(scores + mask, dim=-1, dtype=torch.float32).to(q.dtype), v)
 
 
 def _biased_twice(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose scores get a bias per head, then a factor and then a mask, as in T5."""
+    """Return the attention of ``q``, ``k`` and ``v`` whose scores get a bias per head, then a factor and then a mask,
+    as in the model T5.
+    """
     by_head = bias.permute(2, 0, 1).unsqueeze(0)  # the last dim is not dense, as in T5
     weights = torch.nn.functional.softmax(((q @ k.transpose(3, 2)) + by_head) * 0.5 + mask, -1)
     return weights.type(v.dtype) @ v
 
 
 def _attend_with_filled_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose scores are filled with the lowest number of float32 where ``mask`` exceeds 0.5."""
+    """Return the attention of ``q``, ``k`` and ``v`` whose scores are set to the lowest number of float32 where
+    ``mask`` exceeds 0.5.
+    """
     scores = torch.matmul(q, k.permute(0, 1, 3, 2)).masked_fill(mask > 0.5, LOWEST_FLOAT32)
     return torch.matmul(scores.float().softmax(-1).to(v.dtype), v)
 
 
 def _attend_with_kept_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose scores are kept where ``mask`` exceeds 0.5. Elsewhere ``torch.where`` sets them to the
-    lowest number of float32.
+    """Return the attention of ``q``, ``k`` and ``v`` whose scores are kept where ``mask`` exceeds 0.5. Elsewhere
+    ``torch.where`` sets them to the lowest number of float32.
     """
     scores = torch.where(mask > 0.5, q @ k.transpose(-1, -2), LOWEST_FLOAT32)
     return scores.softmax(-1) @ v
 
 
 def _attend_with_zeroed_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose masked weights are set to 0, with all columns of row 0 masked."""
+    """Return the attention of ``q``, ``k`` and ``v`` in which the weights of masked columns are set to 0 after the
+    softmax. All columns of row 0 are masked.
+    """
     hidden = (mask > 0.5) | (torch.arange(5) == 0)[:, None]
     weights = F.softmax((q @ k.mT).masked_fill(hidden, LOWEST_FLOAT32), -1).masked_fill(hidden, 0.0)
     return weights @ v
 
 
 def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return attention with a causal mask that is computed from sizes alone. As in models, positions are compared
-    first, and the mask is then added as numbers.
+    """Return the attention of ``q``, ``k`` and ``v`` with a causal mask that is computed from sizes alone. As in
+    models, positions are compared first, and the mask is then added as numbers.
     """
     at = torch.arange(5).unsqueeze(0).expand(2, -1)
     seen = at[:, None, None, :] <= at[:, None, :, None]
@@ -71,14 +81,16 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _in_batches(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-    """Return attention of flattened batches that computes the scores and their bias by ``baddbmm``."""
+    """Return the attention of ``q``, ``k`` and ``v``, whose batches and heads are flattened to one dim. ``baddbmm``
+    computes the scores and adds ``bias`` to them. ``mask`` is added before the softmax.
+    """
     scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=1.0, alpha=0.35)
     weights = F.softmax(scores.view(2, 3, 5, 7) + mask, dim=-1).view(6, 5, 7)
     return torch.bmm(weights, v)
 
 
 def _attend_with_capped_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention whose scores are capped by ``tanh`` at 5, with an added mask."""
+    """Return the attention of ``q``, ``k`` and ``v`` whose scores ``tanh`` caps at 5 before ``mask`` is added."""
     scores = torch.tanh(q @ k.transpose(2, 3) * 0.35 / 5.0) * 5.0 + mask
     return F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
 

@@ -100,7 +100,7 @@ def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
 
 def _classify_mask(kind: str, node: Node) -> HiddenPart:
     """Return which scores the mask computed by ``node`` hides, with the values of ``hidden_part_of_step``. Return an
-    empty text if the mask is not constant. ``kind`` is how the mask is applied, by ``add``, ``fill`` or ``keep``.
+    empty string if the mask is not constant. ``kind`` is how the mask is applied, by ``add``, ``fill`` or ``keep``.
     """
     mask = constant_value(node)
     return "" if mask is None else _classify_hidden(_hidden_positions(kind, mask))

@@ -215,7 +215,7 @@ class FoldedNorm(Rewrite):
 
     def _declined(self, named: dict[str, Any]) -> str:
         """Return the reason why folding a norm is not worth it for a convolution with the arguments ``named``. An
-        example is a weight that is no constant. Return an empty text if it is worth it.
+        example is a weight that is no constant. Return an empty string if it is worth it.
         """
         if not is_folded(named["weight"]):
             reason = f"{describe_node(named['weight'])} is no constant: folding would be a pass over it in each call"

@@ -138,8 +138,8 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
 
 
 def _is_part_of_softmax(node: Node, by_hand: bool) -> bool:
-    """Return whether ``node`` is the ``exp`` of a softmax that is written out as several calls. ``by_hand`` states
-    whether the softmax is written out.
+    """Return whether ``node`` is the ``exp`` of a softmax that is written out as several calls. If ``by_hand`` is
+    false, the softmax is one call, and the result is False.
     """
     return by_hand and torch_call_name(node) == "exp"
 

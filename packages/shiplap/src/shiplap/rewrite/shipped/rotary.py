@@ -90,8 +90,9 @@ class PairRotation:
         return torch.stack((first, second), -1).flatten(-2)
 
     def _pair(self, given: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return the first and the second element of each pair in the last dim of ``given``. If ``given`` is not
-        ``width`` wide, each of its elements belongs to a whole pair, and ``given`` is returned twice.
+        """Return the first and the second element of each pair in the last dim of ``given``, as two tensors. ``width``
+        is the size of that dim in a tensor of all elements. If the dim has another size, each element of ``given``
+        belongs to a whole pair, and ``given`` is returned twice.
         """
         if given.shape[-1] != width:
             return given, given
@@ -312,8 +313,8 @@ def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
 
 
 def _of_pairs(side: Tensor) -> Tensor:
-    """Return the cosines or sines ``side`` without a last dim of size 1. Without that dim, each of its elements
-    multiplies both elements of a pair.
+    """Return the cosines or sines ``side`` without their last dim if its size is 1. In such a tensor, each element
+    belongs to a whole pair. Any other tensor is returned unchanged.
     """
     return side.squeeze(-1) if side.dim() > 1 and isinstance(side.shape[-1], int) and side.shape[-1] == 1 else side
 
@@ -335,7 +336,7 @@ def _dtype_of_products(piece: GraphPart) -> torch.dtype:
 #
 def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
     """Return the reason why replacing ``piece`` is not faster than Inductor's code for the model's own calls. Return an
-    empty text if it is faster. ``piece`` is a part of the graph that rotates as ``turn`` describes.
+    empty string if it is faster. ``piece`` is a part of the graph that rotates as ``turn`` describes.
     """
     x = fake_value(piece.x)
     if x.device.type == "cuda":
@@ -362,7 +363,7 @@ def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
 # first.
 def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
     """Return the reason why replacing ``piece``, a part of the graph that rotates as ``turn`` describes, is not faster
-    on CUDA. Return an empty text if it is faster.
+    on CUDA. Return an empty string if it is faster.
     """
     if turn.cosines is None or turn.pairs != "halves":
         return "not measured on cuda for complex numbers or neighbours"

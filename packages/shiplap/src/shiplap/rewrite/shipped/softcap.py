@@ -34,7 +34,7 @@ def has_tanh_cap(scores: ScoresOfAttention) -> bool:
 
 def why_blocks_do_not_pay(held: Sequence[Any], shape: Sequence[Any]) -> str:
     """Return the reason why attention in blocks of query rows is not faster than the model's own calls, or an empty
-    text if it is. ``held`` are the fake queries, keys and values, and ``shape`` is the shape of the scores.
+    string if it is. ``held`` are the fake queries, keys and values, and ``shape`` is the shape of the scores.
     """
     what = "tanh caps the scores, and scaled_dot_product_attention has no cap; "
     q = held[0]

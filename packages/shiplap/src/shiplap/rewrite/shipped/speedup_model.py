@@ -36,7 +36,7 @@ def require_speedup(out: Node, above: ScoresOfAttention, held: Sequence[Tensor],
 # mask that all heads share pays (local attention of 1024 tokens, H100, cuDNN's kernel: 3.1 times as fast).
 def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
     """Return the reason why torch has no fused kernel for CUDA that is faster for the fake q, k and v in ``held``.
-    Return an empty text if it has one, and for all other devices.
+    Return an empty string if it has one, and for all other devices.
     """
     q, _, v = held
     if q.device.type != "cuda":
@@ -61,7 +61,7 @@ def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
 # writes it.
 def _why_bias_does_not_pay(step: ScoreStep, of: Sequence[Any]) -> str:
     """Return the reason why a fused kernel is not faster for the fake q, k and v in ``of`` and a bias that differs from
-    head to head. Return an empty text if it was measured to be faster.
+    head to head. Return an empty string if it was measured to be faster.
     """
     held, width = fake_value(step.given), max(of[0].shape[-1], of[2].shape[-1])
     sizes = "x".join(map(str, held.shape))
