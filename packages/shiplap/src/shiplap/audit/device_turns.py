@@ -38,8 +38,8 @@ def lock_folder() -> Path:
 
 @contextmanager
 def device_turn(device: str, *, alone: bool) -> Iterator[None]:
-    """Return a context in which one sample of an audit runs on ``device``. If ``alone`` is set, samples of other audits
-    wait meanwhile.
+    """Return a context in which one sample of an audit runs on ``device``. If ``alone`` is true, samples of other
+    audits wait meanwhile. Otherwise samples of other audits that are not alone may run at the same time.
 
     On the CPU the context does nothing, since each audit has processes of its own.
     """

@@ -90,7 +90,9 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
 
 
 def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: bool = False) -> Observation:
-    """Return the observation of one sample by one check. With ``history``, the samples before it are observed first."""
+    """Return the observation of one sample by one check. If ``history`` is true, the samples before it are observed
+    first. Otherwise only this sample is observed.
+    """
     with _audited(op, plan):
         if history:
             return load_check(check).replay_history(op, label, plan.seed, plan.device)

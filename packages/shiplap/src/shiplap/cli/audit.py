@@ -265,7 +265,7 @@ class _AuditRequest:
 
 def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: bool) -> _AuditResults:
     """Return the results of all ops, in the order of ``ops``, audited by ``jobs`` threads. They are findings, records
-    of the examined samples, and measured costs if requested. ``quiet`` hides the progress bar.
+    of the examined samples, and measured costs if requested. If ``quiet`` is true, no progress bar is shown.
     """
     from shiplap.audit import CHECKS
     from shiplap.audit.checks import load_check

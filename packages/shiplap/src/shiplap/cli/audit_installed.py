@@ -72,7 +72,7 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
 
 def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     """Return the audit results of all ops of the package, in order. Results of an earlier run in the folder of
-    ``--out`` are used, and their ops are not audited again.
+    ``--out`` are used, and their ops are not audited again. If ``quiet`` is true, no progress is shown.
     """
     from shiplap.audit.installed.engine import InstalledRequest, audit_installed_ops, prepare_process, stored_results
     from shiplap.scaffold.calls import DispatchRecorder

@@ -295,7 +295,8 @@ class JudgeProblem:
 
     def gradients(self, args: Args, seeds: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
         """Return the reference's gradients for the gradients ``seeds`` of its results. Those of the floating-point
-        arguments come first, then those of the parameters. With ``wide``, they are computed in float64.
+        arguments come first, then those of the parameters. If ``wide`` is true, they are computed in float64. Otherwise
+        they are computed in the dtypes of ``args``.
         """
         given = [widen_tensor(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
         given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in given]

@@ -53,7 +53,7 @@ OUTPUT = OwnershipRule(owned=False, group=True, everybody=True)  # folders of fi
 def open_folder(path: str | os.PathLike[str], rule: OwnershipRule = CODE, *, create: bool = False) -> int:
     """Return a descriptor of the folder ``path`` if ``rule`` accepts the folder and every folder above it.
 
-    ``create`` makes a missing folder with mode 700.
+    If ``create`` is true, a missing folder is made with mode 700. Otherwise it is an error.
 
     Raises:
         Distrusted: another user could have written a part of the path.

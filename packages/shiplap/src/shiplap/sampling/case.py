@@ -105,8 +105,9 @@ def describe_arguments(op: Op, case: SampleCase) -> str:
 
 
 def _format_argument(name: str, value: Any) -> str:
-    """Return one argument as text. A tensor is shown by its dtype, its shape, and its strides if they are not
-    contiguous. A list of tensors is shown in brackets, and any other value as ``name=value``.
+    """Return one argument as text. A tensor is shown by ``name``, its dtype and its shape. If it is not contiguous or
+    does not begin its storage, its strides and its offset follow. A list of tensors is shown by ``name`` and its
+    tensors in brackets, and any other value as ``name=value``.
     """
     if isinstance(value, Tensor):
         plain = value.is_contiguous() and value.storage_offset() == 0

@@ -43,7 +43,8 @@ class Reduction:
 
     def growth(self, eps: float, wide_sums: bool) -> float:
         """Return the relative rounding error of a sum of ``terms`` numbers that is stored with the machine epsilon
-        ``eps``. If ``wide_sums`` is set, the sum is assumed to be accumulated in float32 and rounded once at the end.
+        ``eps``. If ``wide_sums`` is true, the sum is assumed to be accumulated in float32 and rounded once at the end.
+        If it is false, all partial sums are assumed to be rounded with the larger of ``eps`` and the field ``eps``.
         """
         steps: float = 4 + 2 * self.terms**0.5
         grown = max(eps, self.eps) * steps

@@ -171,7 +171,9 @@ class TargetProcess:
     """
 
     def __init__(self, prisoner: SandboxedProcess, *, declines: bool = False) -> None:
-        """Wrap a sandboxed process without a target. With ``declines``, the target may refuse arguments."""
+        """Wrap a sandboxed process without a target. If ``declines`` is true, the target may refuse arguments.
+        Otherwise a refusal is a fault.
+        """
         self.prisoner, self.declines = prisoner, declines
         self.batches: set[int] = set()  # numbers of the batches that the process has prepared
         self.opened = OpenedAllocations()
@@ -289,9 +291,9 @@ class TargetProcess:
     ) -> CallOutcome:
         """Call the target on ``args`` and return the times and the error in units of the tolerance.
 
-        If ``expected`` is given, the effects are compared with it, and ``CandidateError`` is raised if they differ.
-        With ``in_place``, the values are written into the tensors of the last call, as another library that shares
-        their memory would do.
+        If ``expected`` is given, the effects are compared with it, and ``CandidateError`` is raised if they differ. If
+        ``in_place`` is true, the values are written into the tensors of the last call, as another library that shares
+        their memory would do. Otherwise the call gets new tensors.
         """
         last = self._given if in_place else None
         # A layout of its own for each call: addresses say nothing about values.
@@ -596,5 +598,7 @@ def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
 
 
 def _argument_bytes(args: Sequence[Any], *, host: bool = False) -> int:
-    """Return the bytes of all tensors among the arguments. With ``host``, tensors on a GPU do not count."""
+    """Return the bytes of all tensors among the arguments. If ``host`` is true, tensors on a GPU do not count.
+    Otherwise all tensors count.
+    """
     return sum(t.numel() * t.itemsize for t in tensors_among(args) if not (host and lies_on_device(t)))

@@ -114,7 +114,7 @@ def _read_umask() -> int:
 
 
 def _is_trusted_finder(finder: Any) -> bool:
-    """Return whether an import finder or path hook was defined by Python or an installed package."""
+    """Return whether ``finder``, an import finder or path hook, was defined by Python or an installed package."""
     find = getattr(finder, "find_spec", None) or finder
     return is_trusted_function(find) or (is_trusted_module(find) and not isinstance(find, FunctionType))
 

@@ -89,8 +89,8 @@ class ProcessEnded(Exception):
     """
 
     def __init__(self, how: str, *, lack: bool = False) -> None:
-        """Make the error. ``how`` is a text about the end of the process. ``lack`` is true if the machine lacked
-        something.
+        """Make the error. ``how`` is a text about the end of the process. ``lack`` is true if the process ended because
+        the machine lacked memory or another resource, and false if the process itself is at fault.
         """
         super().__init__(printable_text(how))
         self.lack = lack
@@ -565,8 +565,9 @@ class SandboxedProcess:
     def strays(self, *, still: bool = False, dead: bool = False) -> list[int]:
         """Return the process ids of the descendants of the sandboxed process, including those whose parent has ended.
 
-        With ``still``, all of them must be stopped, which allows a faster search. With ``dead``, descendants that have
-        ended and for which nobody has waited are listed, too.
+        If ``still`` is true, all of them must be stopped, which allows a faster search. If it is false, they may be
+        running. If ``dead`` is true, descendants that have ended and for which nobody has waited are listed, too.
+        Otherwise they are left out.
         """
         others, root = self.launcher.prisoners - {self.pid}, self.launcher.pid
         family = list_stopped_descendants(root) if still else list_descendants(root, dead=dead)
@@ -575,7 +576,7 @@ class SandboxedProcess:
     def end_strays(self, *, still: bool = True) -> int:
         """Kill the descendants of the sandboxed process, and return how many there were.
 
-        ``still`` says that no request is in progress, so that all of them are stopped.
+        ``still`` is true if no request is in progress, and all of them are stopped. Pass false if they may be running.
         """
         strays = self.strays(still=still)
         for pid in strays:

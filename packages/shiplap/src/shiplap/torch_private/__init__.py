@@ -118,8 +118,9 @@ def available(name: str) -> bool:
 def fake_mode(symbolic: bool, *, fallbacks: bool = True) -> Iterator[Any]:
     """Return a context in which a new ``FakeTensorMode`` is active. The context yields the mode.
 
-    With ``symbolic``, the sizes of converted tensors become symbols. With ``fallbacks``, torch runs a real kernel on
-    zeros for ops that lack a fake implementation.
+    If ``symbolic`` is true, the sizes of converted tensors become symbols. Otherwise they stay numbers. If
+    ``fallbacks`` is true, torch runs a real kernel on zeros for ops that lack a fake implementation. Otherwise such ops
+    raise an error.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

@@ -38,9 +38,9 @@ class _LoopSizes(tuple[Any, ...]):
 def _host_loops(device: str, discrete: bool) -> type:
     """Return a subclass of Inductor's C++ scheduling, which groups and generates loops, for ``device``.
 
-    The device's code runs on the host, so the CPU's loops are generated with the CPU as the current device.
-    ``discrete`` says that the host cannot address the device's memory. Generating loops then raises
-    ``NotImplementedError``.
+    The device's code runs on the host, so the CPU's loops are generated with the CPU as the current device. If
+    ``discrete`` is true, the host cannot address the device's memory, and generating loops raises
+    ``NotImplementedError``. If it is false, loops are generated.
     """
     import torch
     from torch._inductor.codegen.cpp import CppScheduling

@@ -124,7 +124,7 @@ class _Store:
     def __init__(self, kernel: Any, raw: Any, epilogues: list[Any], keep_raw: bool) -> None:
         """Prepare to store the kernel's result ``raw`` with the fused ``epilogues``.
 
-        With ``keep_raw``, the result without them is stored as well.
+        If ``keep_raw`` is true, the result without them is stored as well. Otherwise only the fused result is stored.
         """
         self.kernel, self.raw, self.epilogues = kernel, raw, epilogues
         self.keep_raw = keep_raw and bool(epilogues)

@@ -102,8 +102,8 @@ class _Search:
         """Remove the candidate at ``index`` from the search. Record a finding with the reason ``why`` under the check
         ``check``.
 
-        The candidate counts as failed, and the user gets a notice. If ``skipped`` is set, it counts as left out, and
-        there is no notice.
+        If ``skipped`` is true, the candidate counts as left out, and there is no notice. Otherwise it counts as failed,
+        and the user gets a notice.
         """
         fix = "" if skipped else "correct the kernel, or leave this config out"
         evidence = f"{candidate_label(self.candidates[index])}: {why}"

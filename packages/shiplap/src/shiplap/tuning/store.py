@@ -77,7 +77,8 @@ class ChoiceStore:
         self, root: str | os.PathLike[str] | None = None, what: str = "choices", *, keyed: bool = False
     ) -> None:
         """Open the store in the folder ``root``, by default that of tuned choices in the cache. ``what`` names the
-        entries in notices. If ``keyed`` is set, entries are sealed with a key of the user.
+        entries in notices. If ``keyed`` is true, entries are sealed with a secret key of the user. Otherwise they have
+        no seal.
         """
         self.what, self.keyed = what, keyed
         self.root = Path(root) if root is not None else Path(settings().cache_dir).absolute() / "tuned"
