@@ -56,7 +56,10 @@ class CopyNode:
 
 @dataclass(frozen=True)
 class GraphRecording:
-    """A captured call, that is a CUDA graph with its input buffers, its results and its nodes."""
+    """A call that was captured in the CUDA graph ``graph`` on ``stream``. ``args`` are the arguments that each replay
+    reads, and ``outs`` the results that it writes. ``nodes`` counts the nodes of the graph by kind, and ``copies``
+    lists those that copy memory. ``allocations`` is the number of allocations from the graph's memory pool.
+    """
 
     graph: torch.cuda.CUDAGraph
     stream: torch.cuda.Stream

@@ -286,7 +286,10 @@ def _shrink_failure(
 
 @dataclass
 class _CheckTally:
-    """The observations of all samples that one check has examined so far."""
+    """The results of one check on the samples so far. ``seen`` are the samples that were examined, ``failed`` the
+    failing samples with their observations, ``skipped`` and ``missed`` the reasons of the others. ``error`` is the
+    largest error in units of the tolerance. ``cut`` is true if the check ended early because its time was over.
+    """
 
     check: Check
     subject: AuditSubject

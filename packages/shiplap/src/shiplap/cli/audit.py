@@ -130,7 +130,10 @@ Required = Annotated[
 
 @dataclass
 class _AuditResults:
-    """The results of an audit of some ops, such as findings and costs."""
+    """The results of an audit of some ops. ``costs`` are the measured costs, and ``unmeasured`` the reasons why costs
+    of others are missing. ``samples`` and ``ledgers`` hold the examined samples and the ledger (the table of these
+    samples) by name.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     costs: list[CostCard] = field(default_factory=list)
@@ -242,7 +245,10 @@ def command(
 
 @dataclass(frozen=True)
 class _AuditRequest:
-    """The options of an audit, which are the same for each op."""
+    """The options of an audit, which are the same for each op. ``checks`` are the names of the checks, or None for all.
+    ``tools`` are those of compute-sanitizer to run. ``budget`` is the seconds for one op. If ``measured`` is true,
+    costs are measured.
+    """
 
     checks: list[str] | None
     tools: list[str]

@@ -13,7 +13,9 @@ from shiplap.doctor.places import imported_from, innermost_relevant, is_function
 
 @dataclass(frozen=True)
 class BreakMessage:
-    """A message of torch, split into its first line, explanation, hints, debug context and registry id."""
+    """A message of torch, split into its first line, explanation, hints, debug context and registry id. ``skipped`` is
+    true if torch could not resume after the break.
+    """
 
     reason: str
     explanation: str = ""

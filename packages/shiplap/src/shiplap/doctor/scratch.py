@@ -19,8 +19,8 @@ _PASSED_OVER = ("node_modules", "site-packages", "__pycache__")
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of a file, in which characters ``start`` to ``end`` become ``text``. ``file`` is relative to the
-    program.
+    """A change of a file, in which the characters from ``start`` up to but without ``end`` are replaced by ``text``.
+    ``file`` is its path, relative to the folder of the program.
     """
 
     file: str

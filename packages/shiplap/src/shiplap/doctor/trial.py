@@ -31,7 +31,11 @@ _PATIENCE = (4, 60)
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a program whose compiled functions were observed."""
+    """One run of a program whose compiled functions were observed. ``differences`` says how its results differ from the
+    recorded ones, and ``unstable`` names values that vary by themselves. ``counts`` has the numbers of compared
+    outputs, gradients and calls. ``times`` has the seconds of each call by function. ``status`` is the exit status, and
+    ``seconds`` the duration.
+    """
 
     diagnosis: Diagnosis
     status: int
@@ -49,7 +53,9 @@ class Run:
 
 
 class Laboratory:
-    """A folder for the copies, recordings and traces of one program's trials."""
+    """The runs of copies of one program, and the folder that holds the copies, recordings and traces. ``limit`` is the
+    greatest number of seconds of a run, or None. ``ignored`` names the values that are not compared.
+    """
 
     def __init__(self, program: Program, folder: Path, stdout: IO[Any] | int | None) -> None:
         """Prepare trials of a program in ``folder``. ``stdout`` receives the output of the run that is shown to the

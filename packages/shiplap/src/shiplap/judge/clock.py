@@ -146,8 +146,8 @@ def measure_form(
 
 @dataclass(frozen=True)
 class _BatchPlan:
-    """The plan of a batch of calls. It has the number of calls, whether they are queued on a GPU before the clock
-    starts, and whether each process gets other values.
+    """The plan of a batch of calls. ``count`` is the number of calls. If ``queued`` is true, they are queued on a GPU
+    before the clock starts. If ``apart`` is true, each process gets values of its own, and otherwise all get the same.
     """
 
     count: int = 1

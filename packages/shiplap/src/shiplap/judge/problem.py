@@ -68,8 +68,8 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
 
 @dataclass
 class JudgeProblem:
-    """The common part of all problems. ``call`` is the reference as a function of the arguments. ``wide`` is the
-    reference as a function of arguments in float64.
+    """What a candidate has to compute, with the facts about it. This is the base class of all problems. ``call`` is the
+    reference as a function of the arguments. ``wide`` is the reference as a function of arguments in float64.
     """
 
     name: str
@@ -336,7 +336,9 @@ def _result_tensors(result: Any) -> list[Tensor]:
 
 
 class OpProblem(JudgeProblem):
-    """The problem of a declared op. Its reference is that of the op, and its inputs are samples of the audit."""
+    """The problem of implementing a declared op. The reference is that of the op, and the inputs are samples as in an
+    audit.
+    """
 
     def __init__(self, op: Op, sizes: Sequence[dict[str, Any]], device: str) -> None:
         """Make the problem of the reference of ``op``. ``sizes`` are those at which it is timed. If there are none, the
@@ -406,8 +408,8 @@ def _pick_evenly(items: list[Any], count: int) -> list[Any]:
 
 
 class FunctionProblem(JudgeProblem):
-    """The problem of a function or a module with a function that makes its inputs. The shapes and values of these are
-    varied.
+    """The problem of replacing a function or module. A given function makes the inputs, whose shapes and values are
+    then varied.
     """
 
     def __init__(

@@ -202,7 +202,10 @@ def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, n
 
 @dataclass(frozen=True)
 class _ToleranceModel:
-    """The parameters from which the tolerance of an element is computed."""
+    """The parameters from which the tolerance of an element is computed. ``sums`` describes the sums in it. If
+    ``wide_sums`` is true, they are taken to be accumulated in float32. ``near`` is the neighbourhood whose size counts
+    as well, and ``tolerance`` a further relative error.
+    """
 
     sums: Reduction
     wide_sums: bool

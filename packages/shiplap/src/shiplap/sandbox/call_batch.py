@@ -52,8 +52,9 @@ class CallBatch:
     """A context with calls that a sandboxed process has prepared, on arguments in memory that both processes share.
 
     ``index`` is that of a candidate. If ``poison`` is not None, memory that the candidate allocates is filled with this
-    byte. If the batch is ``blank``, its arguments hold zeros until ``fill`` writes values. By default a batch of index
-    -1 is blank. If ``queued`` is set, calls on a GPU are queued before the clock starts.
+    byte. Otherwise that memory is left as it is. If the batch is ``blank``, its arguments hold zeros until ``fill``
+    writes values. By default a batch of index -1 is blank. If ``queued`` is set, calls on a GPU are queued before the
+    clock starts.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class CallBatch:
         queued: bool = False,
     ) -> None:
         """Share the arguments of all calls with the sandboxed process, and make it prepare the calls. ``sets`` has the
-        arguments of each call. With ``blank``, by default for a negative ``index``, they stay zero until ``fill``.
+        arguments of each call. If ``blank`` is true, they are zeros until ``fill`` writes values. By default this holds
+        for a negative ``index``. ``index``, ``poison`` and ``queued`` are explained in the class.
         """
         self.witness, self.sets, self.queued = witness, sets, queued
         self._number = next(_batch_numbers)

@@ -156,7 +156,9 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
 
 @dataclass(frozen=True)
 class _KeptResults:
-    """The results of one call that the process still keeps, and the bytes of its tensors, in all and on the host."""
+    """The results of one call that the process still keeps. ``size`` and ``host`` are the bytes of the call's tensors,
+    in all and in host memory.
+    """
 
     spans: ResultSpans
     size: int
@@ -171,9 +173,7 @@ class TargetProcess:
     """
 
     def __init__(self, prisoner: SandboxedProcess, *, declines: bool = False) -> None:
-        """Wrap a sandboxed process without a target. If ``declines`` is true, the target may refuse arguments.
-        Otherwise a refusal is a fault.
-        """
+        """Wrap a sandboxed process. The target may refuse arguments only if ``declines`` is true."""
         self.prisoner, self.declines = prisoner, declines
         self.batches: set[int] = set()  # numbers of the batches that the process has prepared
         self.opened = OpenedAllocations()
@@ -292,8 +292,8 @@ class TargetProcess:
         """Call the target on ``args`` and return the times and the error in units of the tolerance.
 
         If ``expected`` is given, the effects are compared with it, and ``CandidateError`` is raised if they differ. If
-        ``in_place`` is true, the values are written into the tensors of the last call, as another library that shares
-        their memory would do. Otherwise the call gets new tensors.
+        ``in_place`` is true, the values are written into the tensors of the last call. Otherwise the call gets new
+        tensors.
         """
         last = self._given if in_place else None
         # A layout of its own for each call: addresses say nothing about values.
@@ -598,7 +598,5 @@ def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
 
 
 def _argument_bytes(args: Sequence[Any], *, host: bool = False) -> int:
-    """Return the bytes of all tensors among the arguments. If ``host`` is true, tensors on a GPU do not count.
-    Otherwise all tensors count.
-    """
+    """Return the bytes of all tensors in ``args``, or of those in host memory if ``host`` is true."""
     return sum(t.numel() * t.itemsize for t in tensors_among(args) if not (host and lies_on_device(t)))

@@ -140,7 +140,7 @@ class Done(Reply, frozen=True):
 
 
 class Answer(Reply, frozen=True):
-    """A reply that says yes or no."""
+    """A reply to a question. ``yes`` is true if the answer is yes."""
 
     yes: bool
 
@@ -239,7 +239,10 @@ class BatchCalled(Reply, frozen=True):
 
 
 class Fork(Request[Number], frozen=True):
-    """A request to fork a process for code that is not trusted."""
+    """A request to fork a process for code that is not trusted. The process may write to the folder ``scratch``, and
+    read ``readable`` but not ``hidden``. If ``locked`` is true, it is locked into the sandbox. If ``device`` is true,
+    it may use an accelerator. ``file_size`` limits the bytes of a file that it writes.
+    """
 
     scratch: str
     readable: list[str]
@@ -312,7 +315,9 @@ class Inspect(Request[Inspection], frozen=True):
 
 
 class CallTarget(Request[TargetCalled], frozen=True):
-    """A request to call the target. With ``again``, the values are written into the tensors of the last call."""
+    """A request to call the target. If ``again`` is true, the values of ``args`` are written into the tensors of the
+    last call. Otherwise the call gets new tensors. ``keep`` is the number of earlier calls whose results are kept.
+    """
 
     args: Packed
     again: bool = False
@@ -339,8 +344,9 @@ class PrepareBatch(Request[Done], frozen=True):
     """A request to prepare calls of a candidate of the task on arguments whose values may be replaced before the calls
     run.
 
-    Index -1 binds the arguments and computes nothing. ``poison`` is a byte that fills the memory which a call
-    allocates. Batches that are not in ``kept`` are released.
+    ``index`` is that of the candidate. If it is -1, the calls bind the arguments and compute nothing. ``poison`` is a
+    byte that fills the memory which a call allocates, or None to leave that memory as it is. Batches that are not in
+    ``kept`` are released.
     """
 
     batch: int

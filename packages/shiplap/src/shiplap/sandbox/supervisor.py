@@ -112,7 +112,9 @@ class UnsupportedArguments(Exception):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of a process on the seconds of a request, on further bytes of memory, and on child processes."""
+    """The limits of a sandboxed process. They are the seconds of a request, the bytes of memory beyond those at its
+    start, the number of processes, and the bytes of a file that it writes.
+    """
 
     seconds: float = 120.0
     memory: int = 8 << 30

@@ -74,8 +74,7 @@ def _name_in_wrapper(wrapper: Any, written: str) -> str:
 
 def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
     """Return a lowering (Inductor's function from IR arguments to IR nodes) that calls ``overload`` as a whole. If
-    ``known`` is true, the op is added to torch's set of ops without a lowering of their own. Otherwise this set is
-    unchanged.
+    ``known`` is true, the op is added to torch's set of ops without a lowering of their own.
     """
     plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
 
@@ -349,9 +348,7 @@ def launch_run(run: Callable[[], None]) -> None:
 
 
 def choice_node(choice: Any, fusion: bool) -> Any:
-    """Return the IR node of the result of a chosen candidate kernel. If ``fusion`` is true, Inductor may fuse other
-    nodes into it. Otherwise nothing is fused into it.
-    """
+    """Return the IR node of a chosen kernel's result. Other nodes may be fused into it only if ``fusion`` is true."""
     node = choice.output_node()
     if not fusion:
         V.graph.no_fuse_buffer_names.add(node.get_name())

@@ -41,7 +41,10 @@ class NodeOrigin:
 
 @dataclass(frozen=True)
 class FusedGroup:
-    """Nodes that share a kernel, with their buffers by name. ``kind`` is ``template``, ``extern`` or ``generated``."""
+    """Operations that share a kernel. ``ops`` are their names and ``origins`` the nodes of the traced graph from which
+    they come. ``kind`` is ``template``, ``extern`` (a call of a library) or ``generated``. ``reads`` and ``writes`` are
+    the names of buffers.
+    """
 
     ops: tuple[str, ...]
     kind: str

@@ -62,9 +62,9 @@ class CpuClock:
 class CudaClock:
     """A clock that measures device time with CUDA events.
 
-    With ``capture="auto"`` it replays a captured graph if the run can be captured. ``"always"`` requires a capture, and
-    ``"never"`` times direct calls. If a direct call launches more slowly than its kernel runs, its time is that of the
-    launches.
+    If ``capture`` is ``"auto"``, it replays a CUDA graph of the run if the run can be captured, and otherwise times
+    direct calls. ``"always"`` requires a capture, and ``"never"`` always times direct calls. If a direct call launches
+    more slowly than its kernel runs, its time is that of the launches.
     """
 
     def __init__(self, device: str, capture: str = "auto") -> None:
@@ -155,8 +155,9 @@ def clock_for(device: str, capture: str = "auto") -> Clock:
 
 @dataclass(frozen=True)
 class RacePlan:
-    """The limits of a race, in rounds and seconds. A candidate that is ``hopeless`` times slower than the fastest one
-    is dropped.
+    """The limits of a race, in which candidates are timed in turns. It has at most ``rounds`` rounds. After ``seconds``
+    it ends, but not before ``least`` rounds. Each timing lasts about ``sample`` seconds. A candidate is dropped if even
+    its best time is more than ``hopeless`` times the median of the fastest one.
     """
 
     rounds: int = 25

@@ -34,7 +34,10 @@ Report = Callable[[str, int, int], None]  # the current step as text, steps done
 
 @dataclass
 class Ranking:
-    """The candidates that a search has measured so far, with their timings, and the findings about others."""
+    """The state of a search for the fastest candidate, in which candidates are given by index. ``timings`` are those of
+    the measured ones, ``dropped`` are the removed ones, and ``findings`` has the reasons. ``unseen`` is the number of
+    candidates that were not looked at.
+    """
 
     timings: dict[int, Timing] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)

@@ -29,7 +29,9 @@ LIMIT = 1 << 20  # bytes: no entry of ours comes near
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """A file of the store, with its key and value, or with the reason why it cannot be used."""
+    """A file of the store at ``path``, with its key and value. If it cannot be used, these may be None and ``problem``
+    is the reason. Otherwise ``problem`` is empty.
+    """
 
     path: Path
     key: Key | None = None
@@ -69,8 +71,8 @@ class ChoiceStore:
     """The store of choices in the folder ``tuned`` of the cache, or in any other folder. If a choice cannot be written,
     it is measured again later.
 
-    ``what`` names the stored things in notices. If ``keyed`` is set, each entry has a seal made with a secret of the
-    user, and entries without it are not used.
+    ``what`` names the stored things in notices. If ``keyed`` is true, each entry has a seal (a digest made with a
+    secret of the user), and entries without it are not used. Otherwise entries have no seal.
     """
 
     def __init__(

@@ -22,7 +22,10 @@ from shiplap.sampling.samples import Samples
 
 @dataclass(frozen=True)
 class WrongCall:
-    """A wrong call of an op, with its fault and the ids of the errors that refuse it."""
+    """Arguments ``args`` that an op must refuse. ``what`` names the fault, and ``ids`` are the ids of the errors with
+    which the op may refuse it. If ``narrower`` is true, only the declaration forbids the call, and the adopted op may
+    accept it.
+    """
 
     what: str
     args: tuple[Any, ...]

@@ -66,7 +66,9 @@ def cuda_graph_cases(samples: Samples) -> Iterable[SampleCase]:
 
 @dataclass
 class _GraphTrial:
-    """The state of all captures and replays of an op on one sample, with two CUDA streams."""
+    """An op, a sample of its arguments, and the two CUDA streams on which calls are captured and replayed. ``drawn``
+    counts how often new values were drawn for the sample.
+    """
 
     op: Op
     case: SampleCase
