@@ -211,7 +211,7 @@ class Check:
 
     def replay_history(self, op: Op, label: str, seed: int, device: str = "cpu") -> Observation:
         """Return the observation of the sample ``label`` after observing the samples before it, as an audit with this
-        seed does. It shows faults that depend on earlier calls.
+        seed does. It shows faults that depend on earlier calls. The samples are made for ``device``.
         """
         for case in self.cases(Samples(op, seed, device)):
             observation = self.look(op, case)
@@ -221,7 +221,7 @@ class Check:
 
     def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
         """Return the check's observation of its samples as a series, made by the function ``sequence``. The samples are
-        those of an audit with this seed.
+        those of an audit with this seed. They are made for ``device``.
         """
         assert self.sequence is not None
         cases = [c for c in self.cases(Samples(op, seed, device)) if not self.look(op, c).skip]

@@ -55,7 +55,8 @@ class CostCard:
 
 
 def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
-    """Return the cost card of the op, which has the time of one call on its smallest sample without gradients.
+    """Return the cost card of the op, which has the time of one call on its smallest sample without gradients. The
+    sample is made on ``device`` with ``seed``.
 
     The card has the times of its C function alone, of an eager call, of a compiled call and of a call in a CUDA graph.
     The measurement takes some seconds and resets Dynamo.

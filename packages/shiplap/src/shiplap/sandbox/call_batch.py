@@ -53,8 +53,8 @@ class CallBatch:
 
     ``index`` is that of a candidate. If ``poison`` is not None, memory that the candidate allocates is filled with this
     byte. Otherwise that memory is left as it is. If the batch is ``blank``, its arguments hold zeros until ``fill``
-    writes values. By default a batch of index -1 is blank. If ``queued`` is set, calls on a GPU are queued before the
-    clock starts.
+    writes values. By default a batch of index -1 is blank. If ``queued`` is true, calls on a GPU are queued before the
+    clock starts. Otherwise each is timed from its start.
     """
 
     def __init__(

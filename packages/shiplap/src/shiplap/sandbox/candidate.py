@@ -156,9 +156,7 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
 
 @dataclass(frozen=True)
 class _KeptResults:
-    """The results of one call that the process still keeps. ``size`` and ``host`` are the bytes of the call's tensors,
-    in all and in host memory.
-    """
+    """The results of one call that are still kept, with the bytes of its tensors (``size``) and of those on the host."""
 
     spans: ResultSpans
     size: int

@@ -325,7 +325,7 @@ class CallTarget(Request[TargetCalled], frozen=True):
 
 
 class ListOperators(Request[OperatorList], frozen=True):
-    """A request to list the operators of torch that a call of the target runs."""
+    """A request to call the target on ``args`` and to list the operators of torch that the call runs."""
 
     args: Packed
 
@@ -363,10 +363,10 @@ class ReleaseBatches(Request[Done], frozen=True):
 
 
 class RunBatch(Request[BatchCalled], frozen=True):
-    """A request to run each prepared call once. With ``repeats``, the first call is run that many times, and its
-    results are not reported.
+    """A request to run each prepared call once. If ``repeats`` is not 0, the first call is run that many times instead,
+    and its results are not reported.
 
-    With ``gated``, the calls are queued on a GPU. Its stream waits for the gate in the block of the arguments.
+    If ``gated`` is true, the calls are queued on a GPU. Its stream waits for the gate in the block of the arguments.
     """
 
     batch: int

@@ -89,8 +89,8 @@ class ProcessEnded(Exception):
     """
 
     def __init__(self, how: str, *, lack: bool = False) -> None:
-        """Make the error. ``how`` is a text about the end of the process. ``lack`` is true if the process ended because
-        the machine lacked memory or another resource, and false if the process itself is at fault.
+        """Make the error. ``how`` is a text about the end of the process. ``lack`` is true if the machine lacked
+        something, and false if the process is at fault.
         """
         super().__init__(printable_text(how))
         self.lack = lack
@@ -567,9 +567,8 @@ class SandboxedProcess:
     def strays(self, *, still: bool = False, dead: bool = False) -> list[int]:
         """Return the process ids of the descendants of the sandboxed process, including those whose parent has ended.
 
-        If ``still`` is true, all of them must be stopped, which allows a faster search. If it is false, they may be
-        running. If ``dead`` is true, descendants that have ended and for which nobody has waited are listed, too.
-        Otherwise they are left out.
+        If ``still`` is true, all of them must be stopped, which allows a faster search. If ``dead`` is true,
+        descendants that have ended and for which nobody has waited are listed, too. Otherwise they are left out.
         """
         others, root = self.launcher.prisoners - {self.pid}, self.launcher.pid
         family = list_stopped_descendants(root) if still else list_descendants(root, dead=dead)
@@ -578,7 +577,7 @@ class SandboxedProcess:
     def end_strays(self, *, still: bool = True) -> int:
         """Kill the descendants of the sandboxed process, and return how many there were.
 
-        ``still`` is true if no request is in progress, and all of them are stopped. Pass false if they may be running.
+        Set ``still`` to false if a request is in progress, so that they may be running.
         """
         strays = self.strays(still=still)
         for pid in strays:

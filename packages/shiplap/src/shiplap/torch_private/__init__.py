@@ -233,6 +233,8 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
     """
 
     class Handler(logging.Handler):
+        """A log handler that passes the records of torch's structured trace to ``emit``."""
+
         def emit(self, record: logging.LogRecord) -> None:
             """Pass the metadata and payload of a trace record on to the caller's ``emit``. Ignore other records."""
             metadata = getattr(record, "metadata", None)

@@ -70,6 +70,8 @@ def record_graph(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:
 
 
 class _Recorder(TorchFunctionMode):
+    """A torch mode that records the calls of torch functions as the nodes of a graph."""
+
     def __init__(self, values: Sequence[Tensor]) -> None:
         """Start a graph with one placeholder for each of the tensors ``values``."""
         super().__init__()

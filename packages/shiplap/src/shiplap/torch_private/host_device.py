@@ -49,6 +49,8 @@ def _host_loops(device: str, discrete: bool) -> type:
     host = torch.device("cpu")
 
     class HostLoops(CppScheduling):
+        """Inductor's C++ scheduling, changed for a device whose code runs on the host."""
+
         def group_fn(self, sizes: Any) -> Any:
             """Return the sizes of a node's loops, in the groups that the CPU's scheduling makes. Inductor does not
             multiply the sizes of a group into one loop.

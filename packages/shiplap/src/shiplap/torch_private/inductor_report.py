@@ -138,6 +138,8 @@ def _listen_to_logger(name: str, receive: Callable[[logging.LogRecord], None]) -
     """
 
     class Handler(logging.Handler):
+        """A log handler that passes each record to ``receive``."""
+
         def emit(self, record: logging.LogRecord) -> None:
             """Pass the record to ``receive``."""
             receive(record)

@@ -77,7 +77,7 @@ def tune_all(
     compiled: bool | None = None,
 ) -> TuneResult:
     """Return a choice for each bucket (class of sizes) of ``requests``, in order, measured within ``budget``. Under
-    ``torch.distributed``, rank 0 measures for all ranks.
+    ``torch.distributed``, rank 0 measures for all ranks. If ``budget`` is None, the time is not limited.
 
     If templates of the op are measured in compiled code, a choice among them follows the choice for eager calls.
     ``compiled`` is the user's setting for that (see :func:`shiplap.tune`).
@@ -153,8 +153,8 @@ def _choose_each(
 
 
 def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bool) -> Choice:
-    """Return the choice without a kernel that stands for a bucket (class of sizes) which the budget did not reach. Such
-    a choice is not stored.
+    """Return a choice that names no kernel and stands for a bucket (class of sizes) which the budget did not reach.
+    Such a choice is not stored.
     """
     env = dim_environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
     dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
