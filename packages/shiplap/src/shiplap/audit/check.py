@@ -220,8 +220,8 @@ class Check:
         return self.look(op, sample(op, label, seed, device))
 
     def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
-        """Return the check's observation of its samples as a series, made by the function ``sequence``. The samples are
-        those of an audit with this seed. They are made for ``device``.
+        """Return the check's observation of its samples as one series, for which it calls its function ``sequence``.
+        The samples are those of an audit with this seed. They are made for ``device``.
         """
         assert self.sequence is not None
         cases = [c for c in self.cases(Samples(op, seed, device)) if not self.look(op, c).skip]

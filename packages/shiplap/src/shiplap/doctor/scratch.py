@@ -131,7 +131,8 @@ def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
 
 
 def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dict[str, str] | None:
-    """Return the texts of files by name with ``edits`` applied, or None if a result is not valid Python.
+    """Return a copy of ``texts``, which maps the paths of files to their contents, with ``edits`` applied. Return None
+    if a result is not valid Python.
 
     Files that ``texts`` lacks are read below ``root``.
     """

@@ -272,7 +272,8 @@ def _start_target_process(
 ) -> TargetProcess:
     """Start a sandboxed process, load ``target`` into it as ``kind``, and return it. The process ends with ``stack``.
 
-    Raise ``SL617`` if it does not start. ``compiled`` says whether the target is compiled with ``torch.compile``.
+    Raise ``SL617`` if it does not start. If ``compiled`` is true, the target is compiled with ``torch.compile``.
+    Otherwise it runs as it is.
     """
     folder = str(Path(target.file).parent) if target.file else ""
     try:

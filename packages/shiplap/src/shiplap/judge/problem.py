@@ -217,15 +217,15 @@ class JudgeProblem:
         self.runs_products = not called.names or any(part in name for name in called.names for part in parts)
 
     def _own_results(self, args: Args, like: ExpectedEffects) -> list[Tensor]:
-        """Return the reference's results for ``args`` in the usual precision, then the arguments that it has changed.
+        """Return the reference's results for ``args`` in its own precision, then the arguments that it has changed.
         ``like`` are the effects of another call, which say which arguments are changed.
         """
         with torch.no_grad():
             return self._run(self.call, args, like.changed)
 
     def gives_numbers(self, args: Args) -> bool:
-        """Return whether the reference runs on ``args`` without an error and all its results are finite. It is called
-        with its present parameters.
+        """Return whether the reference runs on ``args`` without an error and all its results are finite. The reference
+        is called with the present values of its parameters.
         """
         with torch.no_grad():
             try:

@@ -171,8 +171,8 @@ def _with_large_forms(
 
 
 def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputForm:
-    """Return a form of smaller shapes that stands for the large shapes of ``plain``. Return ``plain`` itself if
-    ``runs`` accepts none.
+    """Return a copy of ``plain``, a form (shapes and kinds of values) with large shapes, that has smaller shapes.
+    Return ``plain`` itself if ``runs`` accepts none.
 
     Random sizes are tried first. Halves of the sizes follow, since a reference may require multiples of a number.
     """

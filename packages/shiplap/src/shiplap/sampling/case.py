@@ -84,8 +84,8 @@ class SampleCase:
     def fresh(self) -> tuple[Any, ...]:
         """Return copies of the arguments for one call of the op, with the same strides and offsets.
 
-        Every ``torch.Generator`` among them is copied in its present state. If ``reseeds`` is set, as for a random op,
-        torch's own generator is seeded anew.
+        Every ``torch.Generator`` among them is copied in its present state. If ``reseeds`` is true, as for a random op,
+        torch's own generator is seeded anew. Otherwise it is left unchanged.
         """
         if self.reseeds:
             torch.manual_seed(GENERATOR_SEED)

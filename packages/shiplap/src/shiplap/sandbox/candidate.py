@@ -156,7 +156,7 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
 
 @dataclass(frozen=True)
 class _KeptResults:
-    """The results of one call that are still kept, with the bytes of its tensors (``size``) and of those on the host."""
+    """The results of one call that are still kept, with the bytes of its tensors, in all and on the host."""
 
     spans: ResultSpans
     size: int

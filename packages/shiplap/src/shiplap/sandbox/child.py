@@ -223,8 +223,8 @@ class Child:
 
     @handles(protocol.LoadTarget)
     def _load(self, message: protocol.LoadTarget, file: int) -> protocol.Done:
-        """Load the target that the request names. If ``thorough`` is set, a snapshot of the functions of torch is taken
-        first.
+        """Load the target that the request names. If the request's field ``thorough`` is true, a snapshot of the
+        functions of torch is taken first.
         """
         memory = _map(file)
         if message.thorough:

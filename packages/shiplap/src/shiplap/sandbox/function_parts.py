@@ -13,7 +13,10 @@ from shiplap.sandbox.trusted_code import function_code, is_trusted_function
 
 
 class FunctionParts(NamedTuple):
-    """The parts of one function at one time. All of them can be replaced while the function stays the same object."""
+    """The parts of one function at one time. All of them can be replaced while the function stays the same object.
+    ``function`` is the object, ``code`` its code, ``defaults`` and ``keywords`` its default values, and ``held`` the
+    functions in the cells of its closure.
+    """
 
     function: Any  # typed Any, since mypy takes a function in a class for a method
     code: CodeType

@@ -112,9 +112,7 @@ class UnsupportedArguments(Exception):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of a sandboxed process. They are the seconds of a request, the bytes of memory beyond those at its
-    start, the number of processes, and the bytes of a file that it writes.
-    """
+    """The limits of a process on the seconds of a request, bytes of further memory, processes, and bytes of a file."""
 
     seconds: float = 120.0
     memory: int = 8 << 30
@@ -577,7 +575,7 @@ class SandboxedProcess:
     def end_strays(self, *, still: bool = True) -> int:
         """Kill the descendants of the sandboxed process, and return how many there were.
 
-        Set ``still`` to false if a request is in progress, so that they may be running.
+        ``still`` is false if they may be running, during a request.
         """
         strays = self.strays(still=still)
         for pid in strays:

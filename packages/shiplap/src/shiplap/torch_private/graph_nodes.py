@@ -87,9 +87,7 @@ class _Recorder(TorchFunctionMode):
         self.nodes[id(made)] = made, node
 
     def node(self, given: Any) -> Any:
-        """Return the node of a tensor argument, or a plain value itself. Raise ``_Unusual`` for a value that a graph
-        cannot hold.
-        """
+        """Return the node of a tensor, or another value itself. Raise ``_Unusual`` for one that no graph can hold."""
         if isinstance(given, Tensor):
             if id(given) not in self.nodes:
                 raise _Unusual("a tensor from elsewhere")

@@ -388,9 +388,9 @@ def with_inner_dim(node: Any, dim: int) -> Any:
 
 
 def layout_key(node: Any) -> tuple[str, ...]:
-    """Return texts that describe the strides of an IR node, for a cache key, or an empty tuple while its layout is
-    open. They are its axes by ascending stride, each with the stride if that is 0 or 1. The speed of a kernel depends
-    on them.
+    """Return a description of the strides of an IR node for a cache key, as strings. Return an empty tuple while the
+    layout of the node is open. They are its axes by ascending stride, each with the stride if that is 0 or 1. The speed
+    of a kernel depends on them.
     """
     # The layout of such a node is not decided yet, so it must not be part of a key.
     if node.maybe_get_stride() is None:

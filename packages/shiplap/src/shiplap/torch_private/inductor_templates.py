@@ -194,7 +194,9 @@ def _is_one(stride: Any) -> bool:
 
 
 def _merge_leading_dims(buffer: Any, rank: int) -> Any:
-    """Return a view of a contiguous ``buffer`` with ``rank`` dims. Its leading dims are merged into the first."""
+    """Return an IR view of the contiguous buffer ``buffer`` with ``rank`` dims. Its leading dims are merged into the
+    first.
+    """
     sizes = list(buffer.get_size())
     cut = len(sizes) - rank + 1
     sizes = [sympy.Mul(*sizes[:cut]), *sizes[cut:]]

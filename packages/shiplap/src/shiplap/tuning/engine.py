@@ -184,8 +184,8 @@ def _choice_message(choice: Choice) -> dict[str, Any]:
 def _install_received(work: Measurement, told: Mapping[str, Any]) -> Choice:
     """Install the choice that rank 0 has made for the call ``work`` in this process, and return it.
 
-    ``told`` is the choice as ``_choice_message`` returns it. If it is empty, install nothing and return the choice
-    without a kernel.
+    ``told`` is the choice as ``_choice_message`` returns it. If it is empty, the budget did not reach the call. Then
+    install nothing and return a choice that names no kernel.
     """
     op, recipe, device, tuner = work
     if not told:
@@ -324,7 +324,7 @@ def _is_dim_size(value: Any, kind: str) -> bool:
 @contextlib.contextmanager
 def tuning_progress(wanted: bool | None) -> Iterator[Report]:
     """Return a context that yields a function to report progress. A bar on stderr shows the progress if ``wanted`` is
-    set, or by default if stderr is a terminal.
+    true. If it is None, the bar is shown if stderr is a terminal. If it is false, nothing is shown.
     """
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda what, done, total: None

@@ -169,8 +169,8 @@ class RacePlan:
 
 @dataclass(frozen=True)
 class Timing:
-    """The median and the quartiles of the times of one candidate, in seconds. ``finished`` says whether the candidate
-    was timed to the end.
+    """The median and the quartiles of the times of one candidate, in seconds. ``finished`` is true if the candidate was
+    timed to the end of the race, and false if it was dropped before.
     """
 
     median: float
@@ -181,8 +181,8 @@ class Timing:
 
     @classmethod
     def of(cls, samples: Sequence[float], finished: bool) -> Timing:
-        """Return the timing of ``samples``, which are times in seconds. ``finished`` says whether the candidate stayed
-        in the race to the end.
+        """Return the timing of ``samples``, which are times in seconds. ``finished`` is true if the candidate stayed in
+        the race to the end, and false if it was dropped.
         """
         ranked = sorted(samples)
         return cls(median(ranked), ranked[len(ranked) // 4], ranked[(3 * len(ranked)) // 4], len(ranked), finished)

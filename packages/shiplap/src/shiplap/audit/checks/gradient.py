@@ -181,7 +181,8 @@ def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf:
     """Compare the gradients of the arguments ``names`` with those that autograd computes through the reference. The
     observation has a problem if they differ beyond rounding.
 
-    ``leaf`` says whether the arguments are autograd leaves. ``layout`` is the layout of the output's gradient.
+    If ``leaf`` is true, the arguments are autograd leaves. Otherwise they are results of another operation. ``layout``
+    is the layout of the output's gradient.
     """
 
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:

@@ -39,8 +39,8 @@ _SCALARS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class TensorRecipe:
-    """The description of a tensor by dtype, shape, seed and range of values. If ``last`` is not None, the tensor holds
-    ascending offsets up to ``last``.
+    """The description of a tensor by dtype, shape, seed of its random values and their range (``low`` to ``high``). If
+    ``last`` is not None, the tensor holds ascending offsets up to ``last``.
     """
 
     dtype: str
