@@ -80,7 +80,7 @@ def command(
 
 
 def _print_generated(report: dict[str, object], json: bool) -> None:
-    """Print the report of a generation, as JSON with ``json``, else as lines of text."""
+    """Print the report of a generation. Print JSON if ``json`` is true, and otherwise lines of text."""
     if json:
         verbs.emit_json(report)
         return

@@ -234,7 +234,7 @@ class Canaries:
         """Return the number of bytes of the kept device memory that no longer have the poison value. These bytes were
         written after they had been freed.
 
-        The memory is compared in parts, since torch makes eight bytes of each byte that it counts.
+        The memory is compared in parts, since torch needs eight bytes of memory for each byte that it compares.
         """
         return sum(int((part != POISON_BYTE).sum()) for t in self.held for part in t.split(COMPARED_BYTES))
 

@@ -45,7 +45,7 @@ _FIRST_CALLS: WeakKeyDictionary[Op, FirstCall] = WeakKeyDictionary()
 def make_first_call(op: Op, case: SampleCase, state: Callable[[], dict[str, Any]]) -> FirstCall:
     """Return the first call of ``op`` in this process, with the changes of the state that ``state()`` returns.
 
-    The call is made here with ``case``, unless an earlier check has made it.
+    The op is called with ``case``. If an earlier check has made the first call, return the record of that call instead.
     """
     if (known := _FIRST_CALLS.get(op)) is not None:
         return known

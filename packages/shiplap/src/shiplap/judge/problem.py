@@ -434,8 +434,8 @@ class FunctionProblem(JudgeProblem):
         self.vary_shapes, self.vary_layouts, self.file = vary_shapes, vary_layouts, file
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load ``state`` into both copies of the reference's module, the plain one and the one in float64. Return False
-        for a function, which has no parameters.
+        """Load ``state`` into both copies of the reference's module, the plain one and the one in float64. Return True,
+        or False for a function, which has no parameters.
         """
         modules = [m for m in (self.call, self.wide) if isinstance(m, torch.nn.Module)]
         # load_state_dict converts the values for the module in float64.

@@ -61,8 +61,8 @@ class InputForm:
 
     @property
     def usual(self) -> bool:
-        """Whether the inputs of this form are contiguous tensors with ordinary values. Such values are those that
-        ``get_inputs`` returns, or normally distributed ones.
+        """Whether the inputs are contiguous tensors with ordinary values. Ordinary values are those that ``get_inputs``
+        returns, or normally distributed ones.
         """
         varied = self.signed or self.layout or self.plain >= 0 or self.alike >= 0
         return self.kind in ("drawn", "normal") and not varied and self.mark is None and self.given is None

@@ -40,7 +40,7 @@ def write_whole(path: Path, content: bytes, *, private: bool = False, lasting: b
     """Write ``content`` to ``path``. At any time the file holds either all of its old content or all of the new one.
 
     Raise ``OSError`` if writing fails. Other users cannot write to the file, whatever the umask is, since this package
-    refuses to read a file that they can write. If ``private`` is set, the group can neither read nor write it.
+    refuses to read a file that they can write. If ``private`` is true, no other user can read it either.
 
     If ``lasting`` is false, the file is not synced to disk. It then outlives the process, but a loss of power may leave
     it missing, empty or old.

@@ -162,7 +162,7 @@ def agrees_without_float64(
     near: NeighbourSize = "all",
 ) -> bool:
     """Return whether ``compare_within_tolerance`` accepts ``got`` for any values in float64. If so, these values need
-    not be computed.
+    not be computed. ``wide_sums`` and ``near`` are as in ``compare_within_tolerance``.
 
     Let E be the largest error of ``own``. The tolerance of an element is at least ``growth * (|wide| + rms(wide))``
     plus 3 E, and ``wide`` is within E of ``own``. So ``|got - own| <= growth * (|own| + rms(own))`` implies that

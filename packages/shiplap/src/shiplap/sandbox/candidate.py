@@ -338,7 +338,7 @@ class TargetProcess:
         return self._read_results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load ``state`` into the target's parameters. Return False if the target lacks one of the names."""
+        """Load ``state`` into the target's parameters. Return whether the target has all of the names."""
         arena = ArgumentArena()
         return self._request_with_arena(protocol.LoadParameters(arena.pack(dict(state))), arena, "parameters").yes
 

@@ -192,8 +192,8 @@ class InterpreterWatch:
         self._before = read_interpreter_state()
 
     def loaded(self) -> None:
-        """Take the present seed of torch as the expected one. This method is called after the code under test was
-        loaded, which sets the seed to initialise parameters.
+        """Record the present seed of torch as the one that later calls must not change. This method is called after the
+        code under test was loaded, which sets the seed to initialise parameters.
         """
         self._before["torch.initial_seed"] = torch.initial_seed()
 

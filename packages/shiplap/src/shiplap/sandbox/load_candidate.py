@@ -73,8 +73,8 @@ def build_callable(value: Any, init: Sequence[Any], state: Mapping[str, Any], se
 
 
 def load_parameters(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
-    """Load the values of ``state`` into the parameters and buffers of a module. If the module lacks one of the names,
-    change nothing and return False.
+    """Load the values of ``state`` into the parameters and buffers of a module. Return True. If the module lacks one of
+    the names, change nothing and return False.
     """
     if not isinstance(made, torch.nn.Module) or not state.keys() <= made.state_dict().keys():
         return False

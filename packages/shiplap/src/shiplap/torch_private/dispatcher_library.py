@@ -375,7 +375,7 @@ def _without_marks(value: Any) -> Any:
 def _with_own_errors(
     plain: Implementation, refusal: Refusal, check: Check | None = None, leave: Implementation | None = None
 ) -> Implementation:
-    """Return a function that calls ``check``, if given, and then ``plain``, the op's function in torch.
+    """Return a function that calls ``check``, unless it is None, and then ``plain``, the op's function in torch.
 
     A ``RuntimeError`` is replaced by the ``ShiplapError`` that ``refusal`` returns for it. If both autocast and
     ``torch.func`` are active, ``leave`` is called in place of ``plain``.

@@ -462,7 +462,7 @@ def signature_of(node: Node, args: Sequence[Any]) -> OperatorSignature:
 
 
 def _aten_packet(name: str) -> Any:
-    """Return the packet of overloads ``torch.ops.aten.<name>``, or None if there is none."""
+    """Return ``torch.ops.aten.<name>``, which holds all overloads of an operator, or None if it does not exist."""
     return getattr(torch.ops.aten, name, None)
 
 

@@ -200,10 +200,10 @@ def largest_value(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> i
 
 
 def limit_size(symbol: Any, upper: int) -> bool:
-    """Add a guard to the graph that ``symbol`` is at most ``upper``. Return whether the guard exists.
+    """Add a guard to the graph that ``symbol`` is at most ``upper``. Return whether the guard holds.
 
-    A larger size then recompiles the graph. A graph that is packaged has no guards, and a symbol that depends on data
-    has none.
+    A larger size then recompiles the graph. No guard can be added to a packaged graph or for a symbol that depends on
+    data.
     """
     env = V.graph.sizevars.shape_env
     if env.frozen or V.graph.aot_mode or free_unbacked_symbols(symbol):

@@ -140,8 +140,9 @@ def _other_choice(arg: Arg) -> str | int:
 def _wrong_tensors(
     op: Op, case: SampleCase, arg: Arg, t: Tensor
 ) -> Iterator[tuple[str, Tensor, tuple[str, ...], bool]]:
-    """Yield ``(description, wrong tensor, expected error ids, optional)`` for the tensor ``t`` of one argument.
-    ``optional`` says that an adopted op, which belongs to another library, may accept the wrong tensor.
+    """Yield ``(description, wrong tensor, expected error ids, optional)`` for the tensor ``t`` of one argument. If
+    ``optional`` is true, an adopted op (an op of another library) may accept the wrong tensor. Otherwise every op must
+    refuse it.
     """
     assert arg.tensor is not None
     kind, name = arg.tensor, arg.name

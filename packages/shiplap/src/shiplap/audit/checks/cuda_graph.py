@@ -312,7 +312,7 @@ def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tupl
 
 def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
     """Replay the graph after an eager call with larger sizes, which may have replaced a buffer that the graph uses.
-    Return an observation with a problem if the replay is wrong, else None.
+    Return an observation with a problem if the replay is wrong, and otherwise None.
     """
     before = [t.clone() for t in recording.replay(trial.with_new_values().args)]
     larger = trial.grown(LARGER)

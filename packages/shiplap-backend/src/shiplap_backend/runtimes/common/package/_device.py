@@ -377,19 +377,21 @@ def memory_allocated(device: Any = None) -> int:
 
 def max_memory_allocated(device: Any = None) -> int:
     """Return the largest number of bytes that tensors held since the start or since the last call of
-    ``reset_peak_memory_stats``.
+    ``reset_peak_memory_stats``. ``device`` is the device, by default the current one.
     """
     return memory_stats(device)["peak"]
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Return the number of bytes that tensors hold or that are kept for later tensors."""
+    """Return the number of bytes that tensors hold or that are kept for later tensors. ``device`` is the device, by
+    default the current one.
+    """
     return memory_stats(device)["reserved"]
 
 
 def max_memory_reserved(device: Any = None) -> int:
     """Return the largest number of bytes that were held by tensors or kept for later ones, since the start or since the
-    last call of ``reset_peak_memory_stats``.
+    last call of ``reset_peak_memory_stats``. ``device`` is the device, by default the current one.
     """
     return int(torch.accelerator.max_memory_reserved(_device_index(device)))
 
