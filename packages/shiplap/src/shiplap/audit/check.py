@@ -46,7 +46,10 @@ class Observation:
 
 @dataclass
 class AuditSubject:
-    """The op under audit with its samples, and the results of the audit so far."""
+    """The op under audit with its samples, and the results of the audit so far. ``failed`` has the names of the failed
+    checks, and ``deadline`` is the time by ``time.monotonic`` after which no sample begins. ``begins`` is called before
+    a sample is observed, and ``looked`` after it.
+    """
 
     op: Op
     samples: Samples

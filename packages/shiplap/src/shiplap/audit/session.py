@@ -37,8 +37,8 @@ SendSessionEvent = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """The part of an audit that is left to do. It has the checks without a verdict and the results of the finished
-    ones.
+    """The part of an audit that is left to do. ``checks`` are the checks without a verdict, and ``failed``, ``raised``
+    and ``lethal`` are results of those that ran. ``builder`` makes the arguments of samples, or is None.
 
     Attributes:
         lethal: the check in which a sample ended a process, by the label of the sample.

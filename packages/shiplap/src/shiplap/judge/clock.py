@@ -307,7 +307,8 @@ def _plan_batches(
 
 def _run_unqueued(judged: Mapping[str, TargetProcess], args: Args, pace: StepDeadline, plan: _BatchPlan) -> _BatchPlan:
     """Make one call in each process of ``judged`` if ``plan`` queues calls on a GPU. The first call of a process
-    allocates memory and loads kernels, which would block a queue. Return ``plan`` unchanged.
+    allocates memory and loads kernels, which would block a queue. Do nothing if ``plan`` queues no calls. In both cases
+    return ``plan`` unchanged.
     """
     for name, process in judged.items() if plan.queued else ():
         with pace.step(process.prisoner):

@@ -252,7 +252,7 @@ class TargetProcess:
     ) -> list[protocol.OperatorUse] | str:
         """Run one call of the target and return each torch operator that it runs, or the reason why they cannot be
         listed. Raise ``CandidateError`` if the results differ from ``expected``. Raise it also if the call leaves
-        threads, changed settings or GPU work behind, unless the target is ``trusted``.
+        threads, changed settings or GPU work behind, unless ``trusted`` is true.
         """
         arena = ArgumentArena()
         try:

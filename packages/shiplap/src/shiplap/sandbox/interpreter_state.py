@@ -185,8 +185,8 @@ class InterpreterWatch:
         sys.addaudithook(self._record_event)
 
     def reset(self) -> None:
-        """Delete all observations and take the present settings as the expected ones. This method is called after the
-        imports of the user's own modules, since they may change settings.
+        """Delete all observations, and record the present settings as those that later calls must not change. This
+        method is called after the imports of the user's own modules, since they may change settings.
         """
         self._looked.clear()
         self._before = read_interpreter_state()

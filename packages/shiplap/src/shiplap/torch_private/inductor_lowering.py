@@ -443,7 +443,7 @@ def fixed_fake(value: Any) -> Any:
 
 
 def fake_contiguous(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a contiguous fake tensor of these sizes, which may be symbolic, in the graph's fake mode."""
+    """Return a contiguous fake tensor of the sizes ``shape``, which may be symbolic, in the fake mode of the graph."""
     with V.fake_mode:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 

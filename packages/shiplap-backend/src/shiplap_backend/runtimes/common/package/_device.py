@@ -285,9 +285,9 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Return whether the device computes with bfloat16 tensors.
+    """Return ``including_emulation``, since the device computes with bfloat16 tensors by emulation.
 
-    It emulates them in float32. With ``including_emulation=False`` the result is therefore false.
+    The computation runs in float32. The result is false if emulation is not to count.
     """
     return including_emulation
 
