@@ -31,7 +31,8 @@ _MOST_UNITS = 256
 
 @dataclass(frozen=True)
 class Project:
-    """The directory of a project, with the settings in its ``backend.toml``.
+    """A project of a generated backend, with its directory ``root`` and the settings in its ``backend.toml``.
+    ``device`` is the name of the device, and ``runtime`` the vendor's runtime.
 
     ``units`` is the number of C++ files over which the generated wrappers are spread.
     """

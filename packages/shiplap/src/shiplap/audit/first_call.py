@@ -26,7 +26,8 @@ CHANGED_BY_LOADING = (
 
 @dataclass(frozen=True)
 class FirstCall:
-    """The first call of an op in a process, with its sample, its effects, and its changes to the state of the process.
+    """The first call of an op in a process. It has the sample, the effects, and the changes to the state of the process
+    as ``(name, value before, value after)``.
 
     ``loaded`` are changes that a loaded library may make as well. They are a fault only if a later call makes them
     again.

@@ -27,8 +27,8 @@ class BreakMessage:
 
 @dataclass(frozen=True)
 class BreakCause:
-    """A cause of graph breaks. It has an explanation for readers who do not know the compiler, and a text that names
-    the remedy.
+    """A cause of graph breaks. ``why`` explains it for readers who do not know the compiler, and ``fix`` names the
+    remedy.
     """
 
     id: str

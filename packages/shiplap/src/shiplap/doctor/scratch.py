@@ -31,7 +31,9 @@ class Edit:
 
 @dataclass(frozen=True)
 class Program:
-    """A command ``python script.py ...`` or ``python -m module ...``, and the folder that holds its files."""
+    """A command ``python script.py ...`` or ``python -m module ...``. ``python`` is the interpreter with its options,
+    ``arguments`` are the words after these, and ``root`` is the folder that holds the program's files.
+    """
 
     python: tuple[str, ...]
     arguments: tuple[str, ...]

@@ -82,7 +82,7 @@ class StepDeadline:
 
 @dataclass(frozen=True)
 class JudgeBudget:
-    """The time that one judgement may take. ``began`` is its start by ``time.monotonic``, and ``seconds`` its length."""
+    """The time that one judgement may take, with its start by ``time.monotonic`` and its length in seconds."""
 
     began: float
     seconds: float

@@ -38,7 +38,8 @@ _batch_numbers = count(1)
 
 @dataclass(frozen=True)
 class BatchRun:
-    """The times of one run of a batch, measured by this process and by the sandboxed one.
+    """The times of one run of a batch. ``took`` is the time that this process measured, and ``claimed`` the seconds
+    that the sandboxed process reported.
 
     ``written`` are the measured seconds in which values were written to a GPU.
     """

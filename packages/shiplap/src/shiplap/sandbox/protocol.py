@@ -109,7 +109,7 @@ class Foreign(Message, frozen=True):
 
 
 class PackedList(Message, frozen=True):
-    """A list or tuple of arguments."""
+    """A list of arguments, or a tuple if ``is_tuple`` is true."""
 
     items: list[Packed]
     is_tuple: bool
@@ -172,7 +172,7 @@ class Locked(Reply, frozen=True):
 
 
 class ResultPlaces(Reply, frozen=True):
-    """A reply with the locations of results. It also says whether all requested results are among them."""
+    """A reply with the locations of results. ``complete`` is true if all requested results are among them."""
 
     outs: Places
     complete: bool = True

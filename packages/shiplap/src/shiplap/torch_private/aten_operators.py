@@ -61,7 +61,8 @@ class StructuredMeta:
 @dataclass(frozen=True)
 class AtenDeclaration:
     """One overload of an ATen operator as the installed torch declares it. ``name`` is ``base.overload``, such as
-    ``add.out``.
+    ``add.out``. ``cpp_returns`` is the C++ type of its result, and ``structured`` has the data of its shape inference,
+    or is None.
     """
 
     name: str

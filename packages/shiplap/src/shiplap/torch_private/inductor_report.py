@@ -57,8 +57,8 @@ class FusedGroup:
 
 @dataclass
 class ReportedGraph:
-    """One compiled graph. ``refused`` maps a pair of operations, as Inductor names them, to the last reason why they
-    were not fused.
+    """One compiled graph, with the groups of operations that share a kernel and the generated code. ``refused`` maps a
+    pair of operations, as Inductor names them, to the last reason why they were not fused.
     """
 
     groups: list[FusedGroup] = field(default_factory=list)

@@ -36,8 +36,8 @@ _facts: dict[tuple[Any, ...], tuple[Bucket, str, str]] = {}
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments for ``recipe``, drawn at their first use. A process that only plans the tuning runs no candidate,
-    and then draws none.
+    """The arguments of ``op`` for ``recipe`` on ``device``. They are drawn from ``seed`` at their first use. A process
+    that only plans the tuning runs no candidate, and then draws none.
     """
 
     op: Op

@@ -51,7 +51,9 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class SelectionTask:
-    """A bucket (class of sizes) for which a candidate is to be selected."""
+    """A bucket (class of sizes) for which one of ``candidates`` is to be selected. ``inputs`` are the arguments on
+    which they run, and the choice is stored under ``key``.
+    """
 
     op: Op
     inputs: Inputs
