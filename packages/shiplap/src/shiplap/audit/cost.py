@@ -195,8 +195,8 @@ def _arguments_of_chain(op: Op, case: SampleCase, length: int) -> list[tuple[Any
 
 
 def _measure_compiled(op: Op, case: SampleCase, notes: list[str]) -> float:
-    """Return the nanoseconds of one call inside a compiled function. They follow from the difference between a long
-    chain of calls and a single call.
+    """Return the nanoseconds of one call inside a compiled function. They are computed from the difference between a
+    long chain of calls and a single call.
     """
     took = []
     with torch_private.data_dependent_sizes():

@@ -217,7 +217,8 @@ def _run_turn(
     *,
     queued: bool = False,
 ) -> tuple[CallOutcome, list[CallOutcome]]:
-    """Return the times of one batch of calls on ``sets``, and a list with the times of a second batch.
+    """Return the times of one batch of calls on ``sets``, and a list with the times of a second batch. If ``queued`` is
+    true, calls on a GPU are queued before the clock starts.
 
     The second batch has the same values, so it is faster if the candidate stores results. It is made only if results
     are ``expected`` and the calls change no argument. Otherwise the list is empty. ``name`` is that of the process

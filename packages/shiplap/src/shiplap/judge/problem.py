@@ -321,7 +321,7 @@ def _clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have equal shapes, dtypes and bits."""
+    """Return whether ``a`` and ``b`` have equal shapes, dtypes and bits."""
     return a.shape == b.shape and a.dtype == b.dtype and bits_are_equal(a, b)
 
 
@@ -425,7 +425,7 @@ class FunctionProblem(JudgeProblem):
     ) -> None:
         """Make the problem of the reference ``call``. ``inputs`` makes the arguments of one call. ``vary_shapes`` and
         ``vary_layouts`` are options as in ``JudgeOptions``. If ``call`` is a module, it is copied in float64 for the
-        expected results.
+        expected results. ``file`` is the source file of the reference.
         """
         # A plain function computes in the precision of its arguments, so it needs no copy.
         wide = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call

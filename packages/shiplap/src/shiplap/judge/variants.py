@@ -193,7 +193,8 @@ def _unusual_value_forms(
     """Yield forms like ``plain`` with values that the reference's own inputs, ``first``, never have.
 
     Examples are rows of zeros and negative numbers. If ``varied`` is true, other values are also tried for scalars, for
-    integers that are the same in each draw, and for arguments that are None in each draw.
+    integers that are the same in each draw, and for arguments that are None in each draw. Otherwise such forms are left
+    out.
     """
     all_of = tensors_among(first)
 

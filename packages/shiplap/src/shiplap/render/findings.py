@@ -235,8 +235,8 @@ def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[st
 
 
 def _print_ledger(report: Report, console: Console) -> None:
-    """Print how many samples were checked. The table has a row for each axis of the inputs and a column for each
-    obligation of the op.
+    """Print on ``console`` how many samples the checks of ``report`` have examined. The table has a row for each axis
+    of the inputs and a column for each obligation of the op.
     """
     from rich.table import Table
     from rich.text import Text

@@ -36,7 +36,7 @@ def plain_copies(args: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def arguments_by_name(op: Op, args: Iterable[Any]) -> dict[str, Any]:
-    """Return the values of the arguments of a call by their names, in schema order."""
+    """Return a dict from the names of the op's arguments to the values ``args``, in schema order."""
     return {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
 
 
@@ -100,7 +100,7 @@ def copy_generators(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def describe_arguments(op: Op, case: SampleCase) -> str:
-    """Return the arguments on one line, such as ``x float32(5, 3) strides (1, 5), a=1.0``."""
+    """Return a description of the sample's arguments on one line, such as ``x float32(5, 3) strides (1, 5), a=1.0``."""
     return ", ".join(_format_argument(a.name, v) for a, v in zip(op.spec.args, case.args, strict=True))
 
 

@@ -103,8 +103,8 @@ def _as_integer_bits(t: Tensor) -> Tensor:
 
 
 def _shape_problem(got: Tensor, expected: Tensor) -> str:
-    """Return a text that says how two results differ in shape or, if the shapes agree, in dtype. Return an empty text
-    if both agree.
+    """Return a text that says how the results ``got`` and ``expected`` differ in shape or, if the shapes agree, in
+    dtype. Return an empty text if both agree.
     """
     if got.shape != expected.shape:
         return f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"

@@ -268,8 +268,8 @@ class CallBatch:
 
 
 def _check_probes(spans: ResultSpans, probes: Sequence[Probe]) -> None:
-    """Raise ``CandidateError`` if an element of a result on the device differs from its probe. A probe is the value
-    that was read as soon as the calls were done.
+    """Raise ``CandidateError`` if an element of a result on the device differs from its value in ``probes``, which was
+    read as soon as the calls were done. ``spans`` holds the bytes of the results.
     """
     for span in spans:
         where = span.memory, span.at, span.length

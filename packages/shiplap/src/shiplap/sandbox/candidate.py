@@ -447,8 +447,8 @@ class TargetProcess:
     def _places(
         self, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
     ) -> list[TensorLocation]:
-        """Return the location of each tensor argument, in the GPU block or where Linux's map of the process shows it.
-        The process itself could report a copy of the arguments instead of those that it changed.
+        """Return the location of each tensor in ``given``, in the GPU block or where Linux's map of the process shows
+        it. The process itself could report a copy of the arguments instead of those that it changed.
         """
         if pieces is None:
             pieces = self.pieces(at) if not all(map(lies_on_device, given)) else []

@@ -63,10 +63,10 @@ def _cell_content(cell: CellType) -> Any:
 
 
 def _same_objects(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Return whether two tuples hold the same objects."""
+    """Return whether two tuples hold the same objects (by ``is``) in the same order."""
     return len(before) == len(now) and all(map(is_, before, now))
 
 
 def _same_items(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Return whether two dictionaries hold the same objects under the same keys."""
+    """Return whether two dictionaries hold the same objects (by ``is``) under the same keys."""
     return len(before) == len(now) and all(now.get(key, before) is value for key, value in before.items())

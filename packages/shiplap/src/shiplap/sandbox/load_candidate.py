@@ -98,8 +98,8 @@ def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_requested(target: LoadTarget, init: Sequence[Any], state: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the callable that a request names, compiled with ``torch.compile`` if requested. It is a function, an
-    instance of a class, an op or its reference.
+    """Return the callable that the request ``target`` names, compiled with ``torch.compile`` if the request says so.
+    The callable is a function, an instance of a class made with the arguments ``init``, an op or its reference.
     """
     sys.path[:0] = [p for p in target.path if p not in sys.path]
     value = load_named(target.home, target.names)

@@ -505,8 +505,8 @@ class Heartbeat:
 
 
 def strided_extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Return the number of elements of memory from the first to the last element of a strided tensor. It is 0 for an
-    empty tensor.
+    """Return the number of elements of memory from the first to the last element of a tensor with the sizes ``shape``
+    and the strides ``stride``. It is 0 for an empty tensor.
     """
     if 0 in shape:
         return 0
@@ -547,7 +547,7 @@ def structure_of(value: Any) -> str:
 
 
 def elements_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return whether two elements of a strided tensor share memory."""
+    """Return whether two elements of a tensor with the sizes ``shape`` and the strides ``stride`` share memory."""
     reach = 0
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size > 1 and step <= reach:

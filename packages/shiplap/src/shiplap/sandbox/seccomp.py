@@ -95,8 +95,8 @@ def assemble(column: int, architecture: int, pid: int, device: bool) -> list[Lin
 
 def _ranges(column: int, device: bool) -> Iterator[tuple[int, int]]:
     """Yield (first, last) of each run of consecutive system call numbers that are allowed whatever their arguments are.
-    If ``device`` is true, the calls that a GPU driver needs are among them. ``column`` is that of the machine in the
-    tables of system calls.
+    If ``device`` is true, the calls that a GPU driver needs are among them, and otherwise not. ``column`` is that of
+    the machine in the tables of system calls.
     """
     classes = (*ALLOWED, *(WITH_DEVICE if device else ()))
     numbers = sorted({n for c in classes for pair in c.numbers.values() if (n := pair[column]) is not None})

@@ -196,7 +196,7 @@ def _finite_bound(value: Any, infinite: float) -> float:
 
 
 def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors share one storage. The tensors may be fake."""
+    """Return whether ``a`` and ``b`` share one storage. The tensors may be fake."""
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 

@@ -152,7 +152,7 @@ def _public_functions(name: str) -> Iterator[Any]:
 
 
 def _has_nodes(passed: Any, named: Any) -> bool:
-    """Return whether a node is among the positional or keyword arguments, also inside containers."""
+    """Return whether a node is among the positional arguments ``passed`` or the keyword arguments ``named``."""
     nodes: list[Node] = []
     map_aggregate((passed, named), lambda n: nodes.append(n) if isinstance(n, Node) else None)
     return bool(nodes)

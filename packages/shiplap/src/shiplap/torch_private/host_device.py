@@ -188,8 +188,8 @@ def inductor(device: str, discrete: bool) -> dict[str, Any]:
     """Return Inductor's code generators for ``device``, by the names in ``INDUCTOR``. Register the functions of the CPU
     for it as well.
 
-    The device's code runs on the host. If the host cannot address the device's memory (``discrete``), generating loops
-    raises an error.
+    The device's code runs on the host. If ``discrete`` is true, the host cannot address the device's memory, and
+    generating loops raises an error. Otherwise loops are generated as for the CPU.
     """
     from torch._inductor.codegen import common, wrapper
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu

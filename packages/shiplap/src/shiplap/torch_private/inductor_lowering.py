@@ -413,7 +413,7 @@ def add_table(table: Tensor, name: str) -> Any:
 
 
 def extern_call(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the IR node of a call of the op as a whole, which Inductor treats as an opaque kernel."""
+    """Return the IR node of a call of ``overload`` as a whole, which Inductor treats as an opaque kernel."""
     return call_lowering(overload, known=False)(*args, **kwargs)
 
 

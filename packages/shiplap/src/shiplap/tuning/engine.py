@@ -77,7 +77,8 @@ def tune_all(
     compiled: bool | None = None,
 ) -> TuneResult:
     """Return a choice for each bucket (class of sizes) of ``requests``, in order, measured within ``budget``. Under
-    ``torch.distributed``, rank 0 measures for all ranks. If ``budget`` is None, the time is not limited.
+    ``torch.distributed``, rank 0 measures for all ranks. If ``budget`` is None, the time is not limited. If ``isolate``
+    is true, candidates run in a worker process, and otherwise in this one.
 
     If templates of the op are measured in compiled code, a choice among them follows the choice for eager calls.
     ``compiled`` is the user's setting for that (see :func:`shiplap.tune`).

@@ -158,8 +158,8 @@ def search_candidates(
 
 
 def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
-    """Verify and measure candidates and return the ranking. In a small space all are measured. In a larger one the
-    first ones are, and then the neighbours of the best.
+    """Verify and measure candidates and return the ranking. If there are few candidates, all are measured. Otherwise
+    the first ones are measured, and then the neighbours of the best one, whose configs differ in one value.
     """
     candidates = work.candidates
     first = _first_candidates(candidates, work.inputs)
@@ -348,8 +348,8 @@ def _first_candidates(candidates: Sequence[Candidate], inputs: Inputs) -> list[i
 
 
 def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
-    """Return the kernel's own estimate of its time for this call, in any unit. Return None if it has none or if the
-    estimate fails.
+    """Return the candidate's own estimate of its time on ``inputs``, in an arbitrary unit. Return None if it has none
+    or if the estimate fails.
     """
     try:
         estimated = candidate.estimate(dict(inputs.call.env))
@@ -359,8 +359,8 @@ def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
 
 
 def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
-    """Race the best candidate against its unseen neighbours, whose configs differ in one value. Return whether one of
-    them was faster.
+    """Time the best candidate in turns with its neighbours that were not measured yet. The config of a neighbour
+    differs in one value. Return whether one of them was faster.
     """
     order = work.ranking.order
     if not order or work.seconds_left <= 0:

@@ -99,7 +99,7 @@ def _why_adopted_op_wrong(op: Op, bad: WrongCall) -> str:
 
 
 def _about_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have the same shape and device, and values within 1 percent."""
+    """Return whether ``a`` and ``b`` have the same shape and device, and values within 1 percent."""
     return a.shape == b.shape and a.device == b.device and torch.allclose(a, b, 1e-2, 1e-2, equal_nan=True)
 
 
@@ -168,8 +168,8 @@ def _wrong_tensors(
 
 
 def _axes_of_fixed_size(op: Op, case: SampleCase, arg: Arg) -> Iterator[int]:
-    """Yield the axes of an argument whose size is fixed. Another argument, an expression or the declaration itself
-    fixes it.
+    """Yield the indices of the dims of the argument ``arg`` whose size is fixed by another argument, by an expression
+    or by the declaration itself.
     """
     assert arg.tensor is not None
     present = [a for a, v in zip(op.spec.args, case.args, strict=True) if a.tensor and isinstance(v, Tensor)]
