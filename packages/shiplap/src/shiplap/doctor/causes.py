@@ -382,8 +382,8 @@ def _innermost_call(calls: list[ast.Call]) -> ast.Call | None:
 
 
 def _own_expressions(node: ast.stmt) -> Iterator[ast.expr]:
-    """Yield the expressions of a statement without its body, from the outermost on. The bodies of ``if``, ``for`` and
-    ``with`` are left out.
+    """Yield the expressions of the statement ``node`` without its body. An expression comes before the expressions
+    inside it. The bodies of ``if``, ``for`` and ``with`` are left out.
     """
     # Statements in the body have lines of their own, and a break there is reported at those.
     own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]

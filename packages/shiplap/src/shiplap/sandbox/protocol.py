@@ -557,8 +557,8 @@ def elements_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def flatten_results(values: Any) -> list[Any]:
-    """Return the tensors and plain values nested in a result as a flat list. Each tensor is detached, as a new object
-    without the attributes and hooks of the old one.
+    """Return the tensors and plain values nested in the result ``values`` as a flat list. Each tensor is detached, as a
+    new object without the attributes and hooks of the old one.
     """
     return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in tree_leaves(values)]
 

@@ -79,8 +79,8 @@ class CudaClock:
         self._kept: list[Any] = []
 
     def ready(self, run: CandidateRun) -> CandidateRun:
-        """Return a replay of a CUDA graph of ``run`` if it can be captured, else ``run`` itself. Raise ``Uncapturable``
-        if captures are required.
+        """Return a function that replays a CUDA graph of ``run``, or ``run`` itself if it cannot be captured or if
+        ``capture`` is ``"never"``. Raise ``Uncapturable`` if captures are required.
         """
         if self.capture == "never":
             return run

@@ -164,8 +164,8 @@ class ChoiceStore:
                     yield path
 
     def _directories(self, op: str) -> list[Path]:
-        """Return the folders of the store, or only that of ``op`` if it is given. Symbolic links are left out, because
-        deletion would follow them to foreign files.
+        """Return the folders of the store, one for each op. If ``op`` is not empty, return only the folder of this op.
+        Symbolic links are left out, because deletion would follow them to foreign files.
         """
         try:
             folders = sorted(d for d in self.root.iterdir() if d.is_dir() and not d.is_symlink())

@@ -228,7 +228,7 @@ DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).e
 
 
 def _to_single_precision(t: Tensor) -> Tensor:
-    """Return ``t`` in single precision if it is in double precision, else ``t`` itself."""
+    """Return ``t`` in single precision if it is in double precision, and otherwise ``t`` itself."""
     return t.to(torch.complex64 if t.is_complex() else torch.float32) if t.dtype in DOUBLE_DTYPES else t
 
 
