@@ -31,7 +31,7 @@ _SAME = {
 
 @dataclass(frozen=True)
 class _BodyDefinition:
-    """A C++ function that a file in ``csrc/`` defines.
+    """A C++ function that a file in ``csrc/`` defines, with its name, the type of its result and its parameters.
 
     ``where`` is the file with the number of the line.
     """

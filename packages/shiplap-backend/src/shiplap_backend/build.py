@@ -35,9 +35,9 @@ def build_extension(
     """Compile changed files of a generated project, link ``_C.so`` into its package, and return the path of ``_C.so``.
 
     ``jobs`` is the number of compilers that run at a time. If it is None, ninja chooses it. ``tell`` is called after
-    each compiled file with a text such as ``3/21 files``. With ``together`` the generated wrappers and the device core,
-    the C++ that all devices share, form one translation unit. For few ops on one CPU core this takes a third less work,
-    but nothing runs in parallel.
+    each compiled file with a text such as ``3/21 files``. If ``together`` is true, the generated wrappers and the
+    device core, the C++ that all devices share, form one translation unit. Otherwise each file is one. For few ops on
+    one CPU core this takes a third less work, but nothing runs in parallel.
 
     The manifest, a file with the versions that the library was built for, is written after the library. An interrupted
     build can thus not claim that an older library fits this torch. Raise ``SL906`` with the compiler's first error, if
@@ -108,8 +108,8 @@ def _find_ninja() -> str:
 def _render_ninja_file(project: Project, target: Path, together: bool = False) -> str:
     """Return the text of the file ``build.ninja`` of ``project``, which compiles its sources and links ``target``.
 
-    With ``together``, the generated wrappers and the device core, the C++ that all devices share, are compiled as one
-    file.
+    If ``together`` is true, the generated wrappers and the device core, the C++ that all devices share, are compiled as
+    one file. Otherwise each file is compiled on its own.
     """
     from torch.utils.cpp_extension import include_paths, library_paths
 

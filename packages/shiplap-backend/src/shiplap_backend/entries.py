@@ -38,7 +38,8 @@ class OutputRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ArgumentUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A write to an argument of the operator, such as to running statistics.
 
-    ``graph`` is the expression of the new value. ``when`` is the condition for the write.
+    ``graph`` is the expression of the new value. ``when`` is the condition for the write. If it is empty, the write is
+    made in every call.
     """
 
     graph: str
@@ -71,8 +72,9 @@ class MetadataEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class MetadataTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The facts of the target, that is, of one vendor's runtime.
 
-    ``operators`` maps operators such as ``+`` to vendor functions. ``falls_back`` maps patterns of overload names to
-    the reason why these run on the CPU.
+    ``runtime`` is its name, and ``dtypes`` maps names of sets of dtypes to their members. ``operators`` maps operators
+    such as ``+`` to vendor functions. ``falls_back`` maps patterns of overload names to the reason why these run on the
+    CPU.
     """
 
     runtime: str

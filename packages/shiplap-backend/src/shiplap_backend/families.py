@@ -15,8 +15,8 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class WrapperFamily:
     """A family of wrappers, with the values that its metadata entries may leave out.
 
-    ``file`` is the C++ template of the family in ``codegen/templates/backend``. ``graph`` is false if the wrapper
-    builds no graph of the vendor.
+    ``file`` is the C++ template of the family in ``codegen/templates/backend``. ``about`` describes the operators in a
+    few words. ``graph`` is true if the wrapper builds a graph of the vendor, and false if it builds none.
     """
 
     file: str

@@ -121,8 +121,8 @@ def diff_schemas(old: SchemaLock, new: SchemaLock) -> list[SchemaChange]:
 def update_lock(path: Path, metadata: Metadata, *, accept: bool = False) -> SchemaLock:
     """Return the new content of the schema lock at ``path``, without writing it.
 
-    The content has the present schemas of the overloads in ``metadata`` and of their variants. Raise ``SL904`` if a
-    locked schema has changed, or if the overload of an entry is gone. With ``accept`` such differences are allowed.
+    The content has the present schemas of the overloads in ``metadata`` and of their variants. If a locked schema has
+    changed, or if the overload of an entry is gone, raise ``SL904``, unless ``accept`` is true.
     """
     now = snapshot_schemas(metadata.entries)
     if path.is_file() and not accept:

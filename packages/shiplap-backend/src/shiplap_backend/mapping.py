@@ -341,7 +341,7 @@ class _EntryMapping:
     def _like(self, name: str, rule: OutputRule) -> str:
         """Return the C++ of the tensor from which the output ``name`` takes its device and memory format.
 
-        It is the tensor that ``rule`` names, or else the first tensor argument.
+        It is the tensor that ``rule`` names. If ``rule`` names none, it is the first tensor argument.
         """
         # Without ``of`` the first tensor argument gives the device and the format.
         first = next((a.name for a in self.d.inputs if a.tensor), name)

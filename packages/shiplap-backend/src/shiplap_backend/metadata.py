@@ -27,6 +27,12 @@ _T = TypeVar("_T")
 
 
 class _MetadataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The content of one metadata file.
+
+    ``target`` describes the vendor's runtime, and ``ops`` has an entry for each overload. ``extends`` names the file or
+    runtime whose entries are used as well. If ``only`` is not None, just the overloads that it lists are kept.
+    """
+
     target: MetadataTarget | None = None
     extends: str = ""
     only: list[str] | None = None

@@ -298,8 +298,8 @@ def _compare_results(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any
 def _as_exact(op: Any, arguments: Any, ours: list[Any], theirs: list[Any], dtype: torch.dtype) -> bool:
     """Return whether the values of the device (``ours``) are about as exact as those of the CPU (``theirs``).
 
-    Both are values of ``op`` on ``arguments`` in ``dtype``. Their NaNs must be those of the CPU, and their error
-    against float64 may be three times as large. Torch does not prescribe how an operator rounds.
+    Both are values of ``op`` on ``arguments`` in ``dtype``. Their NaNs must be those of the CPU. Their error, the
+    difference from a result in float64, may be three times as large. Torch does not prescribe how an operator rounds.
     """
     if not dtype.is_floating_point or dtype is torch.float64:
         return False

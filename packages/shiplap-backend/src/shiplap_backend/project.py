@@ -31,7 +31,8 @@ _MOST_UNITS = 256
 
 @dataclass(frozen=True)
 class Project:
-    """The directory of a project, with the settings in its ``backend.toml``.
+    """A project of a generated backend, with its directory ``root`` and the settings in its ``backend.toml``.
+    ``device`` is the name of the device, and ``runtime`` the vendor's runtime.
 
     ``units`` is the number of C++ files over which the generated wrappers are spread.
     """
@@ -241,9 +242,9 @@ def require_built(project: Project) -> None:
 def generate_project(project: Project, *, accept_drift: bool = False) -> tuple[GeneratedWrappers, list[str]]:
     """Generate the C++ and Python files of ``project``, and return the wrappers and the names of changed files.
 
-    With ``accept_drift``, torch's schemas may differ from the locked ones. Nothing is written before all checks have
-    passed. Raise ``SL901``, ``SL902`` or ``SL903`` for wrong metadata, ``SL904`` for changed schemas, and ``SL908`` for
-    wrong bodies.
+    If ``accept_drift`` is true, torch's schemas may differ from the locked ones. Otherwise a difference raises
+    ``SL904``. Nothing is written before all checks have passed. Raise ``SL901``, ``SL902`` or ``SL903`` for wrong
+    metadata, ``SL904`` for changed schemas, and ``SL908`` for wrong bodies.
     """
     metadata = project.metadata()
     # All checks come before the first write, so that an error leaves the project as it was.

@@ -76,8 +76,9 @@ class VendorParameter:
 class VendorFunction:
     """One overload of a vendor function.
 
-    ``call`` is the C++ that returns its first output, and ``every`` the C++ that returns all outputs. ``unusable`` is
-    the reason why metadata cannot call it, or an empty text.
+    ``call`` is the C++ that returns its first output, and ``every`` the C++ that returns all outputs. ``header``
+    declares it, and ``about`` is the comment there. ``outputs`` is the number of outputs, or the name of the parameter
+    that gives it. ``unusable`` is the reason why metadata cannot call it, or an empty text.
     """
 
     name: str

@@ -63,7 +63,7 @@ def command(
 def _read_installed_schemas(before: SchemaLock, everything: bool) -> SchemaLock:
     """Return the operator schemas of the installed torch.
 
-    With ``everything`` these are all schemas, otherwise only those of the overloads that ``before`` has.
+    If ``everything`` is true, these are all schemas. Otherwise they are those of the overloads that ``before`` has.
     """
     from shiplap_backend.lock import SchemaLock, snapshot_schemas
 

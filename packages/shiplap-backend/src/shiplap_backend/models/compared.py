@@ -30,9 +30,10 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 @dataclass
 class ModelRun:
-    """The results of a model on one device, with all tensors on the CPU.
+    """The results of a model on one device, with all tensors on the CPU. ``shapes`` are those of the results,
+    ``gradients`` those of the parameters by name, and ``tokens`` the generated ones.
 
-    ``moved`` has the parameters after the training step.
+    ``moved`` has the parameters and buffers after the training step.
     """
 
     shapes: list[tuple[Any, ...]] = field(default_factory=list)  # dtype, size and strides of each result

@@ -34,7 +34,7 @@ def _lraspp_case() -> ModelCase:
 
 
 class Detector(nn.Module):
-    """Faster R-CNN of torchvision, called with tensors instead of the lists that it needs."""
+    """Torchvision's Faster R-CNN, which is called with tensors and passes them on as the lists that it needs."""
 
     def __init__(self) -> None:
         """Create Faster R-CNN for small images, with few proposals."""

@@ -56,7 +56,10 @@ class CopyNode:
 
 @dataclass(frozen=True)
 class GraphRecording:
-    """A captured call, that is a CUDA graph with its input buffers, its results and its nodes."""
+    """A call that was captured in the CUDA graph ``graph`` on ``stream``. ``args`` are the arguments that each replay
+    reads, and ``outs`` the results that it writes. ``nodes`` counts the nodes of the graph by kind, and ``copies``
+    lists those that copy memory. ``allocations`` is the number of allocations from the graph's memory pool.
+    """
 
     graph: torch.cuda.CUDAGraph
     stream: torch.cuda.Stream
@@ -231,7 +234,7 @@ class Canaries:
         """Return the number of bytes of the kept device memory that no longer have the poison value. These bytes were
         written after they had been freed.
 
-        The memory is compared in parts, since torch makes eight bytes of each byte that it counts.
+        The memory is compared in parts, since torch needs eight bytes of memory for each byte that it compares.
         """
         return sum(int((part != POISON_BYTE).sum()) for t in self.held for part in t.split(COMPARED_BYTES))
 

@@ -83,8 +83,8 @@ def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[st
 
 
 def _reference_is_finite(op: Op, case: SampleCase) -> bool:
-    """Return whether all results of the reference on a sample are finite. Return True if the reference raises, since
-    another finding reports that.
+    """Return whether all results of the op's reference on the sample ``case`` are finite. Return True if the reference
+    raises, since another finding reports that.
     """
     try:
         results = reference_effects(op, case.args)

@@ -46,7 +46,10 @@ class Observation:
 
 @dataclass
 class AuditSubject:
-    """The op under audit with its samples, and the results of the audit so far."""
+    """The op under audit with its samples, and the results of the audit so far. ``failed`` has the names of the failed
+    checks, and ``deadline`` is the time by ``time.monotonic`` after which no sample begins. ``begins`` is called before
+    a sample is observed, and ``looked`` after it.
+    """
 
     op: Op
     samples: Samples
@@ -211,7 +214,7 @@ class Check:
 
     def replay_history(self, op: Op, label: str, seed: int, device: str = "cpu") -> Observation:
         """Return the observation of the sample ``label`` after observing the samples before it, as an audit with this
-        seed does. It shows faults that depend on earlier calls.
+        seed does. It shows faults that depend on earlier calls. The samples are made for ``device``.
         """
         for case in self.cases(Samples(op, seed, device)):
             observation = self.look(op, case)
@@ -220,8 +223,8 @@ class Check:
         return self.look(op, sample(op, label, seed, device))
 
     def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
-        """Return the check's observation of its samples as a series, made by the function ``sequence``. The samples are
-        those of an audit with this seed.
+        """Return the check's observation of its samples as one series, for which it calls its function ``sequence``.
+        The samples are those of an audit with this seed. They are made for ``device``.
         """
         assert self.sequence is not None
         cases = [c for c in self.cases(Samples(op, seed, device)) if not self.look(op, c).skip]
@@ -286,7 +289,10 @@ def _shrink_failure(
 
 @dataclass
 class _CheckTally:
-    """The observations of all samples that one check has examined so far."""
+    """The results of one check on the samples so far. ``seen`` are the samples that were examined, ``failed`` the
+    failing samples with their observations, ``skipped`` and ``missed`` the reasons of the others. ``error`` is the
+    largest error in units of the tolerance. ``cut`` is true if the check ended early because its time was over.
+    """
 
     check: Check
     subject: AuditSubject

@@ -55,7 +55,8 @@ class CostCard:
 
 
 def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
-    """Return the cost card of the op, which has the time of one call on its smallest sample without gradients.
+    """Return the cost card of the op, which has the time of one call on its smallest sample without gradients. The
+    sample is made on ``device`` with ``seed``.
 
     The card has the times of its C function alone, of an eager call, of a compiled call and of a call in a CUDA graph.
     The measurement takes some seconds and resets Dynamo.
@@ -194,8 +195,8 @@ def _arguments_of_chain(op: Op, case: SampleCase, length: int) -> list[tuple[Any
 
 
 def _measure_compiled(op: Op, case: SampleCase, notes: list[str]) -> float:
-    """Return the nanoseconds of one call inside a compiled function. They follow from the difference between a long
-    chain of calls and a single call.
+    """Return the nanoseconds of one call inside a compiled function. They are computed from the difference between a
+    long chain of calls and a single call.
     """
     took = []
     with torch_private.data_dependent_sizes():

@@ -38,8 +38,8 @@ def lock_folder() -> Path:
 
 @contextmanager
 def device_turn(device: str, *, alone: bool) -> Iterator[None]:
-    """Return a context in which one sample of an audit runs on ``device``. If ``alone`` is set, samples of other audits
-    wait meanwhile.
+    """Return a context in which one sample of an audit runs on ``device``. If ``alone`` is true, samples of other
+    audits wait meanwhile. Otherwise samples of other audits that are not alone may run at the same time.
 
     On the CPU the context does nothing, since each audit has processes of its own.
     """
@@ -52,8 +52,8 @@ def device_turn(device: str, *, alone: bool) -> Iterator[None]:
 
 @contextmanager
 def take_turn(folder: Path, device: str, *, alone: bool) -> Iterator[None]:
-    """Return a context that holds the file lock of ``device`` in ``folder``. The lock is exclusive if ``alone`` is set,
-    otherwise shared.
+    """Return a context that holds the file lock of ``device`` in ``folder``. The lock is exclusive if ``alone`` is
+    true, and otherwise shared.
 
     A second lock, the gate, keeps new samples from starting while a sample waits to be alone. No file is opened or
     closed in this process while a sample is alone, since a check may count open files.
@@ -73,7 +73,8 @@ def take_turn(folder: Path, device: str, *, alone: bool) -> Iterator[None]:
 
 @contextmanager
 def _lock_file(file: Path, operation: int) -> Iterator[FileIO]:
-    """Return a context that holds a lock (flock) on ``file``. ``operation`` says whether it is shared or exclusive.
+    """Return a context that holds a lock (flock) on ``file``. ``operation`` is ``fcntl.LOCK_SH`` for a shared lock and
+    ``fcntl.LOCK_EX`` for an exclusive one.
 
     At the end the file is closed, which releases the lock.
     """

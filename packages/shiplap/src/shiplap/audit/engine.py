@@ -295,7 +295,8 @@ def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard])
     """Return the costs of one call of the op, measured by ``measure(op, device=...)`` in a process of its own if
     possible.
 
-    Return the reason as a text if they cannot be measured.
+    If a process of its own is not possible on ``device``, measure in this process. Return the reason as a string if the
+    costs cannot be measured.
     """
     if not can_isolate(device):
         try:

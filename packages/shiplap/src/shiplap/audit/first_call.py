@@ -26,7 +26,8 @@ CHANGED_BY_LOADING = (
 
 @dataclass(frozen=True)
 class FirstCall:
-    """The first call of an op in a process, with its sample, its effects, and its changes to the state of the process.
+    """The first call of an op in a process. It has the sample, the effects, and the changes to the state of the process
+    as ``(name, value before, value after)``.
 
     ``loaded`` are changes that a loaded library may make as well. They are a fault only if a later call makes them
     again.
@@ -45,7 +46,7 @@ _FIRST_CALLS: WeakKeyDictionary[Op, FirstCall] = WeakKeyDictionary()
 def make_first_call(op: Op, case: SampleCase, state: Callable[[], dict[str, Any]]) -> FirstCall:
     """Return the first call of ``op`` in this process, with the changes of the state that ``state()`` returns.
 
-    The call is made here with ``case``, unless an earlier check has made it.
+    The op is called with ``case``. If an earlier check has made the first call, return the record of that call instead.
     """
     if (known := _FIRST_CALLS.get(op)) is not None:
         return known

@@ -24,7 +24,9 @@ def _owners(searched: tuple[str, ...]) -> Mapping[str, list[str]]:
 
 
 def versions_of_packages_used(op: Op) -> dict[str, str]:
-    """Return the versions, by distribution, of the installed packages whose code the op or its sample builder uses."""
+    """Return a dict from names of distributions to versions, for the installed packages whose code the op or its sample
+    builder uses.
+    """
     modules = libraries_used(op, op.sampler)
     owners = _owners(tuple(sys.path))
     versions = {}

@@ -37,8 +37,8 @@ SendSessionEvent = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """The part of an audit that is left to do. It has the checks without a verdict and the results of the finished
-    ones.
+    """The part of an audit that is left to do. ``checks`` are the checks without a verdict, and ``failed``, ``raised``
+    and ``lethal`` are results of those that ran. ``builder`` makes the arguments of samples, or is None.
 
     Attributes:
         lethal: the check in which a sample ended a process, by the label of the sample.
@@ -90,7 +90,9 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
 
 
 def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: bool = False) -> Observation:
-    """Return the observation of one sample by one check. With ``history``, the samples before it are observed first."""
+    """Return the observation of one sample by one check. If ``history`` is true, the samples before it are observed
+    first. Otherwise only this sample is observed.
+    """
     with _audited(op, plan):
         if history:
             return load_check(check).replay_history(op, label, plan.seed, plan.device)

@@ -28,7 +28,10 @@ PACKAGES_IN_FACTS = ("shiplap", "torch")  # their versions are among the facts
 
 
 class ExaminedSamples(msgspec.Struct, frozen=True):
-    """The samples that one check examined, observed on the arguments that the op received."""
+    """A summary of the samples that one check examined. ``samples`` is their number. The other fields list what
+    occurred among the arguments that the op received, namely dtypes, sizes by name of the dim, kinds of values, memory
+    layouts, and arguments that were None.
+    """
 
     samples: int
     dtypes: list[str]

@@ -92,8 +92,8 @@ def write_reproducer(
     """Return a complete script that runs ``check`` on the sample ``label`` again, or on its series of samples if
     ``label`` is None.
 
-    ``symbol`` is the variable of the check's module that holds the check. With ``history``, the script repeats the
-    samples before ``label``, too.
+    ``symbol`` is the variable of the check's module that holds the check. If ``history`` is true, the script repeats
+    the samples before ``label``, too. Otherwise it repeats this sample only.
     """
     home, root = address_of_op(op)
     imports = f"import sys\n\nsys.path.append({str(root)!r})\n\n" if root else ""

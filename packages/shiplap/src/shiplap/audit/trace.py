@@ -35,7 +35,7 @@ REPORTED_KINDS = ("raw allocation", "synchronisation", "host callback", "module 
 @dataclass(frozen=True)
 class CudaCallCounts:
     """The number of CUDA calls by kind (see ``PATTERNS_BY_KIND``) and the streams of the kernels. ``reason`` says why
-    there are no counts.
+    nothing was counted, and is empty if the calls were counted.
     """
 
     calls: Counter[str]

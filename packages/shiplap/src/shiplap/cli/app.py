@@ -96,7 +96,7 @@ app = typer.Typer(
 
 
 def _print_version(wanted: bool) -> None:
-    """Print the version and exit, if ``--version`` was given."""
+    """Print the version and exit if ``wanted`` is true, that is, if ``--version`` was given. Otherwise do nothing."""
     if wanted:
         from shiplap import __version__
 

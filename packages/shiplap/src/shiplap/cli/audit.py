@@ -130,7 +130,10 @@ Required = Annotated[
 
 @dataclass
 class _AuditResults:
-    """The results of an audit of some ops, such as findings and costs."""
+    """The results of an audit of some ops. ``costs`` are the measured costs, and ``unmeasured`` the reasons why costs
+    of others are missing. ``samples`` and ``ledgers`` hold the examined samples and the ledger (the table of these
+    samples) by name.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     costs: list[CostCard] = field(default_factory=list)
@@ -242,7 +245,10 @@ def command(
 
 @dataclass(frozen=True)
 class _AuditRequest:
-    """The options of an audit, which are the same for each op."""
+    """The options of an audit, which are the same for each op. ``checks`` are the names of the checks, or None for all.
+    ``tools`` are those of compute-sanitizer to run. ``budget`` is the seconds for one op. If ``measured`` is true,
+    costs are measured.
+    """
 
     checks: list[str] | None
     tools: list[str]
@@ -265,7 +271,7 @@ class _AuditRequest:
 
 def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: bool) -> _AuditResults:
     """Return the results of all ops, in the order of ``ops``, audited by ``jobs`` threads. They are findings, records
-    of the examined samples, and measured costs if requested. ``quiet`` hides the progress bar.
+    of the examined samples, and measured costs if requested. If ``quiet`` is true, no progress bar is shown.
     """
     from shiplap.audit import CHECKS
     from shiplap.audit.checks import load_check

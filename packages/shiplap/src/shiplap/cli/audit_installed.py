@@ -24,7 +24,11 @@ PAGE = "index.html"
 
 @dataclass(frozen=True)
 class InstalledOptions:
-    """The options of ``--installed``. ``arguments`` are those of the script that ``record`` names."""
+    """The options of ``--installed``. ``namespaces`` limits the audit to ops of these namespaces. ``arguments`` are
+    those of the script ``record``, whose calls are recorded. ``baseline`` is the file of known findings, which is
+    written anew if ``update_baseline`` is true. ``folder`` is that of the results, and ``seconds`` limits the search
+    for calls of one op.
+    """
 
     package: str
     namespaces: Sequence[str]
@@ -39,8 +43,9 @@ class InstalledOptions:
 
 
 def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None) -> int:
-    """Audit the torch ops of an installed package, print a report, and return the exit status. The status is not 0 if a
-    finding is missing in the baseline, a file of known findings.
+    """Audit the torch ops of an installed package, print a report, and return the exit status. The report is JSON if
+    ``as_json`` is true, and otherwise text. If ``html`` is not None, write an HTML report to this file as well. The
+    status is not 0 if a finding is missing in the baseline, a file of known findings.
 
     Raises:
         ShiplapError: ``SL501`` if there is no such package or no op in it, ``SL601`` if it cannot be imported,
@@ -72,7 +77,7 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
 
 def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     """Return the audit results of all ops of the package, in order. Results of an earlier run in the folder of
-    ``--out`` are used, and their ops are not audited again.
+    ``--out`` are used, and their ops are not audited again. If ``quiet`` is true, no progress is shown.
     """
     from shiplap.audit.installed.engine import InstalledRequest, audit_installed_ops, prepare_process, stored_results
     from shiplap.scaffold.calls import DispatchRecorder

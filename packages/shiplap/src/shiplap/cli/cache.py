@@ -174,7 +174,7 @@ def _remove_proofs(*, stale: bool) -> tuple[int, list[str]]:
     """Remove stored proofs, the results of tests that a rewrite or template is right. Return how many were removed, and
     the files that could not be removed.
 
-    If ``stale`` is true, only proofs that cannot be used here are removed.
+    If ``stale`` is true, only proofs that cannot be used here are removed. Otherwise all are removed.
     """
     from shiplap.tuning.proof_cache import kept_proofs, remove_proof
 

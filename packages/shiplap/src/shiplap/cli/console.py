@@ -122,8 +122,8 @@ def emit_failure(
 
 
 def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
-    """Print a catalogue error on stderr, one field per line. If ``as_json`` is true, also print it as JSON on
-    stdout.
+    """Print a catalogue error on stderr, one field per line. If ``as_json`` is true, also print it as JSON on stdout.
+    Otherwise print nothing there.
     """
     from rich.text import Text
 

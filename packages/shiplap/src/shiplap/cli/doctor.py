@@ -83,7 +83,7 @@ def command(
 
 def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_break: bool, apply: bool) -> None:
     """Run the program with remedies in a copy, and print those that helped. If ``apply`` is true, also write them into
-    the program's files.
+    the program's files. Otherwise leave these unchanged.
 
     Exit with status 1 if the program failed. If ``fail_on_break`` is true, exit with status 1 also if graph breaks are
     left.

@@ -24,9 +24,7 @@ from types import ModuleType
 
 @dataclass(frozen=True)
 class Family:
-    """A family, which is a distribution of ops. It holds the family's name and the module whose import declares the
-    ops.
-    """
+    """A distribution of ops. ``name`` is its name, and an import of ``module`` declares the ops."""
 
     name: str
     module: str

@@ -19,8 +19,9 @@ from shiplap.tuning.engine import tuning_progress
 
 @dataclass
 class PackageDraft:
-    """The draft of a module that declares a package's ops. ``failure`` states how the recorded script failed. It is
-    empty if the script ran through.
+    """The draft of a module that declares a package's ops. ``text`` is its source, and ``calls`` has the calls of each
+    op that the script ``script`` made. ``failure`` states how the recorded script failed. It is empty if the script ran
+    through.
     """
 
     package: str

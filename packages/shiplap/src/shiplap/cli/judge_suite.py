@@ -28,7 +28,9 @@ def judge_suite(
     *,
     as_json: bool,
 ) -> int:
-    """Judge the candidate kernels for the problems of a folder, print a line for each, and return the exit status.
+    """Judge the candidate kernels for the problems of a folder, print a line for each, and return the exit status. If
+    ``output`` is not None, the verdicts are appended to this file as JSON lines, and problems that it already has are
+    not judged again.
 
     ``jobs`` candidates compile at once, and ``changes`` holds options of the judgement. Raise ``SL613`` if the folder
     has no problems.

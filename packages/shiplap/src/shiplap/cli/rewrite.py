@@ -88,8 +88,8 @@ def command(
 
 
 def _test_rewrites(targets: list[str], json: bool) -> None:
-    """Prove the rewrites that ``targets`` name, and print each check. Exit with status 1 if a rewrite is refused. Raise
-    ``SL501`` if there are none.
+    """Prove the rewrites that ``targets`` name, and print each check, as JSON if ``json`` is true and otherwise as
+    text. Exit with status 1 if a rewrite is refused. Raise ``SL501`` if there are none.
     """
     from shiplap.rewrite.proof_report import proofs_as_json, prove_each
 

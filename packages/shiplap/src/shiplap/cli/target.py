@@ -135,6 +135,7 @@ def unknown_name(
     kind: str, name: str, names: Sequence[str], *, where: str, value: object = None, got: str = "", fix: str = ""
 ) -> ShiplapError:
     """Return the error ``SL501`` for a name that does not exist, with a suggestion from ``names``, the existing names.
+    ``got`` and ``fix`` replace those of the error if they are not empty.
 
     ``kind`` is what was wanted, with an article, such as ``"an op"``. ``value`` is the object of another kind that has
     the name, if there is one.

@@ -106,7 +106,8 @@ def command(
 
 def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[str], *, json: bool) -> None:
     """Write the entries of the frozen tables ``tables`` to the file ``output``, and print its size and the conflicts.
-    ``others`` are the other options that were given. Raise ``SL613`` if there are any, or if an argument is missing.
+    ``others`` are the other options that were given. Raise ``SL613`` if there are any, or if an argument is missing. If
+    ``json`` is true, print JSON, and otherwise text.
     """
     if others or not tables or output is None:
         missing = [*others, *([] if tables else ["no tables"]), *([] if output else ["no -o FILE"])]
@@ -125,7 +126,7 @@ def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[
 
 def _print_choices(result: TuneResult, budget: str | None, *, json: bool) -> int:
     """Print the kernels that tuning chose and the number of calls that were not reached within ``budget``. Return the
-    exit status. If ``json`` is true, print JSON.
+    exit status. Print JSON if ``json`` is true, and otherwise text.
     """
     from shiplap.render import exit_status
 
@@ -194,7 +195,7 @@ def values_of(text: str) -> dict[str, Any]:
 
 def _requests_of_profile(targets: Sequence[str], profile: Path, device: str | None) -> list[TuningRequest]:
     """Return the calls recorded in ``profile`` as tuning requests. If there are ``targets``, only their calls are
-    returned. Raise ``SL613`` if none are left.
+    returned. Raise ``SL613`` if none are left. Their device is ``device``, or the recorded one if it is None.
     """
     from shiplap.tuning.recorded_calls import read_calls
 

@@ -13,7 +13,9 @@ from shiplap.doctor.places import imported_from, innermost_relevant, is_function
 
 @dataclass(frozen=True)
 class BreakMessage:
-    """A message of torch, split into its first line, explanation, hints, debug context and registry id."""
+    """A message of torch, split into its first line, explanation, hints, debug context and registry id. ``skipped`` is
+    true if torch could not resume after the break.
+    """
 
     reason: str
     explanation: str = ""
@@ -25,8 +27,8 @@ class BreakMessage:
 
 @dataclass(frozen=True)
 class BreakCause:
-    """A cause of graph breaks. It has an explanation for readers who do not know the compiler, and a text that names
-    the remedy.
+    """A cause of graph breaks. ``why`` explains it for readers who do not know the compiler, and ``fix`` names the
+    remedy.
     """
 
     id: str
@@ -380,8 +382,8 @@ def _innermost_call(calls: list[ast.Call]) -> ast.Call | None:
 
 
 def _own_expressions(node: ast.stmt) -> Iterator[ast.expr]:
-    """Yield the expressions of a statement without its body, from the outermost on. The bodies of ``if``, ``for`` and
-    ``with`` are left out.
+    """Yield the expressions of the statement ``node`` without its body. An expression comes before the expressions
+    inside it. The bodies of ``if``, ``for`` and ``with`` are left out.
     """
     # Statements in the body have lines of their own, and a break there is reported at those.
     own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]

@@ -263,7 +263,9 @@ class Recompile:
 
 @dataclass(frozen=True)
 class Skip:
-    """A reason for which CUDA graphs were requested but not used."""
+    """A reason for which torch did not use CUDA graphs that were requested. ``place`` is the line that torch names, or
+    None. ``times`` counts the cases, and ``fix`` is the remedy.
+    """
 
     reason: str
     place: SourcePlace | None = None

@@ -176,7 +176,7 @@ class Source:
 
 
 def indent_of(source: Source, node: ast.stmt) -> str:
-    """Return the white space in front of a statement."""
+    """Return the white space in front of the statement ``node``."""
     start = source.offset(node.lineno, 0)
     return source.text[start : start + len(source.text[start:]) - len(source.text[start:].lstrip(" \t"))]
 
@@ -309,7 +309,7 @@ def _is_compile(node: ast.expr, call: ast.Call | None) -> bool:
 
 
 def _with_dynamic(source: Source, node: ast.expr) -> Edit:
-    """Return the edit that gives a call, or a decorator without parentheses, the argument ``dynamic=True``."""
+    """Return the edit that adds the argument ``dynamic=True`` to ``node``, a call or decorator without parentheses."""
     if not isinstance(node, ast.Call):
         return source.replace(node, source.code(node) + "(dynamic=True)")
     for keyword in node.keywords:
@@ -341,8 +341,8 @@ def together(*editors: Editor) -> Editor:
 
 @of_statement
 def guard_effect(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that puts ``if not torch.compiler.is_compiling():`` in front of a call. The result of the call
-    must be unused.
+    """Yield the edit that puts ``if not torch.compiler.is_compiling():`` in front of the statement ``node``. This must
+    be a call whose result is unused.
     """
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         indent = indent_of(source, node)
@@ -381,7 +381,9 @@ guard_predicate = guard_call("(not torch.compiler.is_compiling() and {call})", r
 
 @of_statement
 def guard_context(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that replaces a context manager by an empty context while the compiler traces."""
+    """Yield the edit that replaces the context manager of ``node``, a ``with`` statement, by an empty context while the
+    compiler traces.
+    """
     if isinstance(node, ast.With) and len(node.items) == 1 and node.items[0].optional_vars is None:
         context = node.items[0].context_expr
         text = f"(contextlib.nullcontext() if torch.compiler.is_compiling() else {source.code(context)})"
@@ -436,7 +438,7 @@ def _is_disable(node: ast.expr) -> bool:
 
 @of_statement
 def hoist_class(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that moves a class definition from a function to the module level."""
+    """Yield the edit that moves the class definition ``node`` from a function to the module level."""
     # The edit would leave a decorator behind, in front of the next statement.
     if isinstance(node, ast.ClassDef) and node.col_offset and not node.decorator_list:
         above = source.before_definition(node.lineno, reindent(whole_lines(source, [node]), ""))

@@ -79,7 +79,7 @@ def _condition(test: ast.expr) -> str:
 
 @of_statement
 def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that replaces an ``if`` between two values by ``torch.where``."""
+    """Yield the edit that replaces an ``if`` between two values, in ``node``, by ``torch.where``."""
     for chosen in ast.walk(node) if not isinstance(node, ast.If | ast.While) else ():
         if isinstance(chosen, ast.IfExp) and chosen.lineno <= case.line <= (chosen.end_lineno or 0):
             sides = f"{source.code(chosen.body)}, {source.code(chosen.orelse)}"
@@ -103,8 +103,8 @@ def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 
 def _assigned(source: Source, node: ast.stmt) -> tuple[str, str] | None:
-    """Return ``(name, value)`` of a plain assignment, such as ``("x", "x + 1")`` for ``x += 1``. Return None for other
-    statements.
+    """Return ``(name, value)`` of ``node`` if it is a plain assignment, such as ``("x", "x + 1")`` for ``x += 1``.
+    Return None for other statements.
     """
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
         return node.targets[0].id, source.code(node.value)
@@ -135,7 +135,7 @@ def _returned_pair(source: Source, node: ast.If) -> tuple[ast.expr, ast.expr, as
 
 @of_statement
 def cond_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that replaces an ``if`` which assigns tensors or returns one by ``torch.cond``."""
+    """Yield the edit that replaces ``node``, an ``if`` which assigns tensors or returns one, by ``torch.cond``."""
     if not isinstance(node, ast.If):
         return
     test, indent = _condition(node.test), indent_of(source, node)
@@ -187,8 +187,8 @@ def _enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None
 
 
 def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
-    """Return the names that may be read after a statement in its function. If the statement is in a loop, a later round
-    of the loop may read a name that stands before it.
+    """Return the names that may be read after the statement ``node`` in its function. If the statement is in a loop, a
+    later round of the loop may read a name that stands before it.
     """
     function = _enclosing_function(source, node)
     parents: dict[ast.AST, ast.AST] = source.parents()
@@ -203,8 +203,8 @@ def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
 
 
 def _names_before(source: Source, node: ast.stmt) -> set[str]:
-    """Return the local names that are assigned before a statement of a function, including its parameters. Return an
-    empty set outside of a function.
+    """Return the local names that are assigned before the statement ``node`` of a function, including the function's
+    parameters. Return an empty set outside of a function.
     """
     function = _enclosing_function(source, node)
     if function is None:
@@ -219,7 +219,9 @@ def _names_before(source: Source, node: ast.stmt) -> set[str]:
 
 @of_statement
 def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that replaces a ``while`` whose variables are tensors by torch's operator ``while_loop``."""
+    """Yield the edit that replaces ``node``, a ``while`` whose variables are tensors, by torch's operator
+    ``while_loop``.
+    """
     if not isinstance(node, ast.While) or node.orelse:
         return
     # The body becomes a function, which cannot leave the one around it.
@@ -242,7 +244,7 @@ def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 @of_statement
 def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that replaces an ``assert``, or an ``if`` that only raises, by ``torch._assert_async``."""
+    """Yield the edit that replaces ``node``, an ``assert`` or ``if`` that only raises, by ``torch._assert_async``."""
     if isinstance(node, ast.Assert):
         text = f"torch._assert_async({_condition(node.test)}, {_message_text(node.msg)})"
         yield source.with_import(source.replace(node, text), "torch")
@@ -259,7 +261,9 @@ def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 
 def _message_text(node: ast.expr | None) -> str:
-    """Return the constant parts of a message as the source of a text."""
+    """Return the constant parts of the message ``node`` as the source of a string literal. If there are none, return
+    the literal of ``a check failed``.
+    """
     constants = (
         [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)] if node else []
     )

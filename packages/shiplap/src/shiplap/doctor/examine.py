@@ -32,9 +32,9 @@ def diagnose_command(command: Sequence[str], stdout: IO[Any] | int | None = None
     """Run ``command`` as it would run on its own, with torch's trace switched on. Return the diagnosis of all its
     processes.
 
-    The program keeps its arguments, directory, streams and exit status. It gets one more environment variable,
-    ``TORCH_TRACE``. Ctrl-C reaches it as always, and all compilations until then are diagnosed. Raise ``SL701`` if it
-    cannot be started.
+    The program keeps its arguments, directory, streams and exit status. If ``stdout`` is not None, however, it prints
+    to ``stdout``. The program gets one more environment variable, ``TORCH_TRACE``. Ctrl-C reaches it as always, and all
+    compilations until then are diagnosed. Raise ``SL701`` if it cannot be started.
     """
     with _trace_directory() as directory:
         try:

@@ -263,7 +263,10 @@ def rng_state(torch: ModuleType) -> dict[str, Any]:
 
 
 def restore_rng(torch: ModuleType, state: dict[str, Any]) -> None:
-    """Restore the states of random generators that :func:`rng_state` returned."""
+    """Set the random generators of torch, Python, NumPy and CUDA to the states that :func:`rng_state` returned. A
+    generator without a recorded state is left unchanged. ``torch`` is the module, which this file does not import
+    itself.
+    """
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     if "numpy" in state and "numpy" in sys.modules:

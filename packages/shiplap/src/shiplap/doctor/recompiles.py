@@ -96,8 +96,8 @@ VARIATION_KINDS: dict[str, VariationKind] = {
 
 @dataclass(frozen=True)
 class GuardFailure:
-    """A failed guard, which is torch's condition for reusing compiled code. It has the property that varied, and its
-    values before and after.
+    """A failed guard, which is torch's condition for reusing compiled code. ``cause`` is the kind of the value that
+    varied, ``subject`` the argument, dim or attribute, and ``values`` are its values before and after.
     """
 
     cause: str

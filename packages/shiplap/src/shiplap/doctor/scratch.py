@@ -19,8 +19,8 @@ _PASSED_OVER = ("node_modules", "site-packages", "__pycache__")
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of a file, in which characters ``start`` to ``end`` become ``text``. ``file`` is relative to the
-    program.
+    """A change of a file, in which the characters from ``start`` up to but without ``end`` are replaced by ``text``.
+    ``file`` is its path, relative to the folder of the program.
     """
 
     file: str
@@ -31,7 +31,9 @@ class Edit:
 
 @dataclass(frozen=True)
 class Program:
-    """A command ``python script.py ...`` or ``python -m module ...``, and the folder that holds its files."""
+    """A command ``python script.py ...`` or ``python -m module ...``. ``python`` is the interpreter with its options,
+    ``arguments`` are the words after these, and ``root`` is the folder that holds the program's files.
+    """
 
     python: tuple[str, ...]
     arguments: tuple[str, ...]
@@ -131,7 +133,8 @@ def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
 
 
 def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dict[str, str] | None:
-    """Return the texts of files by name with ``edits`` applied, or None if a result is not valid Python.
+    """Return a copy of ``texts``, which maps the paths of files to their contents, with ``edits`` applied. Return None
+    if a result is not valid Python.
 
     Files that ``texts`` lacks are read below ``root``.
     """

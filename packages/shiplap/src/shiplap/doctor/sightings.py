@@ -36,7 +36,9 @@ SKIPPED_TEXT = "Skipping the function and falling back to eager"
 
 @dataclass(frozen=True)
 class Compilation:
-    """One compilation of one function, as torch measured it."""
+    """One compilation of one function. ``compile_id`` is torch's id of it, ``file`` and ``line`` are where the function
+    begins, and ``seconds`` is the time that it took. ``metrics`` are torch's figures.
+    """
 
     process: int
     compile_id: str
@@ -74,7 +76,9 @@ class Compilation:
 
 @dataclass(frozen=True)
 class Sighting:
-    """One occurrence of a graph break in torch's log."""
+    """One occurrence of a graph break in torch's log. It has torch's message, the stack of source lines at the break,
+    and the process, id and seconds of the compilation.
+    """
 
     message: BreakMessage
     stack: tuple[SourcePlace, ...]

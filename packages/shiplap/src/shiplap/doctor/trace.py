@@ -25,10 +25,10 @@ _PREFIXES_OF_EVENTS = ('{"artifact": ', '{"compilation_metrics": ', '{"dynamo_st
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An event of the trace.
+    """An event of the trace. ``payload`` is the text of an artifact, and empty for other events.
 
-    ``kind`` is an artifact's name, or else the event's key. ``data`` has its fields, and ``compile_id`` is
-    ``"frame/version"``.
+    ``kind`` is the name of the artifact, or the event's key if it is not an artifact. ``data`` has its fields, and
+    ``compile_id`` is ``"frame/version"``.
     """
 
     kind: str

@@ -98,8 +98,9 @@ class TriedEntry:
 
 @dataclass(frozen=True)
 class RunTime:
-    """The seconds of a steady call of a compiled function. They are None if the function was called fewer than three
-    times.
+    """The seconds of a steady call of the function ``function``, which was called ``calls`` times. ``eager`` is the
+    time without compilation, ``compiled`` that with it, and ``remedied`` that with all remedies that helped. A time is
+    None if there were fewer than three calls.
     """
 
     function: str

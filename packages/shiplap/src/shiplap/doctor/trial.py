@@ -31,7 +31,11 @@ _PATIENCE = (4, 60)
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a program whose compiled functions were observed."""
+    """One run of a program whose compiled functions were observed. ``differences`` says how its results differ from the
+    recorded ones, and ``unstable`` names values that vary by themselves. ``counts`` has the numbers of compared
+    outputs, gradients and calls. ``times`` has the seconds of each call by function. ``status`` is the exit status, and
+    ``seconds`` the duration.
+    """
 
     diagnosis: Diagnosis
     status: int
@@ -49,7 +53,9 @@ class Run:
 
 
 class Laboratory:
-    """A folder for the copies, recordings and traces of one program's trials."""
+    """The runs of copies of one program, and the folder that holds the copies, recordings and traces. ``limit`` is the
+    greatest number of seconds of a run, or None. ``ignored`` names the values that are not compared.
+    """
 
     def __init__(self, program: Program, folder: Path, stdout: IO[Any] | int | None) -> None:
         """Prepare trials of a program in ``folder``. ``stdout`` receives the output of the run that is shown to the
@@ -65,7 +71,8 @@ class Laboratory:
         if it takes longer than the time limit.
 
         The run has a diagnosis. In the ``mode`` compare it also has the differences of its results from the recorded
-        ones. ``uncompiled`` runs the program without compilation, and ``show`` shows its output.
+        ones. If ``uncompiled`` is true, the program runs without compilation. If ``show`` is true, its output is shown.
+        Otherwise it is hidden.
         """
         self.number += 1
         place = self.folder / str(self.number)
@@ -144,8 +151,8 @@ def count_times(entry: Break | Recompile, run: Run) -> int:
 def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, *, fewer: bool = False) -> str:
     """Return the reason why the run ``after`` does not prove that a remedy removes ``entry``, or an empty text.
 
-    ``entry`` is a break or recompile. ``before`` is the run without the remedy. ``fewer`` accepts an entry that still
-    occurs.
+    ``entry`` is a break or recompile. ``before`` is the run without the remedy. If ``fewer`` is false, ``entry`` must
+    occur less often in ``after`` than in ``before``. If it is true, it may occur as often.
     """
     if after is None:
         return "the program ran too long"
@@ -306,8 +313,9 @@ def _candidates(
     """Yield ``(remedy, changed files)`` for each remedy of ``entry``, a break or recompile, and each edit that the
     remedy proposes.
 
-    The edits are made in the files ``texts``, which earlier remedies may have changed. Two proposals with equal results
-    are yielded once.
+    ``texts`` maps paths to the contents of files, and contains the edits of remedies that were accepted before this
+    call. Each proposal is applied to it alone, and gives a new mapping. Neither ``texts`` nor a file is changed. Two
+    proposals with equal results are yielded once.
     """
     seen: list[dict[str, str]] = [texts]
     case = make_case(program, entry, texts)

@@ -236,7 +236,8 @@ def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
     """Return a parameter of the shape, signs and approximate sizes of ``value``, with each number multiplied by a
     random factor.
 
-    With ``zeros``, a parameter of numbers near zero gets positive numbers of 0.1 to 0.5.
+    If ``zeros`` is true, a parameter of numbers near zero gets positive numbers of 0.1 to 0.5. Otherwise it is scaled
+    like any other parameter.
     """
     if not value.is_floating_point():
         return value.clone()

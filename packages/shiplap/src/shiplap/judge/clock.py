@@ -146,8 +146,8 @@ def measure_form(
 
 @dataclass(frozen=True)
 class _BatchPlan:
-    """The plan of a batch of calls. It has the number of calls, whether they are queued on a GPU before the clock
-    starts, and whether each process gets other values.
+    """The plan of a batch of calls. ``count`` is the number of calls. If ``queued`` is true, they are queued on a GPU
+    before the clock starts. If ``apart`` is true, each process gets values of its own, and otherwise all get the same.
     """
 
     count: int = 1
@@ -217,7 +217,8 @@ def _run_turn(
     *,
     queued: bool = False,
 ) -> tuple[CallOutcome, list[CallOutcome]]:
-    """Return the times of one batch of calls on ``sets``, and a list with the times of a second batch.
+    """Return the times of one batch of calls on ``sets``, and a list with the times of a second batch. If ``queued`` is
+    true, calls on a GPU are queued before the clock starts.
 
     The second batch has the same values, so it is faster if the candidate stores results. It is made only if results
     are ``expected`` and the calls change no argument. Otherwise the list is empty. ``name`` is that of the process
@@ -307,7 +308,8 @@ def _plan_batches(
 
 def _run_unqueued(judged: Mapping[str, TargetProcess], args: Args, pace: StepDeadline, plan: _BatchPlan) -> _BatchPlan:
     """Make one call in each process of ``judged`` if ``plan`` queues calls on a GPU. The first call of a process
-    allocates memory and loads kernels, which would block a queue. Return ``plan`` unchanged.
+    allocates memory and loads kernels, which would block a queue. Do nothing if ``plan`` queues no calls. In both cases
+    return ``plan`` unchanged.
     """
     for name, process in judged.items() if plan.queued else ():
         with pace.step(process.prisoner):

@@ -272,7 +272,8 @@ def _start_target_process(
 ) -> TargetProcess:
     """Start a sandboxed process, load ``target`` into it as ``kind``, and return it. The process ends with ``stack``.
 
-    Raise ``SL617`` if it does not start. ``compiled`` says whether the target is compiled with ``torch.compile``.
+    Raise ``SL617`` if it does not start. If ``compiled`` is true, the target is compiled with ``torch.compile``.
+    Otherwise it runs as it is.
     """
     folder = str(Path(target.file).parent) if target.file else ""
     try:
@@ -390,14 +391,15 @@ def _check_one_form(
     """Compare the candidate's results with the reference's on inputs of one form (shapes and kind of values). Raise
     ``CandidateError`` if they differ.
 
-    If the form will be timed, nearby values and new values in the same tensors are compared, too. ``brief`` says that
-    the shapes are large and the reference is slow. Smaller shapes then get most of these calls.
+    If the form will be timed, nearby values and new values in the same tensors are compared, too. Set ``brief`` to true
+    if the shapes are large and the reference is slow. Only one of these calls is then made on the large shapes, and all
+    of them are made on smaller shapes.
     """
 
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
-        """Call the candidate once on ``args`` and compare its results with the reference's. With ``in_place``, the
-        values are written into the tensors of the call before. A candidate that stores results by address is then
-        wrong.
+        """Call the candidate once on ``args`` and compare its results with the reference's. If ``in_place`` is true,
+        the values are written into the tensors of the call before, so a candidate that stores results by address fails.
+        Otherwise the call gets new tensors.
         """
         with pace.step(witness.prisoner):
             witness.call(args, case.problem.expect_effects(form, args), in_place=in_place)

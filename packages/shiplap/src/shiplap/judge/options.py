@@ -82,7 +82,7 @@ class StepDeadline:
 
 @dataclass(frozen=True)
 class JudgeBudget:
-    """The time of one judgement. It has the start by ``time.monotonic`` and the length in seconds."""
+    """The time that one judgement may take, with its start by ``time.monotonic`` and its length in seconds."""
 
     began: float
     seconds: float

@@ -68,8 +68,8 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
 
 @dataclass
 class JudgeProblem:
-    """The common part of all problems. ``call`` is the reference as a function of the arguments. ``wide`` is the
-    reference as a function of arguments in float64.
+    """What a candidate has to compute, with the facts about it. This is the base class of all problems. ``call`` is the
+    reference as a function of the arguments. ``wide`` is the reference as a function of arguments in float64.
     """
 
     name: str
@@ -217,15 +217,15 @@ class JudgeProblem:
         self.runs_products = not called.names or any(part in name for name in called.names for part in parts)
 
     def _own_results(self, args: Args, like: ExpectedEffects) -> list[Tensor]:
-        """Return the reference's results for ``args`` in the usual precision, then the arguments that it has changed.
+        """Return the reference's results for ``args`` in its own precision, then the arguments that it has changed.
         ``like`` are the effects of another call, which say which arguments are changed.
         """
         with torch.no_grad():
             return self._run(self.call, args, like.changed)
 
     def gives_numbers(self, args: Args) -> bool:
-        """Return whether the reference runs on ``args`` without an error and all its results are finite. It is called
-        with its present parameters.
+        """Return whether the reference runs on ``args`` without an error and all its results are finite. The reference
+        is called with the present values of its parameters.
         """
         with torch.no_grad():
             try:
@@ -295,7 +295,8 @@ class JudgeProblem:
 
     def gradients(self, args: Args, seeds: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
         """Return the reference's gradients for the gradients ``seeds`` of its results. Those of the floating-point
-        arguments come first, then those of the parameters. With ``wide``, they are computed in float64.
+        arguments come first, then those of the parameters. If ``wide`` is true, they are computed in float64. Otherwise
+        they are computed in the dtypes of ``args``.
         """
         given = [widen_tensor(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
         given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in given]
@@ -320,7 +321,7 @@ def _clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have equal shapes, dtypes and bits."""
+    """Return whether ``a`` and ``b`` have equal shapes, dtypes and bits."""
     return a.shape == b.shape and a.dtype == b.dtype and bits_are_equal(a, b)
 
 
@@ -335,7 +336,9 @@ def _result_tensors(result: Any) -> list[Tensor]:
 
 
 class OpProblem(JudgeProblem):
-    """The problem of a declared op. Its reference is that of the op, and its inputs are samples of the audit."""
+    """The problem of implementing a declared op. The reference is that of the op, and the inputs are samples as in an
+    audit.
+    """
 
     def __init__(self, op: Op, sizes: Sequence[dict[str, Any]], device: str) -> None:
         """Make the problem of the reference of ``op``. ``sizes`` are those at which it is timed. If there are none, the
@@ -405,8 +408,8 @@ def _pick_evenly(items: list[Any], count: int) -> list[Any]:
 
 
 class FunctionProblem(JudgeProblem):
-    """The problem of a function or a module with a function that makes its inputs. The shapes and values of these are
-    varied.
+    """The problem of replacing a function or module. A given function makes the inputs, whose shapes and values are
+    then varied.
     """
 
     def __init__(
@@ -422,7 +425,7 @@ class FunctionProblem(JudgeProblem):
     ) -> None:
         """Make the problem of the reference ``call``. ``inputs`` makes the arguments of one call. ``vary_shapes`` and
         ``vary_layouts`` are options as in ``JudgeOptions``. If ``call`` is a module, it is copied in float64 for the
-        expected results.
+        expected results. ``file`` is the source file of the reference.
         """
         # A plain function computes in the precision of its arguments, so it needs no copy.
         wide = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call
@@ -431,8 +434,8 @@ class FunctionProblem(JudgeProblem):
         self.vary_shapes, self.vary_layouts, self.file = vary_shapes, vary_layouts, file
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load ``state`` into both copies of the reference's module, the plain one and the one in float64. Return False
-        for a function, which has no parameters.
+        """Load ``state`` into both copies of the reference's module, the plain one and the one in float64. Return True,
+        or False for a function, which has no parameters.
         """
         modules = [m for m in (self.call, self.wide) if isinstance(m, torch.nn.Module)]
         # load_state_dict converts the values for the module in float64.

@@ -162,8 +162,9 @@ class JudgeResult(ResultWithVerdict):
 
 
 def _times_text(timed: Timed) -> str:
-    """Return the measured times of one shape as one line of a report. It has the times of candidate and reference,
-    their resolution and the number of calls.
+    """Return the measured times of one shape as one line of a report. The line has the times of the candidate and the
+    reference, the resolution of the times (the share of a call that a candidate could hide), and the number of timed
+    calls.
     """
     compiled = f", compiled {timed.compiled * 1e6:.1f} us" if timed.compiled is not None else ""
     share = f"{100 * timed.light / max(timed.candidate, 1e-9):.0f} % of what the machine could do"

@@ -331,7 +331,7 @@ def _workload_inputs(definition: Mapping[str, Any], load: Mapping[str, Any], dev
 
 
 def _random_input(shape: list[int], dtype: str, device: str) -> str:
-    """Return a Python expression for a random tensor of this shape and dtype on the device."""
+    """Return a Python expression for a random tensor of the shape ``shape`` and the dtype ``dtype`` on ``device``."""
     if dtype == "bool":
         return f"torch.rand({shape}, device={device!r}) < 0.5"
     if "int" in dtype:

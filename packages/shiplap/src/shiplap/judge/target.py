@@ -29,7 +29,9 @@ PREDICATE_TYPE = "urn:shiplap:verdict:1"  # of the statement of a verdict
 
 @dataclass(frozen=True)
 class JudgeTarget:
-    """A module or file, and the names to look up in it. The first of the names that exists is used."""
+    """A Python object to import. ``home`` is its module or file, and ``names`` are the names to look up in it. The
+    first of the names that exists is used.
+    """
 
     home: str
     names: tuple[str, ...]

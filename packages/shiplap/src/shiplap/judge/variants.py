@@ -61,8 +61,8 @@ class InputForm:
 
     @property
     def usual(self) -> bool:
-        """Whether the inputs of this form are contiguous tensors with ordinary values. Such values are those that
-        ``get_inputs`` returns, or normally distributed ones.
+        """Whether the inputs are contiguous tensors with ordinary values. Ordinary values are those that ``get_inputs``
+        returns, or normally distributed ones.
         """
         varied = self.signed or self.layout or self.plain >= 0 or self.alike >= 0
         return self.kind in ("drawn", "normal") and not varied and self.mark is None and self.given is None
@@ -171,8 +171,8 @@ def _with_large_forms(
 
 
 def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputForm:
-    """Return a form of smaller shapes that stands for the large shapes of ``plain``. Return ``plain`` itself if
-    ``runs`` accepts none.
+    """Return a copy of ``plain``, a form (shapes and kinds of values) with large shapes, that has smaller shapes.
+    Return ``plain`` itself if ``runs`` accepts none.
 
     Random sizes are tried first. Halves of the sizes follow, since a reference may require multiples of a number.
     """
@@ -192,8 +192,9 @@ def _unusual_value_forms(
 ) -> Iterator[InputForm]:
     """Yield forms like ``plain`` with values that the reference's own inputs, ``first``, never have.
 
-    Examples are rows of zeros and negative numbers. With ``varied``, other values are also tried for scalars, for
-    integers that are the same in each draw, and for arguments that are None in each draw.
+    Examples are rows of zeros and negative numbers. If ``varied`` is true, other values are also tried for scalars, for
+    integers that are the same in each draw, and for arguments that are None in each draw. Otherwise such forms are left
+    out.
     """
     all_of = tensors_among(first)
 

@@ -16,7 +16,8 @@ _IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # those that a J
 
 def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
     """Return a console that prints only Shiplap's own styles. Control characters in texts are shown as U+FFFD. It
-    prints to stdout, or to stderr if ``stderr`` is set. With ``soft_wrap``, long lines are not wrapped.
+    prints to stderr if ``stderr`` is true, and otherwise to stdout. If ``soft_wrap`` is true, long lines are not
+    wrapped. Otherwise they are wrapped at the width of the terminal.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment

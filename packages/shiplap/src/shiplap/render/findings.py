@@ -187,7 +187,8 @@ def print_findings(
     findings: Sequence[FindingFields], console: Console | None = None, reports: Sequence[Report] = ()
 ) -> None:
     """Print a table of the findings of each subject, then the failures, then the ledgers (tables of samples) and
-    verdicts of ``reports``. Each failure is printed with its input, fix and reproducer.
+    verdicts of ``reports``. Each failure is printed with its input, fix and reproducer. They are printed on
+    ``console``, by default on stdout.
     """
     from rich.table import Table
     from rich.text import Text
@@ -234,8 +235,8 @@ def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[st
 
 
 def _print_ledger(report: Report, console: Console) -> None:
-    """Print how many samples were checked. The table has a row for each axis of the inputs and a column for each
-    obligation of the op.
+    """Print on ``console`` how many samples the checks of ``report`` have examined. The table has a row for each axis
+    of the inputs and a column for each obligation of the op.
     """
     from rich.table import Table
     from rich.text import Text
@@ -347,7 +348,9 @@ def findings_html(
     no_costs: str = "",
     reports: Sequence[Report] = (),
 ) -> str:
-    """Return the findings, verdicts, ledgers and costs as one self-contained HTML page."""
+    """Return the findings, verdicts, ledgers and costs as one self-contained HTML page. ``title`` is the title of the
+    page, and ``no_costs`` the text in place of the costs if there are none.
+    """
     return render_html(
         "findings.html.jinja",
         title=title,

@@ -53,7 +53,7 @@ OUTPUT = OwnershipRule(owned=False, group=True, everybody=True)  # folders of fi
 def open_folder(path: str | os.PathLike[str], rule: OwnershipRule = CODE, *, create: bool = False) -> int:
     """Return a descriptor of the folder ``path`` if ``rule`` accepts the folder and every folder above it.
 
-    ``create`` makes a missing folder with mode 700.
+    If ``create`` is true, a missing folder is made with mode 700. Otherwise it is an error.
 
     Raises:
         Distrusted: another user could have written a part of the path.
@@ -134,9 +134,9 @@ def unsafe_reason(e: Exception) -> str:
 def _open_checked(path: str | os.PathLike[str], rule: OwnershipRule, *, folder: bool, create: bool = False) -> int:
     """Return a descriptor of ``path``, opened one name at a time from the root.
 
-    The path names a folder if ``folder`` is set, else a regular file. ``create`` makes a missing folder. Raise
-    ``Distrusted`` if ``rule`` does not accept the owner or the mode of a part of the path. Raise ``OSError`` if a part
-    cannot be opened.
+    The path must name a folder if ``folder`` is true, and otherwise a regular file. If ``create`` is true, a missing
+    folder is made. Otherwise it is an error. Raise ``Distrusted`` if ``rule`` does not accept the owner or the mode of
+    a part of the path. Raise ``OSError`` if a part cannot be opened.
     """
     text = os.fspath(path)
     if not text or "\0" in text:
@@ -189,8 +189,9 @@ def _followed_link(here: int, name: str, at: Path, rule: OwnershipRule, above: o
 def _open_component(here: int, name: str, at: Path, *, as_folder: bool, create: bool) -> int:
     """Return a descriptor of ``name`` in the open folder ``here``, which is then closed.
 
-    ``name`` is a folder if ``as_folder`` is set, else a file for reading. ``create`` makes a missing folder with mode
-    700. Raise ``OSError`` with the path below ``at`` if the name cannot be opened.
+    ``name`` must be a folder if ``as_folder`` is true, and otherwise a file, which is opened for reading. If ``create``
+    is true, a missing folder is made with mode 700. Raise ``OSError`` with the path below ``at`` if the name cannot be
+    opened.
     """
     if as_folder and create:
         try:
@@ -266,9 +267,9 @@ def _check_ownership(
 def open_for_writing(path: str | os.PathLike[str], *, append: bool = False) -> int:
     """Return a descriptor for writing the file ``path``, which the user has named. A missing file is created.
 
-    An existing file is emptied unless ``append`` is set. The path may also name a device, a pipe, or a file that the
-    user's own program has open, such as ``/dev/stdout``. This function never waits, so a FIFO without a reader is an
-    error.
+    An existing file is emptied if ``append`` is false. If it is true, what is written is appended. The path may also
+    name a device, a pipe, or a file that the user's own program has open, such as ``/dev/stdout``. This function never
+    waits, so a FIFO without a reader is an error.
 
     Raises:
         Distrusted: the path contains a link of another user, or the file belongs to another user and lies in a folder

@@ -40,7 +40,7 @@ def write_whole(path: Path, content: bytes, *, private: bool = False, lasting: b
     """Write ``content`` to ``path``. At any time the file holds either all of its old content or all of the new one.
 
     Raise ``OSError`` if writing fails. Other users cannot write to the file, whatever the umask is, since this package
-    refuses to read a file that they can write. If ``private`` is set, the group can neither read nor write it.
+    refuses to read a file that they can write. If ``private`` is true, no other user can read it either.
 
     If ``lasting`` is false, the file is not synced to disk. It then outlives the process, but a loss of power may leave
     it missing, empty or old.
@@ -60,7 +60,8 @@ def copy_whole(source: Path, target: Path) -> None:
 @contextlib.contextmanager
 def _replace_when_done(path: Path, mode: int, lasting: bool) -> Iterator[IO[bytes]]:
     """Return a context that gives a new file for writing. At the end of the context the file replaces ``path`` by a
-    rename. After an error the new file is removed.
+    rename. After an error the new file is removed. If ``lasting`` is true, the file and the rename are written to disk,
+    so that they survive a loss of power. Otherwise this is left to the system.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name holds machine and process, so that a later clean-up can tell whether the writer still runs.

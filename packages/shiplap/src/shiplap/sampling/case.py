@@ -36,7 +36,7 @@ def plain_copies(args: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def arguments_by_name(op: Op, args: Iterable[Any]) -> dict[str, Any]:
-    """Return the values of the arguments of a call by their names, in schema order."""
+    """Return a dict from the names of the op's arguments to the values ``args``, in schema order."""
     return {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
 
 
@@ -84,8 +84,8 @@ class SampleCase:
     def fresh(self) -> tuple[Any, ...]:
         """Return copies of the arguments for one call of the op, with the same strides and offsets.
 
-        Every ``torch.Generator`` among them is copied in its present state. If ``reseeds`` is set, as for a random op,
-        torch's own generator is seeded anew.
+        Every ``torch.Generator`` among them is copied in its present state. If ``reseeds`` is true, as for a random op,
+        torch's own generator is seeded anew. Otherwise it is left unchanged.
         """
         if self.reseeds:
             torch.manual_seed(GENERATOR_SEED)
@@ -100,13 +100,14 @@ def copy_generators(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def describe_arguments(op: Op, case: SampleCase) -> str:
-    """Return the arguments on one line, such as ``x float32(5, 3) strides (1, 5), a=1.0``."""
+    """Return a description of the sample's arguments on one line, such as ``x float32(5, 3) strides (1, 5), a=1.0``."""
     return ", ".join(_format_argument(a.name, v) for a, v in zip(op.spec.args, case.args, strict=True))
 
 
 def _format_argument(name: str, value: Any) -> str:
-    """Return one argument as text. A tensor is shown by its dtype, its shape, and its strides if they are not
-    contiguous. A list of tensors is shown in brackets, and any other value as ``name=value``.
+    """Return one argument as text. A tensor is shown by ``name``, its dtype and its shape. If it is not contiguous or
+    does not begin its storage, its strides and its offset follow. A list of tensors is shown by ``name`` and its
+    tensors in brackets, and any other value as ``name=value``.
     """
     if isinstance(value, Tensor):
         plain = value.is_contiguous() and value.storage_offset() == 0

@@ -43,7 +43,8 @@ class Reduction:
 
     def growth(self, eps: float, wide_sums: bool) -> float:
         """Return the relative rounding error of a sum of ``terms`` numbers that is stored with the machine epsilon
-        ``eps``. If ``wide_sums`` is set, the sum is assumed to be accumulated in float32 and rounded once at the end.
+        ``eps``. If ``wide_sums`` is true, the sum is assumed to be accumulated in float32 and rounded once at the end.
+        If it is false, all partial sums are assumed to be rounded with the larger of ``eps`` and the field ``eps``.
         """
         steps: float = 4 + 2 * self.terms**0.5
         grown = max(eps, self.eps) * steps
@@ -102,8 +103,8 @@ def _as_integer_bits(t: Tensor) -> Tensor:
 
 
 def _shape_problem(got: Tensor, expected: Tensor) -> str:
-    """Return a text that says how two results differ in shape or, if the shapes agree, in dtype. Return an empty text
-    if both agree.
+    """Return a text that says how the results ``got`` and ``expected`` differ in shape or, if the shapes agree, in
+    dtype. Return an empty text if both agree.
     """
     if got.shape != expected.shape:
         return f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
@@ -161,7 +162,7 @@ def agrees_without_float64(
     near: NeighbourSize = "all",
 ) -> bool:
     """Return whether ``compare_within_tolerance`` accepts ``got`` for any values in float64. If so, these values need
-    not be computed.
+    not be computed. ``wide_sums`` and ``near`` are as in ``compare_within_tolerance``.
 
     Let E be the largest error of ``own``. The tolerance of an element is at least ``growth * (|wide| + rms(wide))``
     plus 3 E, and ``wide`` is within E of ``own``. So ``|got - own| <= growth * (|own| + rms(own))`` implies that
@@ -201,7 +202,10 @@ def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, n
 
 @dataclass(frozen=True)
 class _ToleranceModel:
-    """The parameters from which the tolerance of an element is computed."""
+    """The parameters from which the tolerance of an element is computed. ``sums`` describes the sums in it. If
+    ``wide_sums`` is true, they are taken to be accumulated in float32. ``near`` is the neighbourhood whose size counts
+    as well, and ``tolerance`` a further relative error.
+    """
 
     sums: Reduction
     wide_sums: bool

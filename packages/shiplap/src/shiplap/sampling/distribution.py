@@ -53,7 +53,9 @@ def distribution_difference(got: list[Tensor], wanted: list[Tensor]) -> str:
 
 
 def _flatten_to_double(t: Tensor) -> Tensor:
-    """Return a tensor as a flat row of doubles on the CPU. A complex number becomes a pair."""
+    """Return the elements of ``t`` as a float64 tensor of one dim on the CPU. A complex number becomes its real part,
+    followed by its imaginary part.
+    """
     flat = torch.view_as_real(t) if t.is_complex() else t
     return flat.detach().cpu().to(torch.float64).flatten()
 

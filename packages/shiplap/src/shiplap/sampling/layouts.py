@@ -18,57 +18,59 @@ def _offset_start(t: Tensor) -> Tensor:
 
 
 def _padded_rows(t: Tensor) -> Tensor:
-    """Return a copy whose rows are contiguous and have gaps between them. It is a slice of the columns of a wider
-    tensor.
+    """Return a copy of ``t`` whose rows are contiguous and have gaps between them. It is a slice of the columns of a
+    wider tensor.
     """
     room = t.new_zeros((*t.shape[:-1], t.shape[-1] + 3))
     return room[..., 1 : 1 + t.shape[-1]].copy_(t)
 
 
 def _strided_columns(t: Tensor) -> Tensor:
-    """Return a copy whose elements along the last dim are two apart in memory."""
+    """Return a copy of ``t`` whose elements along the last dim are two apart in memory."""
     room = t.new_zeros((*t.shape[:-1], max(1, 2 * t.shape[-1])))
     return room[..., ::2][..., : t.shape[-1]].copy_(t)
 
 
 def _transposed_matrix(t: Tensor) -> Tensor:
-    """Return a copy with the last two dims swapped in memory."""
+    """Return a copy of ``t`` with the last two dims swapped in memory."""
     return t.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
 def _reversed_dims(t: Tensor) -> Tensor:
-    """Return a copy with all dims in reverse order in memory."""
+    """Return a copy of ``t`` with all dims in reverse order in memory."""
     order = tuple(range(t.dim()))[::-1]
     return t.permute(order).contiguous().permute(order)
 
 
 def _channels_last(t: Tensor) -> Tensor:
-    """Return a copy with the second dim last in memory, as in torch.channels_last and channels_last_3d."""
+    """Return a copy of ``t`` with the second dim last in memory, as in torch.channels_last and channels_last_3d."""
     return t.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def _column_major(t: Tensor) -> Tensor:
-    """Return a copy whose last two dims are stored by columns, with gaps between the columns."""
+    """Return a copy of ``t`` whose last two dims are stored by columns, with gaps between the columns."""
     return _padded_rows(t.transpose(-1, -2)).transpose(-1, -2)
 
 
 def _swapped_heads(t: Tensor) -> Tensor:
-    """Return a copy with the second and third dim from the end swapped in memory. The heads of attention often lie like
-    that.
+    """Return a copy of ``t`` with the second and third dim from the end swapped in memory. The heads of attention often
+    lie like that.
     """
     return t.transpose(-2, -3).contiguous().transpose(-2, -3)
 
 
 def _sliced_dims(t: Tensor) -> Tensor:
-    """Return a copy that is a slice of a tensor which is larger in every dim. All dims but the last have gaps between
-    their elements.
+    """Return a copy of ``t`` that is a slice of a tensor which is larger in every dim. All dims but the last have gaps
+    between their elements.
     """
     room = t.new_zeros([size + 2 for size in t.shape])
     return room[tuple(slice(1, 1 + size) for size in t.shape)].copy_(t)
 
 
 def _channels_last_sliced(t: Tensor) -> Tensor:
-    """Return a copy in channels-last order whose channels are a slice, with gaps between rows and between images."""
+    """Return a copy of ``t`` in channels-last order whose channels are a slice, with gaps between rows and between
+    images.
+    """
     moved = t.movedim(1, -1)
     room = t.new_zeros((*moved.shape[:-2], moved.shape[-2] + 2, moved.shape[-1]))
     return room[..., 1 : 1 + moved.shape[-2], :].copy_(moved).movedim(-1, 1)

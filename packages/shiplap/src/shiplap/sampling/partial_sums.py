@@ -39,8 +39,8 @@ def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Te
 
 
 def _product_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
-    """Return the partial sums of a matrix product, cut along its inner dim, and the number of terms of each. Return
-    None for another operator.
+    """Return the partial sums of the matrix product ``name`` of ``args``, cut along its inner dim, and the number of
+    terms of each. Return None for another operator.
     """
     if name not in PRODUCTS:
         return None
@@ -50,8 +50,8 @@ def _product_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
 
 
 def _sum_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
-    """Return the partial sums of a sum or mean, cut along its longest dim, and the number of terms of each. Return None
-    for another operator.
+    """Return the partial sums of the sum or mean ``name`` of ``args``, cut along its longest dim, and the number of
+    terms of each. Return None for another operator.
     """
     if name not in ("sum", "mean") or not args[0].dim():
         return None
@@ -66,8 +66,8 @@ def _sum_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
 
 
 def _convolution_part_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Runs | None:
-    """Return the partial sums of a convolution, cut along its input channels, and the number of terms of each. Return
-    None for another operator, for several groups or for omitted arguments.
+    """Return the partial sums of the convolution ``name`` of ``args``, cut along its input channels, and the number of
+    terms of each. Return None for another operator, for several groups or for omitted arguments.
     """
     if name != "convolution" or len(args) != 9 or args[6] or args[8] != 1:
         return None

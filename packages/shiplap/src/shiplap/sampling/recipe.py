@@ -41,8 +41,8 @@ class SampleRecipe:
     lists: Pairs = ()
 
     def but(self, **changes: Any) -> SampleRecipe:
-        """Return a copy of the recipe with ``changes``. A mapping is merged into the field of its name, and any other
-        value replaces the field.
+        """Return a copy of the recipe with ``changes``. Each change is named like the field that it concerns. A mapping
+        is merged into that field, and any other value replaces it.
         """
         merged: dict[str, Any] = {
             k: _mapping_pairs({**dict(getattr(self, k)), **v}) if isinstance(v, Mapping) else v

@@ -59,8 +59,8 @@ def rounding_allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tenso
 
 
 def _element_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Return the absolute difference of each element. It is 0 for two NaNs or equal infinities, and infinity if only
-    one of the two numbers is finite.
+    """Return the absolute difference of the elements of ``a`` and ``b``. It is 0 for two NaNs or equal infinities, and
+    infinity if only one of the two numbers is finite.
     """
     dtype = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(dtype), b.to(dtype)  # torch compares no float8 with another dtype

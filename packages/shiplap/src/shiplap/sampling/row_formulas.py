@@ -30,7 +30,7 @@ def _log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
 
 def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
     """Return the logarithm of the sum of exponentials of ``x`` over the dims ``dim``. The maximum is subtracted first
-    where it is finite. With ``keepdim``, the result keeps the summed dims with size 1.
+    where it is finite. If ``keepdim`` is true, the result keeps the summed dims with size 1. Otherwise it lacks them.
     """
     dims = list(dim)
     top = x.amax(dims, keepdim=True)
@@ -44,8 +44,8 @@ def _var_mean(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the variance and the mean of ``x`` over ``dim`` (all dims if None), computed from plain sums. The
-    correction of the variance is 1 if ``correction`` is None. With ``keepdim``, the results keep the reduced dims with
-    size 1.
+    correction of the variance is 1 if ``correction`` is None. If ``keepdim`` is true, the results keep the reduced dims
+    with size 1. Otherwise they lack them.
     """
     dims = list(dim) if dim else list(range(x.dim()))
     count = 1
@@ -72,7 +72,8 @@ def _layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the layer norm of ``x`` over its last dims, then the mean and the reciprocal standard deviation of each
-    row. ``shape`` holds the sizes of these dims.
+    row. ``shape`` holds the sizes of these dims. ``weight`` and ``bias`` are applied to the normalised rows unless they
+    are None.
     """
     dims = list(range(x.dim() - len(shape), x.dim()))
     var, mean = _var_mean(x, dims, correction=0, keepdim=True)
@@ -85,8 +86,9 @@ def _layer_norm(
 def _vector_norm(
     x: Tensor, order: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    """Return the 2-norm of ``x`` over ``dim`` (all dims if None). With ``keepdim``, the result keeps these dims with
-    size 1. Return ``NotImplemented`` if ``order`` is not 2, if ``x`` is complex or if ``dtype`` is given.
+    """Return the 2-norm of ``x`` over ``dim`` (all dims if None). If ``keepdim`` is true, the result keeps these dims
+    with size 1. Otherwise it lacks them. Return ``NotImplemented`` if ``order`` is not 2, if ``x`` is complex or if
+    ``dtype`` is given.
     """
     if order != 2 or x.is_complex() or dtype is not None:
         return NotImplemented

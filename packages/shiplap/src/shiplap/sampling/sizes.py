@@ -47,8 +47,8 @@ def broadcast_ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
 
 
 def name_groups(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[str, ...]]:
-    """Yield tuples of names. First each name alone is yielded, and at last all names together. If ``every`` is set and
-    there are three names, their pairs are yielded in between.
+    """Yield tuples of names. First each name alone is yielded, and at last all names together. If ``every`` is true and
+    there are three names, their pairs are yielded in between. Otherwise no pairs are yielded.
     """
     names = tuple(names)
     among = range(2, len(names)) if every and len(names) < 4 else ()

@@ -62,8 +62,8 @@ EMPTY_SECTION_BYTES = {".data": 16, ".bss": 16}  # what an empty library has, wi
 
 @dataclass(frozen=True)
 class WritableSymbol:
-    """A variable in writable memory. ``kind`` is ``"global"`` if the process has one copy, and ``"thread-local"`` if
-    each thread has its own.
+    """A variable in writable memory, with its name and its size in bytes. ``kind`` is ``"global"`` if the process has
+    one copy, and ``"thread-local"`` if each thread has its own.
     """
 
     name: str

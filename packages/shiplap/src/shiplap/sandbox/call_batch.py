@@ -38,7 +38,8 @@ _batch_numbers = count(1)
 
 @dataclass(frozen=True)
 class BatchRun:
-    """The times of one run of a batch, measured by this process and by the sandboxed one.
+    """The times of one run of a batch. ``took`` is the time that this process measured, and ``claimed`` the seconds
+    that the sandboxed process reported.
 
     ``written`` are the measured seconds in which values were written to a GPU.
     """
@@ -52,8 +53,9 @@ class CallBatch:
     """A context with calls that a sandboxed process has prepared, on arguments in memory that both processes share.
 
     ``index`` is that of a candidate. If ``poison`` is not None, memory that the candidate allocates is filled with this
-    byte. If the batch is ``blank``, its arguments hold zeros until ``fill`` writes values. By default a batch of index
-    -1 is blank. If ``queued`` is set, calls on a GPU are queued before the clock starts.
+    byte. Otherwise that memory is left as it is. If the batch is ``blank``, its arguments hold zeros until ``fill``
+    writes values. By default a batch of index -1 is blank. If ``queued`` is true, calls on a GPU are queued before the
+    clock starts. Otherwise each is timed from its start.
     """
 
     def __init__(
@@ -67,7 +69,8 @@ class CallBatch:
         queued: bool = False,
     ) -> None:
         """Share the arguments of all calls with the sandboxed process, and make it prepare the calls. ``sets`` has the
-        arguments of each call. With ``blank``, by default for a negative ``index``, they stay zero until ``fill``.
+        arguments of each call. If ``blank`` is true, they are zeros until ``fill`` writes values. By default this holds
+        for a negative ``index``. ``index``, ``poison`` and ``queued`` are explained in the class.
         """
         self.witness, self.sets, self.queued = witness, sets, queued
         self._number = next(_batch_numbers)
@@ -265,8 +268,8 @@ class CallBatch:
 
 
 def _check_probes(spans: ResultSpans, probes: Sequence[Probe]) -> None:
-    """Raise ``CandidateError`` if an element of a result on the device differs from its probe. A probe is the value
-    that was read as soon as the calls were done.
+    """Raise ``CandidateError`` if an element of a result on the device differs from its value in ``probes``, which was
+    read as soon as the calls were done. ``spans`` holds the bytes of the results.
     """
     for span in spans:
         where = span.memory, span.at, span.length

@@ -156,7 +156,7 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
 
 @dataclass(frozen=True)
 class _KeptResults:
-    """The results of one call that the process still keeps, and the bytes of its tensors, in all and on the host."""
+    """The results of one call that are still kept, with the bytes of its tensors, in all and on the host."""
 
     spans: ResultSpans
     size: int
@@ -171,7 +171,7 @@ class TargetProcess:
     """
 
     def __init__(self, prisoner: SandboxedProcess, *, declines: bool = False) -> None:
-        """Wrap a sandboxed process without a target. With ``declines``, the target may refuse arguments."""
+        """Wrap a sandboxed process. The target may refuse arguments only if ``declines`` is true."""
         self.prisoner, self.declines = prisoner, declines
         self.batches: set[int] = set()  # numbers of the batches that the process has prepared
         self.opened = OpenedAllocations()
@@ -252,7 +252,7 @@ class TargetProcess:
     ) -> list[protocol.OperatorUse] | str:
         """Run one call of the target and return each torch operator that it runs, or the reason why they cannot be
         listed. Raise ``CandidateError`` if the results differ from ``expected``. Raise it also if the call leaves
-        threads, changed settings or GPU work behind, unless the target is ``trusted``.
+        threads, changed settings or GPU work behind, unless ``trusted`` is true.
         """
         arena = ArgumentArena()
         try:
@@ -289,9 +289,9 @@ class TargetProcess:
     ) -> CallOutcome:
         """Call the target on ``args`` and return the times and the error in units of the tolerance.
 
-        If ``expected`` is given, the effects are compared with it, and ``CandidateError`` is raised if they differ.
-        With ``in_place``, the values are written into the tensors of the last call, as another library that shares
-        their memory would do.
+        If ``expected`` is given, the effects are compared with it, and ``CandidateError`` is raised if they differ. If
+        ``in_place`` is true, the values are written into the tensors of the last call. Otherwise the call gets new
+        tensors.
         """
         last = self._given if in_place else None
         # A layout of its own for each call: addresses say nothing about values.
@@ -338,7 +338,7 @@ class TargetProcess:
         return self._read_results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load ``state`` into the target's parameters. Return False if the target lacks one of the names."""
+        """Load ``state`` into the target's parameters. Return whether the target has all of the names."""
         arena = ArgumentArena()
         return self._request_with_arena(protocol.LoadParameters(arena.pack(dict(state))), arena, "parameters").yes
 
@@ -447,8 +447,8 @@ class TargetProcess:
     def _places(
         self, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
     ) -> list[TensorLocation]:
-        """Return the location of each tensor argument, in the GPU block or where Linux's map of the process shows it.
-        The process itself could report a copy of the arguments instead of those that it changed.
+        """Return the location of each tensor in ``given``, in the GPU block or where Linux's map of the process shows
+        it. The process itself could report a copy of the arguments instead of those that it changed.
         """
         if pieces is None:
             pieces = self.pieces(at) if not all(map(lies_on_device, given)) else []
@@ -596,5 +596,5 @@ def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
 
 
 def _argument_bytes(args: Sequence[Any], *, host: bool = False) -> int:
-    """Return the bytes of all tensors among the arguments. With ``host``, tensors on a GPU do not count."""
+    """Return the bytes of all tensors in ``args``, or of those in host memory if ``host`` is true."""
     return sum(t.numel() * t.itemsize for t in tensors_among(args) if not (host and lies_on_device(t)))

@@ -138,8 +138,8 @@ class Child:
     """
 
     def __init__(self, *, watched: bool = True) -> None:
-        """Start without a target. With ``watched``, snapshots are taken, so that changes of the interpreter are
-        detected later.
+        """Start without a target. If ``watched`` is true, snapshots are taken, by which changes of the interpreter are
+        detected later. Otherwise such changes are not detected.
         """
         self.watched = watched  # a process of the user's own is not
         self.target: Callable[..., Any] = lambda *args: ()
@@ -223,8 +223,8 @@ class Child:
 
     @handles(protocol.LoadTarget)
     def _load(self, message: protocol.LoadTarget, file: int) -> protocol.Done:
-        """Load the target that the request names. If ``thorough`` is set, a snapshot of the functions of torch is taken
-        first.
+        """Load the target that the request names. If the request's field ``thorough`` is true, a snapshot of the
+        functions of torch is taken first.
         """
         memory = _map(file)
         if message.thorough:

@@ -13,7 +13,10 @@ from shiplap.sandbox.trusted_code import function_code, is_trusted_function
 
 
 class FunctionParts(NamedTuple):
-    """The parts of one function at one time. All of them can be replaced while the function stays the same object."""
+    """The parts of one function at one time. All of them can be replaced while the function stays the same object.
+    ``function`` is the object, ``code`` its code, ``defaults`` and ``keywords`` its default values, and ``held`` the
+    functions in the cells of its closure.
+    """
 
     function: Any  # typed Any, since mypy takes a function in a class for a method
     code: CodeType
@@ -60,10 +63,10 @@ def _cell_content(cell: CellType) -> Any:
 
 
 def _same_objects(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Return whether two tuples hold the same objects."""
+    """Return whether two tuples hold the same objects (by ``is``) in the same order."""
     return len(before) == len(now) and all(map(is_, before, now))
 
 
 def _same_items(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Return whether two dictionaries hold the same objects under the same keys."""
+    """Return whether two dictionaries hold the same objects (by ``is``) under the same keys."""
     return len(before) == len(now) and all(now.get(key, before) is value for key, value in before.items())

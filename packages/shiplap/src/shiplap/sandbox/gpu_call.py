@@ -112,6 +112,6 @@ def _every_nth_element(result: Tensor, at: int, step: int) -> Tensor:
 
 
 def _bits_differ(a: Tensor, b: Tensor) -> bool:
-    """Return whether the bytes of two tensors differ."""
+    """Return whether the bytes of ``a`` and ``b`` differ."""
     a, b = (t.resolve_conj().resolve_neg().contiguous().reshape(-1) for t in (a, b))
     return not torch.equal(a.view(torch.uint8), b.view(torch.uint8))

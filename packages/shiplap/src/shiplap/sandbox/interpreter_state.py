@@ -114,7 +114,7 @@ def _read_umask() -> int:
 
 
 def _is_trusted_finder(finder: Any) -> bool:
-    """Return whether an import finder or path hook was defined by Python or an installed package."""
+    """Return whether ``finder``, an import finder or path hook, was defined by Python or an installed package."""
     find = getattr(finder, "find_spec", None) or finder
     return is_trusted_function(find) or (is_trusted_module(find) and not isinstance(find, FunctionType))
 
@@ -185,15 +185,15 @@ class InterpreterWatch:
         sys.addaudithook(self._record_event)
 
     def reset(self) -> None:
-        """Delete all observations and take the present settings as the expected ones. This method is called after the
-        imports of the user's own modules, since they may change settings.
+        """Delete all observations, and record the present settings as those that later calls must not change. This
+        method is called after the imports of the user's own modules, since they may change settings.
         """
         self._looked.clear()
         self._before = read_interpreter_state()
 
     def loaded(self) -> None:
-        """Take the present seed of torch as the expected one. This method is called after the code under test was
-        loaded, which sets the seed to initialise parameters.
+        """Record the present seed of torch as the one that later calls must not change. This method is called after the
+        code under test was loaded, which sets the seed to initialise parameters.
         """
         self._before["torch.initial_seed"] = torch.initial_seed()
 

@@ -88,7 +88,7 @@ class SandboxPolicy:
 
 def readable_places(*, device: bool = False) -> list[str]:
     """Return the existing files and folders that a sandboxed process may read. They are those of Python, its packages
-    and the system libraries. With ``device``, those of an accelerator's driver are added.
+    and the system libraries. If ``device`` is true, those of an accelerator's driver are added.
     """
     places = [*SYSTEM_PLACES, *hardware_places(), sys.prefix, sys.base_prefix, *(p for p in sys.path if p)]
     # An editable install may be a link to a folder elsewhere, which must be readable itself.

@@ -84,7 +84,7 @@ class IdleLauncher(SandboxLauncher):
 
     def rest(self, seconds: float) -> bool:
         """Kill all processes that the launcher has started, and make it wait for ``seconds`` before it ends. Return
-        False if it must not be used again.
+        whether it may be used again afterwards.
         """
         if self.resting:
             return True

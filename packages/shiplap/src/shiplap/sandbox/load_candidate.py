@@ -73,8 +73,8 @@ def build_callable(value: Any, init: Sequence[Any], state: Mapping[str, Any], se
 
 
 def load_parameters(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
-    """Load the values of ``state`` into the parameters and buffers of a module. If the module lacks one of the names,
-    change nothing and return False.
+    """Load the values of ``state`` into the parameters and buffers of a module. Return True. If the module lacks one of
+    the names, change nothing and return False.
     """
     if not isinstance(made, torch.nn.Module) or not state.keys() <= made.state_dict().keys():
         return False
@@ -98,8 +98,8 @@ def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_requested(target: LoadTarget, init: Sequence[Any], state: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the callable that a request names, compiled with ``torch.compile`` if requested. It is a function, an
-    instance of a class, an op or its reference.
+    """Return the callable that the request ``target`` names, compiled with ``torch.compile`` if the request says so.
+    The callable is a function, an instance of a class made with the arguments ``init``, an op or its reference.
     """
     sys.path[:0] = [p for p in target.path if p not in sys.path]
     value = load_named(target.home, target.names)

@@ -227,7 +227,7 @@ class FunctionSnapshot:
 
     def __init__(self, known: FunctionSnapshot | None = None, *, thorough: bool = False) -> None:
         """Record the functions of all imported trusted modules. Unchanged parts of the snapshot ``known`` are used
-        again. With ``thorough``, the operators of torch are recorded, too.
+        again. If ``thorough`` is true, the operators of torch are recorded, too. Otherwise they are left out.
         """
         before: list[_FunctionOwner] = known._owners if known is not None else []
         self._modules = dict(sys.modules)

@@ -57,7 +57,8 @@ def list_descendants(root: int, *, dead: bool = False) -> dict[int, int]:
     """Return the living descendants of the process ``root`` as a mapping from process id to process group. Parents come
     before their children.
 
-    With ``dead``, descendants that have ended and for which nobody has waited are listed, too.
+    If ``dead`` is true, descendants that have ended and for which nobody has waited are listed, too. Otherwise they are
+    left out.
     """
     fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
     family = [root]

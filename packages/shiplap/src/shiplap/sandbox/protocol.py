@@ -109,7 +109,7 @@ class Foreign(Message, frozen=True):
 
 
 class PackedList(Message, frozen=True):
-    """A list or tuple of arguments."""
+    """A list of arguments, or a tuple if ``is_tuple`` is true."""
 
     items: list[Packed]
     is_tuple: bool
@@ -140,7 +140,7 @@ class Done(Reply, frozen=True):
 
 
 class Answer(Reply, frozen=True):
-    """A reply that says yes or no."""
+    """A reply to a question. ``yes`` is true if the answer is yes."""
 
     yes: bool
 
@@ -172,7 +172,7 @@ class Locked(Reply, frozen=True):
 
 
 class ResultPlaces(Reply, frozen=True):
-    """A reply with the locations of results. It also says whether all requested results are among them."""
+    """A reply with the locations of results. ``complete`` is true if all requested results are among them."""
 
     outs: Places
     complete: bool = True
@@ -239,7 +239,10 @@ class BatchCalled(Reply, frozen=True):
 
 
 class Fork(Request[Number], frozen=True):
-    """A request to fork a process for code that is not trusted."""
+    """A request to fork a process for code that is not trusted. The process may write to the folder ``scratch``, and
+    read ``readable`` but not ``hidden``. If ``locked`` is true, it is locked into the sandbox. If ``device`` is true,
+    it may use an accelerator. ``file_size`` limits the bytes of a file that it writes.
+    """
 
     scratch: str
     readable: list[str]
@@ -312,7 +315,9 @@ class Inspect(Request[Inspection], frozen=True):
 
 
 class CallTarget(Request[TargetCalled], frozen=True):
-    """A request to call the target. With ``again``, the values are written into the tensors of the last call."""
+    """A request to call the target. If ``again`` is true, the values of ``args`` are written into the tensors of the
+    last call. Otherwise the call gets new tensors. ``keep`` is the number of earlier calls whose results are kept.
+    """
 
     args: Packed
     again: bool = False
@@ -320,7 +325,7 @@ class CallTarget(Request[TargetCalled], frozen=True):
 
 
 class ListOperators(Request[OperatorList], frozen=True):
-    """A request to list the operators of torch that a call of the target runs."""
+    """A request to call the target on ``args`` and to list the operators of torch that the call runs."""
 
     args: Packed
 
@@ -339,8 +344,9 @@ class PrepareBatch(Request[Done], frozen=True):
     """A request to prepare calls of a candidate of the task on arguments whose values may be replaced before the calls
     run.
 
-    Index -1 binds the arguments and computes nothing. ``poison`` is a byte that fills the memory which a call
-    allocates. Batches that are not in ``kept`` are released.
+    ``index`` is that of the candidate. If it is -1, the calls bind the arguments and compute nothing. ``poison`` is a
+    byte that fills the memory which a call allocates, or None to leave that memory as it is. Batches that are not in
+    ``kept`` are released.
     """
 
     batch: int
@@ -357,10 +363,10 @@ class ReleaseBatches(Request[Done], frozen=True):
 
 
 class RunBatch(Request[BatchCalled], frozen=True):
-    """A request to run each prepared call once. With ``repeats``, the first call is run that many times, and its
-    results are not reported.
+    """A request to run each prepared call once. If ``repeats`` is not 0, the first call is run that many times instead,
+    and its results are not reported.
 
-    With ``gated``, the calls are queued on a GPU. Its stream waits for the gate in the block of the arguments.
+    If ``gated`` is true, the calls are queued on a GPU. Its stream waits for the gate in the block of the arguments.
     """
 
     batch: int
@@ -499,8 +505,8 @@ class Heartbeat:
 
 
 def strided_extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Return the number of elements of memory from the first to the last element of a strided tensor. It is 0 for an
-    empty tensor.
+    """Return the number of elements of memory from the first to the last element of a tensor with the sizes ``shape``
+    and the strides ``stride``. It is 0 for an empty tensor.
     """
     if 0 in shape:
         return 0
@@ -541,7 +547,7 @@ def structure_of(value: Any) -> str:
 
 
 def elements_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return whether two elements of a strided tensor share memory."""
+    """Return whether two elements of a tensor with the sizes ``shape`` and the strides ``stride`` share memory."""
     reach = 0
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size > 1 and step <= reach:
@@ -551,8 +557,8 @@ def elements_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def flatten_results(values: Any) -> list[Any]:
-    """Return the tensors and plain values nested in a result as a flat list. Each tensor is detached, as a new object
-    without the attributes and hooks of the old one.
+    """Return the tensors and plain values nested in the result ``values`` as a flat list. Each tensor is detached, as a
+    new object without the attributes and hooks of the old one.
     """
     return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in tree_leaves(values)]
 

@@ -37,7 +37,9 @@ def rng_positions() -> dict[str, int]:
 
 
 class RngWatch:
-    """The positions of the shared random generators after the last call."""
+    """A record of the positions of the random generators that all code shares, as they were after the last call. It
+    shows whether a candidate resets a generator.
+    """
 
     def __init__(self) -> None:
         """Start without a known position of any generator."""

@@ -81,7 +81,8 @@ def assemble(column: int, architecture: int, pid: int, device: bool) -> list[Lin
     """Return the instructions of the seccomp filter for a machine.
 
     ``column`` is its column in the tables of system calls. ``architecture`` is the identification of the machine, and
-    ``pid`` the id of this process. ``device`` allows the calls that a GPU driver needs.
+    ``pid`` the id of this process. If ``device`` is true, the filter also allows the calls that a GPU driver needs.
+    Otherwise it refuses them.
     """
     program = [(LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL)]
     program += [(LOAD, 0, 0, NUMBER_AT), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
@@ -93,8 +94,9 @@ def assemble(column: int, architecture: int, pid: int, device: bool) -> list[Lin
 
 
 def _ranges(column: int, device: bool) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of each run of consecutive system call numbers that are allowed whatever their arguments
-    are.
+    """Yield (first, last) of each run of consecutive system call numbers that are allowed whatever their arguments are.
+    If ``device`` is true, the calls that a GPU driver needs are among them, and otherwise not. ``column`` is that of
+    the machine in the tables of system calls.
     """
     classes = (*ALLOWED, *(WITH_DEVICE if device else ()))
     numbers = sorted({n for c in classes for pair in c.numbers.values() if (n := pair[column]) is not None})
@@ -111,8 +113,8 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
     """Yield the number of each system call whose permission depends on its arguments, with the filter instructions that
     test the arguments.
 
-    ``column`` is that of the machine in the tables of system calls, ``pid`` the id of this process. ``device`` allows
-    the calls that a GPU driver needs.
+    ``column`` is that of the machine in the tables of system calls, ``pid`` the id of this process. If ``device`` is
+    true, the calls that a GPU driver needs are included. Otherwise they are left out.
     """
     yield FUTEX[column], _one_of(SECOND_AT, FUTEX_OPERATIONS, FUTEX_OPERATION)  # first, since it is called most
     for name, numbers in OWN_PROCESS_CALLS.items():
@@ -189,7 +191,8 @@ def install_filter(*, device: bool = False) -> str:
     """Install the seccomp filter of the sandbox for all threads of this process and its children. Return an empty text,
     or the reason why that failed.
 
-    With ``device``, the calls that the driver of an accelerator needs are allowed.
+    If ``device`` is true, the calls that the driver of an accelerator needs are allowed, too. Otherwise they are
+    refused.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None:

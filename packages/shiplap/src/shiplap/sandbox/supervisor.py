@@ -90,7 +90,7 @@ class ProcessEnded(Exception):
 
     def __init__(self, how: str, *, lack: bool = False) -> None:
         """Make the error. ``how`` is a text about the end of the process. ``lack`` is true if the machine lacked
-        something.
+        something, and false if the process is at fault.
         """
         super().__init__(printable_text(how))
         self.lack = lack
@@ -112,7 +112,7 @@ class UnsupportedArguments(Exception):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of a process on the seconds of a request, on further bytes of memory, and on child processes."""
+    """The limits of a process on the seconds of a request, bytes of further memory, processes, and bytes of a file."""
 
     seconds: float = 120.0
     memory: int = 8 << 30
@@ -565,8 +565,8 @@ class SandboxedProcess:
     def strays(self, *, still: bool = False, dead: bool = False) -> list[int]:
         """Return the process ids of the descendants of the sandboxed process, including those whose parent has ended.
 
-        With ``still``, all of them must be stopped, which allows a faster search. With ``dead``, descendants that have
-        ended and for which nobody has waited are listed, too.
+        If ``still`` is true, all of them must be stopped, which allows a faster search. If ``dead`` is true,
+        descendants that have ended and for which nobody has waited are listed, too. Otherwise they are left out.
         """
         others, root = self.launcher.prisoners - {self.pid}, self.launcher.pid
         family = list_stopped_descendants(root) if still else list_descendants(root, dead=dead)
@@ -575,7 +575,7 @@ class SandboxedProcess:
     def end_strays(self, *, still: bool = True) -> int:
         """Kill the descendants of the sandboxed process, and return how many there were.
 
-        ``still`` says that no request is in progress, so that all of them are stopped.
+        ``still`` is false if they may be running, during a request.
         """
         strays = self.strays(still=still)
         for pid in strays:

@@ -118,8 +118,9 @@ def available(name: str) -> bool:
 def fake_mode(symbolic: bool, *, fallbacks: bool = True) -> Iterator[Any]:
     """Return a context in which a new ``FakeTensorMode`` is active. The context yields the mode.
 
-    With ``symbolic``, the sizes of converted tensors become symbols. With ``fallbacks``, torch runs a real kernel on
-    zeros for ops that lack a fake implementation.
+    If ``symbolic`` is true, the sizes of converted tensors become symbols. Otherwise they stay numbers. If
+    ``fallbacks`` is true, torch runs a real kernel on zeros for ops that lack a fake implementation. Otherwise such ops
+    raise an error.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -195,7 +196,7 @@ def _finite_bound(value: Any, infinite: float) -> float:
 
 
 def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors share one storage. The tensors may be fake."""
+    """Return whether ``a`` and ``b`` share one storage. The tensors may be fake."""
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
@@ -232,6 +233,8 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
     """
 
     class Handler(logging.Handler):
+        """A log handler that passes the records of torch's structured trace to ``emit``."""
+
         def emit(self, record: logging.LogRecord) -> None:
             """Pass the metadata and payload of a trace record on to the caller's ``emit``. Ignore other records."""
             metadata = getattr(record, "metadata", None)

@@ -28,7 +28,9 @@ Kind = Literal["functional", "inplace", "out", "mutable"]
 
 @dataclass(frozen=True)
 class AtenArgument:
-    """One argument of an overload, with its type in the schema and in C++, and whether the overload writes to it."""
+    """One argument of an overload. ``type`` is its type in the schema, and ``cpp`` that in C++. ``out`` is true for an
+    output (``out=``), and ``mutated`` is true if the overload writes to the argument.
+    """
 
     name: str
     type: str
@@ -59,7 +61,8 @@ class StructuredMeta:
 @dataclass(frozen=True)
 class AtenDeclaration:
     """One overload of an ATen operator as the installed torch declares it. ``name`` is ``base.overload``, such as
-    ``add.out``.
+    ``add.out``. ``cpp_returns`` is the C++ type of its result, and ``structured`` has the data of its shape inference,
+    or is None.
     """
 
     name: str

@@ -135,8 +135,8 @@ def is_last_backward() -> bool:
 
 
 def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a call with these arguments may skip autograd and call the kernel directly. It may if no gradient,
-    autocast, transform or trace is involved.
+    """Return whether a call with the arguments ``args`` and ``kwargs`` may skip autograd and call the kernel directly.
+    This is the case if no gradient, autocast, transform or trace is involved.
     """
     if _is_transformed():
         return False

@@ -333,8 +333,8 @@ class Registrations:
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def map(self, name: str, function: Implementation, *, always: bool = False) -> None:
-        """Register ``function`` as the implementation that ``torch.vmap`` calls if it maps over one of the tensors.
-        With ``always``, it is called inside ``torch.vmap`` for any tensors.
+        """Register ``function`` as the implementation that ``torch.vmap`` calls if it maps over one of the tensors. If
+        ``always`` is true, it is called inside ``torch.vmap`` even if none of the tensors is mapped over.
         """
         for key in ("FuncTorchBatched", *(("FuncTorchVmapMode",) if always else ())):
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
@@ -375,7 +375,7 @@ def _without_marks(value: Any) -> Any:
 def _with_own_errors(
     plain: Implementation, refusal: Refusal, check: Check | None = None, leave: Implementation | None = None
 ) -> Implementation:
-    """Return a function that calls ``check``, if given, and then ``plain``, the op's function in torch.
+    """Return a function that calls ``check``, unless it is None, and then ``plain``, the op's function in torch.
 
     A ``RuntimeError`` is replaced by the ``ShiplapError`` that ``refusal`` returns for it. If both autocast and
     ``torch.func`` are active, ``leave`` is called in place of ``plain``.

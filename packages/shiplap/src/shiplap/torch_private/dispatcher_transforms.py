@@ -95,7 +95,7 @@ _FUNCTORCH: Any = torch._C._functorch
 
 def _transform_layers(tensor: Tensor) -> list[Tensor]:
     """Return the tensor, then the tensor inside each wrapper that a level of ``torch.func`` has put around it. The last
-    one is plain.
+    tensor has no wrapper.
     """
     layers = [tensor]
     while _FUNCTORCH.is_functorch_wrapped_tensor(layers[-1]):

@@ -120,8 +120,8 @@ def _with_text(text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]
 
 
 def operators_of(details: Any) -> GraphOperators:
-    """Return the operators in the graph of a cache key. The result also says whether the graph is one from before
-    autograd, and whether it calls unknown functions.
+    """Return the operators in the graph of a cache key. The fields of the result also say whether the graph was
+    captured before autograd, and whether it calls unknown functions.
     """
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
 

@@ -70,6 +70,8 @@ def record_graph(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:
 
 
 class _Recorder(TorchFunctionMode):
+    """A torch mode that records the calls of torch functions as the nodes of a graph."""
+
     def __init__(self, values: Sequence[Tensor]) -> None:
         """Start a graph with one placeholder for each of the tensors ``values``."""
         super().__init__()
@@ -85,9 +87,7 @@ class _Recorder(TorchFunctionMode):
         self.nodes[id(made)] = made, node
 
     def node(self, given: Any) -> Any:
-        """Return the node of a tensor argument, or a plain value itself. Raise ``_Unusual`` for a value that a graph
-        cannot hold.
-        """
+        """Return the node of a tensor, or another value itself. Raise ``_Unusual`` for one that no graph can hold."""
         if isinstance(given, Tensor):
             if id(given) not in self.nodes:
                 raise _Unusual("a tensor from elsewhere")
@@ -152,7 +152,7 @@ def _public_functions(name: str) -> Iterator[Any]:
 
 
 def _has_nodes(passed: Any, named: Any) -> bool:
-    """Return whether a node is among the positional or keyword arguments, also inside containers."""
+    """Return whether a node is among the positional arguments ``passed`` or the keyword arguments ``named``."""
     nodes: list[Node] = []
     map_aggregate((passed, named), lambda n: nodes.append(n) if isinstance(n, Node) else None)
     return bool(nodes)
@@ -462,7 +462,7 @@ def signature_of(node: Node, args: Sequence[Any]) -> OperatorSignature:
 
 
 def _aten_packet(name: str) -> Any:
-    """Return the packet of overloads ``torch.ops.aten.<name>``, or None if there is none."""
+    """Return ``torch.ops.aten.<name>``, which holds all overloads of an operator, or None if it does not exist."""
     return getattr(torch.ops.aten, name, None)
 
 

@@ -38,9 +38,9 @@ class _LoopSizes(tuple[Any, ...]):
 def _host_loops(device: str, discrete: bool) -> type:
     """Return a subclass of Inductor's C++ scheduling, which groups and generates loops, for ``device``.
 
-    The device's code runs on the host, so the CPU's loops are generated with the CPU as the current device.
-    ``discrete`` says that the host cannot address the device's memory. Generating loops then raises
-    ``NotImplementedError``.
+    The device's code runs on the host, so the CPU's loops are generated with the CPU as the current device. If
+    ``discrete`` is true, the host cannot address the device's memory, and generating loops raises
+    ``NotImplementedError``. If it is false, loops are generated.
     """
     import torch
     from torch._inductor.codegen.cpp import CppScheduling
@@ -49,6 +49,8 @@ def _host_loops(device: str, discrete: bool) -> type:
     host = torch.device("cpu")
 
     class HostLoops(CppScheduling):
+        """Inductor's C++ scheduling, changed for a device whose code runs on the host."""
+
         def group_fn(self, sizes: Any) -> Any:
             """Return the sizes of a node's loops, in the groups that the CPU's scheduling makes. Inductor does not
             multiply the sizes of a group into one loop.
@@ -186,8 +188,8 @@ def inductor(device: str, discrete: bool) -> dict[str, Any]:
     """Return Inductor's code generators for ``device``, by the names in ``INDUCTOR``. Register the functions of the CPU
     for it as well.
 
-    The device's code runs on the host. If the host cannot address the device's memory (``discrete``), generating loops
-    raises an error.
+    The device's code runs on the host. If ``discrete`` is true, the host cannot address the device's memory, and
+    generating loops raises an error. Otherwise loops are generated as for the CPU.
     """
     from torch._inductor.codegen import common, wrapper
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu

@@ -73,8 +73,8 @@ def _name_in_wrapper(wrapper: Any, written: str) -> str:
 
 
 def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
-    """Return a lowering (Inductor's function from IR arguments to IR nodes) that calls ``overload`` as a whole.
-    ``known`` adds the op to torch's set of ops without a lowering of their own.
+    """Return a lowering (Inductor's function from IR arguments to IR nodes) that calls ``overload`` as a whole. If
+    ``known`` is true, the op is added to torch's set of ops without a lowering of their own.
     """
     plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
 
@@ -200,10 +200,10 @@ def largest_value(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> i
 
 
 def limit_size(symbol: Any, upper: int) -> bool:
-    """Add a guard to the graph that ``symbol`` is at most ``upper``. Return whether the guard exists.
+    """Add a guard to the graph that ``symbol`` is at most ``upper``. Return whether the guard holds.
 
-    A larger size then recompiles the graph. A graph that is packaged has no guards, and a symbol that depends on data
-    has none.
+    A larger size then recompiles the graph. No guard can be added to a packaged graph or for a symbol that depends on
+    data.
     """
     env = V.graph.sizevars.shape_env
     if env.frozen or V.graph.aot_mode or free_unbacked_symbols(symbol):
@@ -348,7 +348,7 @@ def launch_run(run: Callable[[], None]) -> None:
 
 
 def choice_node(choice: Any, fusion: bool) -> Any:
-    """Return the IR node of the result of a chosen candidate kernel. Without ``fusion``, nothing is fused into it."""
+    """Return the IR node of a chosen kernel's result. Other nodes may be fused into it only if ``fusion`` is true."""
     node = choice.output_node()
     if not fusion:
         V.graph.no_fuse_buffer_names.add(node.get_name())
@@ -388,9 +388,9 @@ def with_inner_dim(node: Any, dim: int) -> Any:
 
 
 def layout_key(node: Any) -> tuple[str, ...]:
-    """Return texts that describe the strides of an IR node, for a cache key, or an empty tuple while its layout is
-    open. They are its axes by ascending stride, each with the stride if that is 0 or 1. The speed of a kernel depends
-    on them.
+    """Return a description of the strides of an IR node for a cache key, as strings. Return an empty tuple while the
+    layout of the node is open. They are its axes by ascending stride, each with the stride if that is 0 or 1. The speed
+    of a kernel depends on them.
     """
     # The layout of such a node is not decided yet, so it must not be part of a key.
     if node.maybe_get_stride() is None:
@@ -413,7 +413,7 @@ def add_table(table: Tensor, name: str) -> Any:
 
 
 def extern_call(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the IR node of a call of the op as a whole, which Inductor treats as an opaque kernel."""
+    """Return the IR node of a call of ``overload`` as a whole, which Inductor treats as an opaque kernel."""
     return call_lowering(overload, known=False)(*args, **kwargs)
 
 
@@ -443,7 +443,7 @@ def fixed_fake(value: Any) -> Any:
 
 
 def fake_contiguous(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a contiguous fake tensor of these sizes, which may be symbolic, in the graph's fake mode."""
+    """Return a contiguous fake tensor of the sizes ``shape``, which may be symbolic, in the fake mode of the graph."""
     with V.fake_mode:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 

@@ -41,7 +41,10 @@ class NodeOrigin:
 
 @dataclass(frozen=True)
 class FusedGroup:
-    """Nodes that share a kernel, with their buffers by name. ``kind`` is ``template``, ``extern`` or ``generated``."""
+    """Operations that share a kernel. ``ops`` are their names and ``origins`` the nodes of the traced graph from which
+    they come. ``kind`` is ``template``, ``extern`` (a call of a library) or ``generated``. ``reads`` and ``writes`` are
+    the names of buffers.
+    """
 
     ops: tuple[str, ...]
     kind: str
@@ -54,8 +57,8 @@ class FusedGroup:
 
 @dataclass
 class ReportedGraph:
-    """One compiled graph. ``refused`` maps a pair of operations, as Inductor names them, to the last reason why they
-    were not fused.
+    """One compiled graph, with the groups of operations that share a kernel and the generated code. ``refused`` maps a
+    pair of operations, as Inductor names them, to the last reason why they were not fused.
     """
 
     groups: list[FusedGroup] = field(default_factory=list)
@@ -135,6 +138,8 @@ def _listen_to_logger(name: str, receive: Callable[[logging.LogRecord], None]) -
     """
 
     class Handler(logging.Handler):
+        """A log handler that passes each record to ``receive``."""
+
         def emit(self, record: logging.LogRecord) -> None:
             """Pass the record to ``receive``."""
             receive(record)

@@ -124,7 +124,7 @@ class _Store:
     def __init__(self, kernel: Any, raw: Any, epilogues: list[Any], keep_raw: bool) -> None:
         """Prepare to store the kernel's result ``raw`` with the fused ``epilogues``.
 
-        With ``keep_raw``, the result without them is stored as well.
+        If ``keep_raw`` is true, the result without them is stored as well. Otherwise only the fused result is stored.
         """
         self.kernel, self.raw, self.epilogues = kernel, raw, epilogues
         self.keep_raw = keep_raw and bool(epilogues)
@@ -194,7 +194,9 @@ def _is_one(stride: Any) -> bool:
 
 
 def _merge_leading_dims(buffer: Any, rank: int) -> Any:
-    """Return a view of a contiguous ``buffer`` with ``rank`` dims. Its leading dims are merged into the first."""
+    """Return an IR view of the contiguous buffer ``buffer`` with ``rank`` dims. Its leading dims are merged into the
+    first.
+    """
     sizes = list(buffer.get_size())
     cut = len(sizes) - rank + 1
     sizes = [sympy.Mul(*sizes[:cut]), *sizes[cut:]]

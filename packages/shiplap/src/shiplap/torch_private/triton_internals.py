@@ -200,8 +200,9 @@ class InterpretedKernel:
         """Do nothing, since an interpreted kernel is not compiled."""
 
     def run(self, *args: Any, stream: Any = None, benchmark_run: bool = False, **kwargs: Any) -> None:
-        """Launch the kernel once in Triton's interpreter. Raise ``NotImplementedError`` for bfloat16, since the
-        interpreter multiplies its bit patterns.
+        """Launch the kernel once in Triton's interpreter. If ``benchmark_run`` is true, the launch is not added to
+        ``launches``. ``stream`` has no effect. Raise ``NotImplementedError`` for bfloat16, since the interpreter
+        multiplies its bit patterns.
         """
         if any(isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in args):
             raise NotImplementedError("bf16 is wrong in Triton's interpreter")
@@ -268,7 +269,7 @@ class InterpreterTarget:
         return 0
 
     def get_current_stream(self, device: int = 0) -> int:
-        """Return 0, since nothing has a stream."""
+        """Return 0 for any device, since the interpreter has no streams."""
         return 0
 
     def get_active_torch_device(self) -> torch.device:

@@ -199,7 +199,7 @@ class LocalBench:
             return (race_runs(ready, clock, plan, self.at) if ready else {}), failed
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Return no times and no failures. The race has already measured the candidates side by side by one clock."""
+        """Return two empty dicts, since the race has already measured the candidates side by side by one clock."""
         return {}, {}  # they raced side by side
 
     def confirm(

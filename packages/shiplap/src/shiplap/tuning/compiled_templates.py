@@ -45,8 +45,8 @@ def measured_when_compiled(op: Op, device: str, compiled: bool | None) -> bool:
     """Return whether the op's templates are measured in compiled code. Templates are kernels that are compiled together
     with neighbouring ops.
 
-    ``compiled`` is the user's setting. With None, the default, they are measured if some of them run only in compiled
-    code.
+    ``compiled`` is the user's setting. If it is true, they are measured if the op has any. If it is false, they are not
+    measured. If it is None, the default, they are measured if some of them run only in compiled code.
     """
     there_only, both = templates_by_need(op, device)
     return bool(there_only or (compiled and both)) and compiled is not False

@@ -51,8 +51,8 @@ def run_on_rank_zero(work: Callable[[], Any]) -> Any:
 
 
 def broadcast_device() -> torch.device:
-    """Return a device on which the default process group can send a tensor. It is the CPU if the group serves it, else
-    the current device of the first type that the group serves.
+    """Return a device on which the default process group can send a tensor. It is the CPU if the group serves the CPU.
+    Otherwise it is the current device of the first type that the group serves.
 
     The configuration of a group names the backend of each device type, as in ``"cpu:gloo,cuda:nccl"``. A group of NCCL
     alone supports GPUs only, under any name by which it was requested.

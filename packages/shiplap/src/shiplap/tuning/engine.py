@@ -77,7 +77,8 @@ def tune_all(
     compiled: bool | None = None,
 ) -> TuneResult:
     """Return a choice for each bucket (class of sizes) of ``requests``, in order, measured within ``budget``. Under
-    ``torch.distributed``, rank 0 measures for all ranks.
+    ``torch.distributed``, rank 0 measures for all ranks. If ``budget`` is None, the time is not limited. If ``isolate``
+    is true, candidates run in a worker process, and otherwise in this one.
 
     If templates of the op are measured in compiled code, a choice among them follows the choice for eager calls.
     ``compiled`` is the user's setting for that (see :func:`shiplap.tune`).
@@ -153,8 +154,8 @@ def _choose_each(
 
 
 def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bool) -> Choice:
-    """Return the choice without a kernel that stands for a bucket (class of sizes) which the budget did not reach. Such
-    a choice is not stored.
+    """Return a choice that names no kernel and stands for a bucket (class of sizes) which the budget did not reach.
+    Such a choice is not stored.
     """
     env = dim_environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
     dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
@@ -184,8 +185,8 @@ def _choice_message(choice: Choice) -> dict[str, Any]:
 def _install_received(work: Measurement, told: Mapping[str, Any]) -> Choice:
     """Install the choice that rank 0 has made for the call ``work`` in this process, and return it.
 
-    ``told`` is the choice as ``_choice_message`` returns it. If it is empty, install nothing and return the choice
-    without a kernel.
+    ``told`` is the choice as ``_choice_message`` returns it. If it is empty, the budget did not reach the call. Then
+    install nothing and return a choice that names no kernel.
     """
     op, recipe, device, tuner = work
     if not told:
@@ -324,7 +325,7 @@ def _is_dim_size(value: Any, kind: str) -> bool:
 @contextlib.contextmanager
 def tuning_progress(wanted: bool | None) -> Iterator[Report]:
     """Return a context that yields a function to report progress. A bar on stderr shows the progress if ``wanted`` is
-    set, or by default if stderr is a terminal.
+    true. If it is None, the bar is shown if stderr is a terminal. If it is false, nothing is shown.
     """
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda what, done, total: None

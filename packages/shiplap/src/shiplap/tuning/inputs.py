@@ -36,8 +36,8 @@ _facts: dict[tuple[Any, ...], tuple[Bucket, str, str]] = {}
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments for ``recipe``, drawn at their first use. A process that only plans the tuning runs no candidate,
-    and then draws none.
+    """The arguments of ``op`` for ``recipe`` on ``device``. They are drawn from ``seed`` at their first use. A process
+    that only plans the tuning runs no candidate, and then draws none.
     """
 
     op: Op
@@ -175,7 +175,7 @@ def draw_inputs(op: Op, recipe: SampleRecipe, device: str, seed: int = SEED) -> 
 
 
 def _small_case(samples: Samples, recipe: SampleRecipe) -> SampleCase | None:
-    """Return a sample with small, distinct, odd sizes and with the dtypes and scalars of the call. Return None if the
+    """Return a sample with small, distinct, odd sizes and with the dtypes and scalars of ``recipe``. Return None if the
     declaration admits none.
     """
     same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent}
@@ -214,8 +214,8 @@ def given_ones(spec: OpSpec, recipe: SampleRecipe) -> dict[str, int]:
 
 
 def recipe_of(op: OpState, args: tuple[Any, ...]) -> SampleRecipe:
-    """Return the recipe of a call, from which similar arguments can be drawn. It has sizes, scalars, dtypes, layouts
-    and absent arguments, but no values.
+    """Return the recipe of a call of ``op`` on ``args``, from which similar arguments can be drawn. It has sizes,
+    scalars, dtypes, layouts and absent arguments, but no values.
     """
     call = op.bind(args)
     sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env} | broadcast_ones(op.spec, call.env)

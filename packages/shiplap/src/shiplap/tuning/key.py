@@ -40,8 +40,8 @@ class Key:
         return dict(self.fields).get(name, "")
 
     def as_dict(self) -> dict[str, str]:
-        """Return the fields by name in an order for readers. The order is call, source, machine, versions, then the
-        others.
+        """Return the fields by name. Those of the call come first, then the source, the machine, the versions, and all
+        other fields.
         """
         order = {n: i for i, n in enumerate((*CALL, "source", *MACHINE, *VERSIONS))}
         return dict(sorted(self.fields, key=lambda pair: (order.get(pair[0], 99), pair[0])))

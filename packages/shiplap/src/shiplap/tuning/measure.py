@@ -62,9 +62,9 @@ class CpuClock:
 class CudaClock:
     """A clock that measures device time with CUDA events.
 
-    With ``capture="auto"`` it replays a captured graph if the run can be captured. ``"always"`` requires a capture, and
-    ``"never"`` times direct calls. If a direct call launches more slowly than its kernel runs, its time is that of the
-    launches.
+    If ``capture`` is ``"auto"``, it replays a CUDA graph of the run if the run can be captured, and otherwise times
+    direct calls. ``"always"`` requires a capture, and ``"never"`` always times direct calls. If a direct call launches
+    more slowly than its kernel runs, its time is that of the launches.
     """
 
     def __init__(self, device: str, capture: str = "auto") -> None:
@@ -79,8 +79,8 @@ class CudaClock:
         self._kept: list[Any] = []
 
     def ready(self, run: CandidateRun) -> CandidateRun:
-        """Return a replay of a CUDA graph of ``run`` if it can be captured, else ``run`` itself. Raise ``Uncapturable``
-        if captures are required.
+        """Return a function that replays a CUDA graph of ``run``, or ``run`` itself if it cannot be captured or if
+        ``capture`` is ``"never"``. Raise ``Uncapturable`` if captures are required.
         """
         if self.capture == "never":
             return run
@@ -155,8 +155,9 @@ def clock_for(device: str, capture: str = "auto") -> Clock:
 
 @dataclass(frozen=True)
 class RacePlan:
-    """The limits of a race, in rounds and seconds. A candidate that is ``hopeless`` times slower than the fastest one
-    is dropped.
+    """The limits of a race, in which candidates are timed in turns. It has at most ``rounds`` rounds. After ``seconds``
+    it ends, but not before ``least`` rounds. Each timing lasts about ``sample`` seconds. A candidate is dropped if even
+    its best time is more than ``hopeless`` times the median of the fastest one.
     """
 
     rounds: int = 25
@@ -168,8 +169,8 @@ class RacePlan:
 
 @dataclass(frozen=True)
 class Timing:
-    """The median and the quartiles of the times of one candidate, in seconds. ``finished`` says whether the candidate
-    was timed to the end.
+    """The median and the quartiles of the times of one candidate, in seconds. ``finished`` is true if the candidate was
+    timed to the end of the race, and false if it was dropped before.
     """
 
     median: float
@@ -180,8 +181,8 @@ class Timing:
 
     @classmethod
     def of(cls, samples: Sequence[float], finished: bool) -> Timing:
-        """Return the timing of ``samples``, which are times in seconds. ``finished`` says whether the candidate stayed
-        in the race to the end.
+        """Return the timing of ``samples``, which are times in seconds. ``finished`` is true if the candidate stayed in
+        the race to the end, and false if it was dropped.
         """
         ranked = sorted(samples)
         return cls(median(ranked), ranked[len(ranked) // 4], ranked[(3 * len(ranked)) // 4], len(ranked), finished)

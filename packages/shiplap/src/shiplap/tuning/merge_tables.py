@@ -21,10 +21,10 @@ from shiplap.tuning.key import Key
 
 @dataclass(frozen=True)
 class TableConflict:
-    """Two tables that chose differently for the same key.
+    """Different choices of two tables for the same op, device and bucket (class of sizes).
 
-    ``kept`` and ``dropped`` are the two candidates. Their times are in seconds. ``kept_in`` and ``dropped_in`` are the
-    tables that chose them.
+    ``kept`` is the candidate that the merged table has, and ``dropped`` the other one. Their times are in seconds.
+    ``kept_in`` and ``dropped_in`` are the tables that chose them.
     """
 
     op: str

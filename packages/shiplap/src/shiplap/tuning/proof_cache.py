@@ -24,8 +24,8 @@ ROOMS = ("rewrite", "inductor", "torch_private", "codegen", "declare", "plan", "
 
 
 def proof_key(subject: str, source: str, device: str = "cpu", **extra: str) -> Key:
-    """Return the key under which a proof (the record of a check that found no fault) is kept. It holds what was
-    checked, the device, and the versions and settings of this process.
+    """Return the key under which a proof (the record of a check that found no fault) is kept. The key holds what was
+    checked, the type of the device, and the versions and settings of this process on which results depend.
 
     Args:
         subject: the name of what is proven.

@@ -31,8 +31,8 @@ LIMIT = 1 << 24  # bytes of a profile
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One line of a profile (a file of recorded calls). It has the name of an op, the module that declares it, and a
-    recipe of the arguments.
+    """One line of a profile (a file of recorded calls). It has the name of an op, the module or file that declares it,
+    the device, the recipe of the arguments as text, and the number of such calls.
     """
 
     op: str

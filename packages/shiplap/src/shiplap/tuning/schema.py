@@ -8,7 +8,7 @@ import msgspec
 
 
 class StoredValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The types of the fields that a stored choice has, as in ``Choice.value``."""
+    """The value of a stored choice. Its fields are those of :class:`Choice` that have the same names."""
 
     kernel: str
     config: dict[str, bool | int | float | str]

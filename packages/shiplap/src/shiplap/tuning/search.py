@@ -34,7 +34,10 @@ Report = Callable[[str, int, int], None]  # the current step as text, steps done
 
 @dataclass
 class Ranking:
-    """The candidates that a search has measured so far, with their timings, and the findings about others."""
+    """The state of a search for the fastest candidate, in which candidates are given by index. ``timings`` are those of
+    the measured ones, ``dropped`` are the removed ones, and ``findings`` has the reasons. ``unseen`` is the number of
+    candidates that were not looked at.
+    """
 
     timings: dict[int, Timing] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -102,8 +105,8 @@ class _Search:
         """Remove the candidate at ``index`` from the search. Record a finding with the reason ``why`` under the check
         ``check``.
 
-        The candidate counts as failed, and the user gets a notice. If ``skipped`` is set, it counts as left out, and
-        there is no notice.
+        If ``skipped`` is true, the candidate counts as left out, and there is no notice. Otherwise it counts as failed,
+        and the user gets a notice.
         """
         fix = "" if skipped else "correct the kernel, or leave this config out"
         evidence = f"{candidate_label(self.candidates[index])}: {why}"
@@ -155,8 +158,8 @@ def search_candidates(
 
 
 def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
-    """Verify and measure candidates and return the ranking. In a small space all are measured. In a larger one the
-    first ones are, and then the neighbours of the best.
+    """Verify and measure candidates and return the ranking. If there are few candidates, all are measured. Otherwise
+    the first ones are measured, and then the neighbours of the best one, whose configs differ in one value.
     """
     candidates = work.candidates
     first = _first_candidates(candidates, work.inputs)
@@ -345,8 +348,8 @@ def _first_candidates(candidates: Sequence[Candidate], inputs: Inputs) -> list[i
 
 
 def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
-    """Return the kernel's own estimate of its time for this call, in any unit. Return None if it has none or if the
-    estimate fails.
+    """Return the candidate's own estimate of its time on ``inputs``, in an arbitrary unit. Return None if it has none
+    or if the estimate fails.
     """
     try:
         estimated = candidate.estimate(dict(inputs.call.env))
@@ -356,8 +359,8 @@ def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
 
 
 def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
-    """Race the best candidate against its unseen neighbours, whose configs differ in one value. Return whether one of
-    them was faster.
+    """Time the best candidate in turns with its neighbours that were not measured yet. The config of a neighbour
+    differs in one value. Return whether one of them was faster.
     """
     order = work.ranking.order
     if not order or work.seconds_left <= 0:

@@ -37,8 +37,8 @@ class SelectionOptions:
     """The options of a selection.
 
     ``seconds`` is the budget of one bucket. ``capture`` is ``"auto"``, ``"always"`` or ``"never"``, and concerns CUDA
-    only. If ``remeasure`` is set, a stored choice is ignored. ``keep`` writes the choice to the store, and ``install``
-    uses it in this process.
+    only. If ``remeasure`` is true, a stored choice is ignored, and otherwise used. If ``keep`` is true, the choice is
+    written to the store. If ``install`` is true, calls in this process use it. ``plan`` holds the limits of a race.
     """
 
     seconds: float = 30.0
@@ -51,7 +51,9 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class SelectionTask:
-    """A bucket (class of sizes) for which a candidate is to be selected."""
+    """A bucket (class of sizes) for which one of ``candidates`` is to be selected. ``inputs`` are the arguments on
+    which they run, and the choice is stored under ``key``.
+    """
 
     op: Op
     inputs: Inputs

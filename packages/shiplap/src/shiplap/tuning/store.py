@@ -29,7 +29,9 @@ LIMIT = 1 << 20  # bytes: no entry of ours comes near
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """A file of the store, with its key and value, or with the reason why it cannot be used."""
+    """A file of the store at ``path``, with its key and value. If it cannot be used, these may be None and ``problem``
+    is the reason. Otherwise ``problem`` is empty.
+    """
 
     path: Path
     key: Key | None = None
@@ -69,15 +71,16 @@ class ChoiceStore:
     """The store of choices in the folder ``tuned`` of the cache, or in any other folder. If a choice cannot be written,
     it is measured again later.
 
-    ``what`` names the stored things in notices. If ``keyed`` is set, each entry has a seal made with a secret of the
-    user, and entries without it are not used.
+    ``what`` names the stored things in notices. If ``keyed`` is true, each entry has a seal (a digest made with a
+    secret of the user), and entries without it are not used. Otherwise entries have no seal.
     """
 
     def __init__(
         self, root: str | os.PathLike[str] | None = None, what: str = "choices", *, keyed: bool = False
     ) -> None:
         """Open the store in the folder ``root``, by default that of tuned choices in the cache. ``what`` names the
-        entries in notices. If ``keyed`` is set, entries are sealed with a key of the user.
+        entries in notices. If ``keyed`` is true, entries are sealed with a secret key of the user. Otherwise they have
+        no seal.
         """
         self.what, self.keyed = what, keyed
         self.root = Path(root) if root is not None else Path(settings().cache_dir).absolute() / "tuned"
@@ -161,8 +164,8 @@ class ChoiceStore:
                     yield path
 
     def _directories(self, op: str) -> list[Path]:
-        """Return the folders of the store, or only that of ``op`` if it is given. Symbolic links are left out, because
-        deletion would follow them to foreign files.
+        """Return the folders of the store, one for each op. If ``op`` is not empty, return only the folder of this op.
+        Symbolic links are left out, because deletion would follow them to foreign files.
         """
         try:
             folders = sorted(d for d in self.root.iterdir() if d.is_dir() and not d.is_symlink())

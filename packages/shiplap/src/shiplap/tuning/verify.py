@@ -24,8 +24,9 @@ from shiplap.tuning.inputs import Inputs
 class VerifyOutcome:
     """The result of a verification.
 
-    ``problem`` is empty if the candidate is correct. ``refused`` says that the candidate does not support the arguments
-    of the call.
+    ``problem`` is empty if the candidate is correct. ``refused`` is true if the candidate does not support the
+    arguments of the call. It is then not wrong, and ``problem`` holds its reason. ``fatal`` is true if the device is
+    lost.
     """
 
     problem: str = ""

@@ -93,8 +93,9 @@ class WorkerProcess:
         """
 
         def make(task: SelectionTask) -> Bench:
-            """Return the bench for ``task`` that isolates candidates best. It uses locked processes or the worker, else
-            locked forks, else this process.
+            """Return the bench for ``task`` that isolates candidates best. It uses locked processes or the worker if
+            possible, and otherwise locked forks of this program. If these cannot be started either, it uses this
+            process.
             """
             reason = why_not_importable(task.op, provider)
             if not reason:
@@ -302,7 +303,7 @@ class RemoteBench:
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
         """Measure candidates in the worker. Return the timings and the failures.
 
-        A candidate in whose turn the worker dies has failed. The others are measured again.
+        If the worker dies while a candidate runs, that candidate has failed, and the remaining ones are measured again.
         """
         left, failed = list(indices), {}
         while left:

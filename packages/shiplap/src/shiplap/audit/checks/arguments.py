@@ -22,7 +22,10 @@ from shiplap.sampling.samples import Samples
 
 @dataclass(frozen=True)
 class WrongCall:
-    """A wrong call of an op, with its fault and the ids of the errors that refuse it."""
+    """Arguments ``args`` that an op must refuse. ``what`` names the fault, and ``ids`` are the ids of the errors with
+    which the op may refuse it. If ``narrower`` is true, only the declaration forbids the call, and the adopted op may
+    accept it.
+    """
 
     what: str
     args: tuple[Any, ...]
@@ -96,7 +99,7 @@ def _why_adopted_op_wrong(op: Op, bad: WrongCall) -> str:
 
 
 def _about_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have the same shape and device, and values within 1 percent."""
+    """Return whether ``a`` and ``b`` have the same shape and device, and values within 1 percent."""
     return a.shape == b.shape and a.device == b.device and torch.allclose(a, b, 1e-2, 1e-2, equal_nan=True)
 
 
@@ -137,8 +140,9 @@ def _other_choice(arg: Arg) -> str | int:
 def _wrong_tensors(
     op: Op, case: SampleCase, arg: Arg, t: Tensor
 ) -> Iterator[tuple[str, Tensor, tuple[str, ...], bool]]:
-    """Yield ``(description, wrong tensor, expected error ids, optional)`` for the tensor ``t`` of one argument.
-    ``optional`` says that an adopted op, which belongs to another library, may accept the wrong tensor.
+    """Yield ``(description, wrong tensor, expected error ids, optional)`` for the tensor ``t`` of one argument. If
+    ``optional`` is true, an adopted op (an op of another library) may accept the wrong tensor. Otherwise every op must
+    refuse it.
     """
     assert arg.tensor is not None
     kind, name = arg.tensor, arg.name
@@ -164,8 +168,8 @@ def _wrong_tensors(
 
 
 def _axes_of_fixed_size(op: Op, case: SampleCase, arg: Arg) -> Iterator[int]:
-    """Yield the axes of an argument whose size is fixed. Another argument, an expression or the declaration itself
-    fixes it.
+    """Yield the indices of the dims of the argument ``arg`` whose size is fixed by another argument, by an expression
+    or by the declaration itself.
     """
     assert arg.tensor is not None
     present = [a for a, v in zip(op.spec.args, case.args, strict=True) if a.tensor and isinstance(v, Tensor)]

@@ -46,8 +46,8 @@ def backward_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_backward(op: Op, case: SampleCase) -> Observation:
-    """Run the backward in different ways, such as twice, on another thread and under a checkpoint. The observation has
-    the first problem that occurs.
+    """Run the backward of the op under different conditions, such as twice, on another thread and under a checkpoint.
+    The observation has the first problem that occurs.
     """
     if reason := why_no_backward(op, case):
         return Observation(skip=reason)
@@ -267,7 +267,7 @@ def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Obse
     given = arguments_by_name(op, case.args)
 
     def shared(i: str, j: str, forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the gradient of the argument ``i``. Its tensor is also passed as the argument ``j``."""
+        """Return the gradient of the argument ``i``. The tensor of ``i`` is also passed as the argument ``j``."""
         values = arguments_by_name(op, args)
         values[j] = values[i]
         return _pull_gradients(*_record_call(op, [i], forward, tuple(values.values())), case.seed)
@@ -314,7 +314,7 @@ def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observa
 
     def second(outs: list[Tensor], wanted: list[Tensor]) -> list[Tensor | None]:
         """Return the gradients of a randomly weighted sum of the gradients of ``wanted``. They are taken with respect
-        to these inputs and to the gradients of the outputs. None stands for a missing gradient.
+        to the tensors ``wanted`` and to the gradients of ``outs``. None stands for a missing gradient.
         """
         pulled = [d.requires_grad_() for d in _random_directions(outs, case.seed)]
         grads = torch.autograd.grad(outs, wanted, pulled, allow_unused=True, create_graph=True)

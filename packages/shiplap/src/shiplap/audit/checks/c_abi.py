@@ -51,7 +51,8 @@ RELEASE_FIX = "release on every path: RAII (std::vector, std::unique_ptr), or ta
 
 @dataclass(frozen=True)
 class CCallAttempt:
-    """A call of a C function to make in a child process.
+    """A call of a C function to make in a child process. ``what`` names the call in reports, and ``spec`` describes its
+    arguments.
 
     If ``lax`` is set, the call passes arguments that the declaration's checks would have refused. A crash in such a
     call proves nothing.
@@ -64,7 +65,9 @@ class CCallAttempt:
 
 @dataclass(frozen=True)
 class ProcessDeath:
-    """The end of the child process during a call of the C function."""
+    """The end of the child process during the call at index ``call`` of the C function, with its exit status and its
+    output on stderr.
+    """
 
     call: int
     status: int

@@ -66,7 +66,9 @@ def cuda_graph_cases(samples: Samples) -> Iterable[SampleCase]:
 
 @dataclass
 class _GraphTrial:
-    """The state of all captures and replays of an op on one sample, with two CUDA streams."""
+    """An op, a sample of its arguments, and the two CUDA streams on which calls are captured and replayed. ``drawn``
+    counts how often new values were drawn for the sample.
+    """
 
     op: Op
     case: SampleCase
@@ -310,7 +312,7 @@ def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tupl
 
 def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
     """Replay the graph after an eager call with larger sizes, which may have replaced a buffer that the graph uses.
-    Return an observation with a problem if the replay is wrong, else None.
+    Return an observation with a problem if the replay is wrong, and otherwise None.
     """
     before = [t.clone() for t in recording.replay(trial.with_new_values().args)]
     larger = trial.grown(LARGER)

@@ -70,8 +70,8 @@ def observe_distribution(op: Op, case: SampleCase) -> Observation:
 
 
 def _product_of_magnitudes(a: Tensor, b: Tensor) -> Tensor:
-    """Return the elementwise product of the magnitudes of two results, or an empty tensor if their shapes differ. The
-    product is large on average if both results draw the same random numbers.
+    """Return the elementwise product of the magnitudes of the results ``a`` and ``b``, or an empty tensor if their
+    shapes differ. The product is large on average if both results draw the same random numbers.
     """
     return a.abs().double() * b.abs().double() if a.shape == b.shape else torch.zeros(0, dtype=torch.float64)
 
@@ -114,8 +114,8 @@ def _run_with_seed(op: Op, case: SampleCase, run: Callable[..., tuple[Tensor, ..
 
 
 def _draws_globally(op: Op, args: tuple[Any, ...]) -> bool:
-    """Return whether this call draws from torch's own generator. It does if the declaration says so or if the generator
-    argument is None.
+    """Return whether a call of the op on ``args`` draws from torch's own generator. It does if the declaration says so
+    or if the generator argument is None.
     """
     return arguments_by_name(op, args).get(op.spec.random) is None
 

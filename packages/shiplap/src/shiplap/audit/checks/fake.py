@@ -67,8 +67,8 @@ def _can_vary_sizes(case: SampleCase) -> bool:
 
 
 def _make_fake_tensor(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
-    """Return a fake tensor (a tensor without data) like ``t`` in the fake mode ``mode``. Its sizes are symbolic if
-    ``symbolic`` is set.
+    """Return a fake tensor (a tensor without data) like ``t`` in the fake mode ``mode``. If ``symbolic`` is true, its
+    sizes are symbols. Otherwise they are the numbers of ``t``.
     """
     return torch_private.make_fake_tensor(mode, t, dynamic=symbolic)
 

@@ -181,7 +181,8 @@ def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf:
     """Compare the gradients of the arguments ``names`` with those that autograd computes through the reference. The
     observation has a problem if they differ beyond rounding.
 
-    ``leaf`` says whether the arguments are autograd leaves. ``layout`` is the layout of the output's gradient.
+    If ``leaf`` is true, the arguments are autograd leaves. Otherwise they are results of another operation. ``layout``
+    is the layout of the output's gradient.
     """
 
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:
@@ -227,7 +228,7 @@ DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).e
 
 
 def _to_single_precision(t: Tensor) -> Tensor:
-    """Return ``t`` in single precision if it is in double precision, else ``t`` itself."""
+    """Return ``t`` in single precision if it is in double precision, and otherwise ``t`` itself."""
     return t.to(torch.complex64 if t.is_complex() else torch.float32) if t.dtype in DOUBLE_DTYPES else t
 
 

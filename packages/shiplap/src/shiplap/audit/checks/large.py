@@ -88,8 +88,8 @@ def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
     """
 
     def grow(arg: Arg, value: Any) -> Any:
-        """Return a tensor without values of the size that ``env`` gives the argument. A value that is not a tensor is
-        returned unchanged.
+        """Return a tensor that has no values and has the size which ``env`` gives the argument. A value that is not a
+        tensor is returned unchanged.
         """
         if not isinstance(value, Tensor) or arg.tensor is None:
             return value

@@ -93,8 +93,8 @@ def _observe_detached_results(op: Op, case: SampleCase, names: list[str]) -> Obs
 def _run_with_inputs(
     program: Callable[..., Any], backend: str, leaf: bool, args: tuple[Any, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the results of ``program`` on ``args``, compiled with ``backend`` unless it is empty. If ``leaf`` is
-    false, the inputs that require gradients are no autograd leaves.
+    """Return the results of ``program`` on ``args``, compiled with the backend ``backend``. If it is empty, the program
+    runs eagerly. The inputs that require gradients are autograd leaves if and only if ``leaf`` is true.
     """
 
     def nonleaf(*values: Any) -> Any:

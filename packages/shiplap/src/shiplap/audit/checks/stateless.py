@@ -83,8 +83,8 @@ def observe_stateless(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_unclear(name: str, state: LibraryState) -> str:
-    """Return why the symbols of a library prove nothing, such as a stripped file. Return an empty text if they prove
-    something.
+    """Return why ``state``, the variables of the library ``name``, proves nothing. A reason is that the file was
+    stripped. Return an empty text if they prove something.
     """
     if state.linked_in:
         return f"{name} has a C++ runtime linked in, whose private state looks like its own: link libstdc++ dynamically"

@@ -91,8 +91,8 @@ def aliased_names(op: Any) -> set[str]:
 
 
 def check_repeat(op: Any, make: Make) -> str:
-    """Return the problem if two calls with equal arguments give different results, else an empty text. ``make()``
-    returns new arguments each time.
+    """Return the problem if two calls with equal arguments give different results, and otherwise an empty text.
+    ``make()`` returns new arguments each time.
     """
     first, second = call_op(op, make()), call_op(op, make())
     problem = difference(second, first, 1e-5)
@@ -100,8 +100,8 @@ def check_repeat(op: Any, make: Make) -> str:
 
 
 def check_uninitialized(op: Any, make: Make) -> str:
-    """Return the problem if a result contains memory that the op has not written, else an empty text. For this, new
-    memory is filled with NaN or the largest integer. ``make()`` returns the arguments.
+    """Return the problem if a result contains memory that the op has not written, and otherwise an empty text. For
+    this, new memory is filled with NaN or the largest integer. ``make()`` returns the arguments.
     """
     expected = call_op(op, make())
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -152,8 +152,8 @@ def check_alias(op: Any, make: Make) -> str:
 
 
 def check_layout(op: Any, make: Make) -> str:
-    """Return the problem if tensors with other strides or an offset change the result, else an empty text. Raise
-    ``NotApplicable`` if the op refuses such tensors. ``make()`` returns the arguments.
+    """Return the problem if tensors with other strides or an offset change the result, and otherwise an empty text.
+    Raise ``NotApplicable`` if the op refuses such tensors. ``make()`` returns the arguments.
     """
     expected, declared = call_op(op, make()), written_names(op)
     refused = ""

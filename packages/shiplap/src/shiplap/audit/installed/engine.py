@@ -41,7 +41,9 @@ _LIMITS = ChildLimits(busy_s=20.0, idle_s=10.0)
 
 @dataclass(frozen=True)
 class InstalledRequest:
-    """The options of an audit of a package. ``seconds`` limits the search for calls of one op."""
+    """The options of an audit of a package. ``seconds`` limits the search for calls of one op. ``folder`` is that of
+    stored results, or None.
+    """
 
     package: str
     version: str
@@ -52,7 +54,9 @@ class InstalledRequest:
 
 @dataclass(frozen=True)
 class _Job:
-    """A check to run on one call. ``note`` says what was changed in the call."""
+    """A check to run on one call, whose arguments are the Python texts ``texts``. ``origin`` says where the call comes
+    from. ``note`` says what was changed in the call.
+    """
 
     check: str
     texts: Mapping[str, str]

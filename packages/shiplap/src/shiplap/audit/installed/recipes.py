@@ -39,8 +39,8 @@ _SCALARS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class TensorRecipe:
-    """The description of a tensor by dtype, shape, seed and range of values. If ``last`` is not None, the tensor holds
-    ascending offsets up to ``last``.
+    """The description of a tensor by dtype, shape, seed of its random values and their range (``low`` to ``high``). If
+    ``last`` is not None, the tensor holds ascending offsets up to ``last``.
     """
 
     dtype: str
@@ -221,7 +221,9 @@ class CallDraws:
         """Return a random argument for the parameter ``field`` of the schema.
 
         The argument is None, the default, one value, or a list of as many values as the schema demands. Tensors in it
-        have the rank ``rank`` and sizes of ``size``. With ``given``, the argument is rarely None and never the default.
+        have the rank ``rank`` and sizes of ``size``. If ``given`` is false, an optional argument is None, and an
+        argument with a default has this default. If it is true, an optional argument is seldom None, and no default is
+        used.
         """
         if field.optional and not (given and self.random.random() < 0.7):
             return None

@@ -110,8 +110,8 @@ class InstalledReport:
 
 
 def _finding_row(f: InstalledFinding, known: bool) -> tuple[tuple[str, str], ...]:
-    """Return the table row of a finding as ``(text, style)`` cells. A ``known`` finding, one that the baseline file
-    lists, is dimmed and marked.
+    """Return the table row of a finding as ``(text, style)`` cells. If ``known`` is true, the baseline file lists the
+    finding, and the row is dimmed and marked as known. Otherwise it is shown as new.
     """
     style = "dim" if known else "red"
     problem = f"{f.problem}{f' [{f.note}]' if f.note else ''}{' (in the baseline)' if known else ''}"

@@ -268,7 +268,7 @@ class JudgedBench:
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
         """Measure candidates in turns by the times that their processes claim. Return the timings and the failures. If
-        a process ends, the others are measured again.
+        a process ends, the remaining candidates are measured again.
         """
         left, failed = list(indices), dict[int, str]()
         while left:

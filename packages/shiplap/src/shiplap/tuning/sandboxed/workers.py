@@ -51,7 +51,7 @@ class OpenTask(Request[Done], frozen=True):
 
 
 class CompileCandidates(Request[Number], frozen=True):
-    """A request to start compiling candidates in parallel. The reply is their number."""
+    """A request to start compiling the candidates at ``indices`` in parallel. The reply is their number."""
 
     indices: list[int]
 
@@ -67,7 +67,7 @@ class Verified(Reply, frozen=True):
 
 
 class VerifyCandidate(Request[Verified], frozen=True):
-    """A request to compare a candidate with the reference."""
+    """A request to compare the candidate at ``index`` with the reference."""
 
     index: int
 
@@ -80,7 +80,7 @@ class Raced(Reply, frozen=True):
 
 
 class RaceCandidates(Request[Raced], frozen=True):
-    """A request to time candidates in turns."""
+    """A request to time the candidates at ``indices`` in turns, within the limits of ``plan``."""
 
     indices: list[int]
     plan: RacePlan

@@ -285,9 +285,9 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Return whether the device computes with bfloat16 tensors.
+    """Return ``including_emulation``, since the device computes with bfloat16 tensors by emulation.
 
-    It emulates them in float32. With ``including_emulation=False`` the result is therefore false.
+    The computation runs in float32. The result is false if emulation is not to count.
     """
     return including_emulation
 
@@ -377,19 +377,21 @@ def memory_allocated(device: Any = None) -> int:
 
 def max_memory_allocated(device: Any = None) -> int:
     """Return the largest number of bytes that tensors held since the start or since the last call of
-    ``reset_peak_memory_stats``.
+    ``reset_peak_memory_stats``. ``device`` is the device, by default the current one.
     """
     return memory_stats(device)["peak"]
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Return the number of bytes that tensors hold or that are kept for later tensors."""
+    """Return the number of bytes that tensors hold or that are kept for later tensors. ``device`` is the device, by
+    default the current one.
+    """
     return memory_stats(device)["reserved"]
 
 
 def max_memory_reserved(device: Any = None) -> int:
     """Return the largest number of bytes that were held by tensors or kept for later ones, since the start or since the
-    last call of ``reset_peak_memory_stats``.
+    last call of ``reset_peak_memory_stats``. ``device`` is the device, by default the current one.
     """
     return int(torch.accelerator.max_memory_reserved(_device_index(device)))
 

@@ -123,7 +123,9 @@ def _nested_tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _on_host(value: Any) -> Any:
-    """Return ``value`` with each tensor in its nested lists replaced by a dense copy in host memory."""
+    """Return ``value``, a tensor or nested lists, with each tensor replaced by a contiguous copy in host memory. Tuples
+    become lists.
+    """
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().contiguous()
     return [_on_host(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -157,7 +159,8 @@ _WRITES = (  # their first argument
 def _make_collective(name: str, writes: bool) -> Callable[..., HostWork]:
     """Return the method ``name`` of ``HostGroup``, which runs Gloo's collective on copies in host memory.
 
-    With ``writes``, the collective writes to its first argument.
+    If ``writes`` is true, the collective writes to its first argument, which is copied back from the host. Otherwise
+    nothing is copied back.
     """
 
     def called(self: HostGroup, *args: Any, **kwargs: Any) -> HostWork:

@@ -88,7 +88,8 @@ def _load_device() -> None:
 def _rebuild_tensor(copy: bytes, device: str, grad: bool, parameter: bool) -> torch.Tensor:
     """Return the tensor that another process has sent as the pickled ``copy``, on ``device``.
 
-    It requires a gradient if ``grad`` is true, and is a ``torch.nn.Parameter`` if ``parameter`` is true.
+    It requires a gradient if and only if ``grad`` is true. It is a ``torch.nn.Parameter`` if ``parameter`` is true, and
+    otherwise a plain tensor.
     """
     _load_device()
     made = pickle.loads(copy).to(device)
