@@ -18,8 +18,8 @@ size = partial(add, "size", later=True)
 
 def _online(rescaled):
     """Return a function that registers a kernel of the op ``softmax``. The kernel reads each chunk of 128 columns once.
-    If ``rescaled`` is false, the planted defect is that the sum of earlier chunks is not rescaled when a later one has
-    a larger maximum.
+    If ``rescaled`` is true, there is no defect. If it is false, there is one on purpose: the sum of earlier chunks is
+    not rescaled when a later one has a larger maximum.
     """
 
     def online(x):
@@ -66,8 +66,8 @@ def mm32(ns):
 
 def _stepped(rest):
     """Return a function that registers a kernel of the op ``mm32`` in C. From a ``k`` of 48 on, the kernel sums over
-    ``k`` in steps of 16. ``rest`` is the condition in C of the loop over the remaining elements. If it is ``0``, the
-    planted defect is that they are left out.
+    ``k`` in steps of 16. ``rest`` is the condition in C of the loop over the remaining elements. If it is ``0``, there
+    is a defect on purpose: they are left out. Otherwise there is none.
     """
     return c_kernel(f"""
 int mm32(const sl_context* ctx, const DLTensor* a, const DLTensor* b, DLTensor* out) {{
@@ -109,8 +109,8 @@ def sum32(ns):
 
 def _static(limit):
     """Return a function that registers a kernel of the op ``sum32`` in C. The kernel copies a row to a buffer in parts
-    of 1024 numbers. ``limit`` is a C expression for the column at which it stops. If that is at most 1024, the planted
-    defect is that later columns are left out.
+    of 1024 numbers. ``limit`` is a C expression for the column at which it stops. If that is at most 1024, there is a
+    defect on purpose: later columns are left out. Otherwise there is none.
     """
     return c_kernel(f"""
 int sum32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -152,7 +152,8 @@ def doubled32(ns):
 
 def _counter(kind):
     """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel counts rows in the C type
-    ``kind``. If that is ``unsigned char``, the planted defect is that the count wraps at row 256.
+    ``kind``. If that is ``unsigned char``, there is a defect on purpose: the count wraps at row 256. Otherwise there is
+    none.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -189,13 +190,13 @@ def heads(ns):
 
 
 def _sixteen(all_heads):
-    """Return a function that registers a kernel of the op ``heads``. If ``all_heads`` is false, the planted defect is
-    that from the seventeenth head on, the scales of the first sixteen are repeated.
+    """Return a function that registers a kernel of the op ``heads``. If ``all_heads`` is true, there is no defect. If
+    it is false, there is one on purpose: from the seventeenth head on, the scales of the first sixteen are repeated.
     """
 
     def fill(x, scale, *, out):
-        """Write ``x`` times the scale of its head to ``out``. If ``all_heads`` (argument of ``_sixteen``) is false, the
-        planted defect is that head 16 gets the scale of head 0, and so on.
+        """Write ``x`` times the scale of its head to ``out``. If ``all_heads`` (argument of ``_sixteen``) is true,
+        there is no defect. If it is false, there is one on purpose: head 16 gets the scale of head 0, and so on.
         """
         torch.mul(x, scale[:, None], out=out)
         if not all_heads:
@@ -221,8 +222,8 @@ def _aligned_only(right):
     """
 
     def wide_rows(x, eps, *, out):
-        """Write the RMS norm of each row to ``out``. If ``right`` (argument of ``_aligned_only``) is false, the planted
-        defect is that the mean square lacks the last 16 columns.
+        """Write the RMS norm of each row to ``out``. If ``right`` (argument of ``_aligned_only``) is true, there is no
+        defect. If it is false, there is one on purpose: the mean square lacks the last 16 columns.
         """
         y = wide(x)
         mean = y.square().mean(1, keepdim=True) if right else y[:, :-16].square().sum(1, keepdim=True) / y.shape[1]
@@ -273,8 +274,8 @@ size(
 
 def _flash(rescaled):
     """Return a function that registers a kernel of the op ``attention``. The kernel reads each block of 64 keys once.
-    If ``rescaled`` is false, the planted defect is that earlier sums are not rescaled when a later block has a larger
-    score.
+    If ``rescaled`` is true, there is no defect. If it is false, there is one on purpose: earlier sums are not rescaled
+    when a later block has a larger score.
     """
 
     def flash(q, k, v, *, out):
@@ -313,12 +314,14 @@ size(
 
 def _prefetched(last):
     """Return a function that registers a kernel of the op ``gather``. The kernel reads parts of 96 indices. If ``last``
-    is false, the planted defect is that a last part of fewer indices reads those of the part before.
+    is true, there is no defect. If it is false, there is one on purpose: a last part of fewer indices reads those of
+    the part before.
     """
 
     def fill(x, index, *, out):
         """Write the rows of ``x`` at ``index`` to ``out``, with zeros for -1. If ``last`` (argument of ``_prefetched``)
-        is false, the planted defect is that a short last part repeats rows of the part before.
+        is true, there is no defect. If it is false, there is one on purpose: a short last part repeats rows of the part
+        before.
         """
         table = torch.cat([x, x.new_zeros(1, x.shape[1])])
         for start in range(0, len(index), 96):
@@ -341,13 +344,13 @@ size(
 
 def _mean_of_shares(own):
     """Return a function that registers a kernel of the op ``column_mean``. The kernel splits the rows among the threads
-    of torch. If ``own`` is false, the planted defect is that it returns the mean of the means of shares of different
-    sizes.
+    of torch. If ``own`` is true, there is no defect. If it is false, there is one on purpose: it returns the mean of
+    the means of shares of different sizes.
     """
 
     def fill(x):
-        """Return the mean of each column. If ``own`` (argument of ``_mean_of_shares``) is false, the planted defect is
-        that each share of rows has the same weight, whatever its size.
+        """Return the mean of each column. If ``own`` (argument of ``_mean_of_shares``) is true, there is no defect. If
+        it is false, there is one on purpose: each share of rows has the same weight, whatever its size.
         """
         y = wide(x)
         # The shares of tensor_split differ in size by one row at most.
@@ -418,13 +421,13 @@ def segments(ns):
 
 
 def _reduced(guarded):
-    """Return a function that registers a kernel of the op ``segments``. If ``guarded`` is false, the planted defect is
-    that an empty segment gets one row instead of zeros.
+    """Return a function that registers a kernel of the op ``segments``. If ``guarded`` is true, there is no defect. If
+    it is false, there is one on purpose: an empty segment gets one row instead of zeros.
     """
 
     def fill(x, ends, *, out):
-        """Write the sum of each segment to ``out``. If ``guarded`` (argument of ``_reduced``) is false, the planted
-        defect is that the sum of an empty segment is the row at its start.
+        """Write the sum of each segment to ``out``. If ``guarded`` (argument of ``_reduced``) is true, there is no
+        defect. If it is false, there is one on purpose: the sum of an empty segment is the row at its start.
         """
         cut = ends.clamp(0, x.shape[0]).tolist()
         for i, (a, b) in enumerate(pairwise(cut)):

@@ -10,8 +10,9 @@ _plans = {}
 
 
 def _baked(x, bias):
-    """Return ``x + bias``. The planted defect is that the ``bias`` of the first call with a shape, dtype and device of
-    ``x`` is added in all later ones. A matmul descriptor that holds the address of its ``bias`` acts in the same way.
+    """Return ``x + bias``. This function has a defect on purpose: the ``bias`` of the first call with a shape, dtype
+    and device of ``x`` is added in all later ones. A matmul descriptor that holds the address of its ``bias`` acts in
+    the same way.
     """
     key = x.shape, x.dtype, x.device
     if key not in _plans:
