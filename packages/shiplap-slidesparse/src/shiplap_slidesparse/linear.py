@@ -435,7 +435,7 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the dense weight and the scale for the backward. ``torch.func`` requires that this is not done in
+        """Save the dense weight and the scale for the backward pass. ``torch.func`` requires that this not be done in
         ``forward``.
         """
         ctx.save_for_backward(inputs[1], inputs[3])

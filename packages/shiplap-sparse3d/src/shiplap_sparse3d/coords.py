@@ -274,8 +274,9 @@ def set_graph_checks(on: bool) -> bool:
 
 
 class GridLookup:
-    """The lookup of voxels of a grid by their cells, with sorted keys and binary search. Nothing branches on the data.
-    ``coords`` must pass :func:`check_coords`.
+    """A lookup that finds the voxels of a grid by their coordinates. It holds the sorted keys of the voxels, the row of
+    each key and the ``shape`` of the grid. A call returns rows by binary search and has no branch on the data. The
+    coordinates must pass :func:`check_coords`.
     """
 
     def __init__(self, coords: Tensor, shape: Sequence[int]) -> None:
@@ -299,7 +300,8 @@ class GridLookup:
 
 
 class RowLookup:
-    """The lookup of rows of integers, with any number of columns, by sorted keys and binary search.
+    """A lookup that finds rows of integers, with any number of columns, by their contents. It holds the sorted keys of
+    the rows and the row of each key, and a call returns rows by binary search.
 
     A key has one digit for each column, in the range of the column's values. If the next digit would take the keys
     beyond int64, the keys of the digits before it are replaced by their ranks.

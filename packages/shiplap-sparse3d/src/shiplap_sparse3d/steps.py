@@ -156,9 +156,9 @@ def connect_voxels(
     """Return the plan (neighbour tables) of convolutions by ``window`` from ``coords`` in ``grid`` onto the voxels
     ``reached``.
 
-    ``back`` requests the transposed table, which gradients read. It may be in the plan even without a request, where it
-    costs nothing. If ``ordered`` is true, the rows are sorted by the taps under which they have a neighbour. A
-    transposed window gives sorted tables only if ``back`` is true, too.
+    If ``back`` is true, the plan has the transposed table, which gradients read. If it is false, the plan has that
+    table only where it costs nothing. If ``ordered`` is true, the rows are sorted by the taps under which they have a
+    neighbour, and otherwise unsorted. A transposed window gives sorted tables only if ``back`` is true, too.
     """
     kernel, stride, padding, dilation, extra, _ = window
     lists = list(kernel), list(stride), list(padding), list(dilation)

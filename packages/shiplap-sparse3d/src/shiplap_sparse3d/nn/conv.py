@@ -52,7 +52,9 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Convolution(SparseModule):
-    """The base of the sparse convolutions, with the weight, the bias and the call that they share."""
+    """The base of the sparse convolutions. It holds the sizes, the ``weight`` and the ``bias`` (or None), and computes
+    the convolution over a neighbour table.
+    """
 
     ndim = 3
 
@@ -68,9 +70,9 @@ class Convolution(SparseModule):
         others: Mapping[str, Any],
         taps: tuple[int, ...] | None = None,
     ) -> None:
-        """Create the bias and the weight ``[out, *kernel, in / groups]``, or ``[out, taps, in / groups]`` with
-        ``taps``. Raise ``SL208`` for invalid sizes, ``SL209`` for ``others`` (arguments that the layer does not have),
-        and ``SL204`` for other dtypes.
+        """Create the weight ``[out, *kernel, in / groups]``, or ``[out, taps, in / groups]`` if ``taps`` are given.
+        Also create the bias if ``bias`` is true, and set it to None otherwise. Raise ``SL208`` for invalid sizes,
+        ``SL209`` for ``others`` (arguments that the layer does not have), and ``SL204`` for other dtypes.
         """
         super().__init__()
         # torch's layers have this argument, and its default is the only mode here.

@@ -98,7 +98,7 @@ class _Point2Voxel:
 
     def _run(self, points: Any, empty_mean: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return voxels, indices and counts of ``points`` as tensorviews. If ``empty_mean`` is true, the unused rows of
-        a voxel hold the mean of its points instead of zeros.
+        a voxel hold the mean of its points, and otherwise zeros.
         """
         voxels, indices, counts = self._voxels(to_torch(points), empty_mean=empty_mean)
         return Tensor(voxels), Tensor(indices), Tensor(counts)

@@ -100,8 +100,8 @@ good("result that starts as a copy of an input", appended)
 
 
 def _on_host(x):
-    """Return the number of positive elements of ``x`` as a tensor on the host. This function has a defect on purpose:
-    under CUDA graph capture, the host waits for the device.
+    """Return the number of positive elements of ``x`` as a tensor without dims in the memory of the host. This function
+    has a defect on purpose: under CUDA graph capture, the host waits for the device.
     """
     return (x > 0).sum().cpu()
 

@@ -63,7 +63,8 @@ def get_output_coords_kernel_delta(
 
 def _reach(coords: Tensor, taps: Taps, boundary: Boundary | None, transposed: bool) -> Reached:
     """Return the voxels that ``taps`` reach from ``coords``, ascending. Also return the input row, the output row and
-    the tap of each pair, as ``int32``. ``boundary`` limits each axis to a range, unless it is None.
+    the tap of each pair, as ``int32``. If ``transposed`` is true, outputs lie at ``input * stride + offset``, and
+    otherwise inputs lie at ``output * stride + offset``. ``boundary`` limits each axis to a range, unless it is None.
     """
     wide, columns = with_scene(coords), taps.columns(coords.device)
     low, high = unbounded(coords.shape[1])
