@@ -322,9 +322,7 @@ class Geometry:
         return there
 
     def _connect(self, window: StepWindow, there: Geometry, grid: Triple, plain: bool, back: bool) -> Plan:
-        """Return the tables of a layer onto ``there``, unsorted if ``plain`` is true, and transposed ones if ``back``
-        is.
-        """
+        """Return the tables of a layer onto ``there``, unsorted if ``plain`` is true, both ways if ``back`` is."""
         if self._by_offsets or not there.bounded:
             columns, transposed = [1, *window.stride], window.output_padding is not None
             taps = self._box(*window[:4])
@@ -476,7 +474,7 @@ class Geometry:
     def _reach_by_offsets(
         self, taps: Tensor, columns: list[int], shape: Sequence[int] | None, transposed: bool
     ) -> Tensor:
-        """Return the voxels that an input reaches by ``taps``, ascending, in a grid of ``shape`` unless that is None."""
+        """Return the voxels that an input reaches by ``taps``, ascending, in a grid of ``shape`` if that is given."""
         low, high = unbounded(len(columns) - 1)
         if shape is not None:
             low, high = [0] * len(columns), [high[0], *shape]
@@ -548,7 +546,7 @@ class Geometry:
             check_scenes("Geometry.step", self.coords, self.batch_size)
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
-        """Return a geometry without tables of ``coords``, padded or not, in a grid of ``shape`` with this one's scenes."""
+        """Return a geometry of ``coords`` in a grid of ``shape``, with this one's axes and scenes, without tables."""
         other = Geometry.unchecked(coords, shape, self.batch_size, padded, self.ndim)
         other.bounded = self.bounded
         return other

@@ -219,8 +219,8 @@ def connect_by_offsets(
     """Return the plan (neighbour tables) of convolutions from the voxels ``coords`` onto the voxels ``outputs``, with
     one tap for each of ``offsets``.
 
-    ``offsets`` is ``int32 [k, d]``, with a column for the scene as in ``stride``. Inputs lie at ``output * stride +
-    offset``. If ``transposed`` is true, outputs lie at ``input * stride + offset``.
+    ``offsets`` is ``int32 [k, d]``, with a column for the scene as in ``stride``. If ``transposed`` is true, outputs
+    lie at ``input * stride + offset``. Otherwise inputs lie at ``output * stride + offset``.
     """
     if not transposed:
         return Plan(rows_at(coords, outputs, offsets, list(stride)), coords.shape[0])

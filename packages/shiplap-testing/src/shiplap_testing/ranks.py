@@ -42,7 +42,8 @@ def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str
     """Return a decorator that registers ``function(rank, world)`` as the cell ``name``. A cell tests one feature of
     torch.distributed with our modules, and is one row of a table in docs/many-devices.md.
 
-    The function returns a tolerance as text, or raises. A ``long`` cell runs only where it is named.
+    The function returns a tolerance as text, or raises. If ``long`` is true, the cell runs only where it is named.
+    Otherwise it also runs where no cell is named.
     """
 
     def add(function: Callable[[int, int], str]) -> Callable[[int, int], str]:

@@ -52,8 +52,8 @@ class DescribedArea:
 
 @dataclass(frozen=True)
 class FeatureScaling:
-    """The scaling of features by the mean and deviation in the training area. ``spacing`` is that of the training
-    area's points, in metres.
+    """The scaling of the features of points to mean 0 and deviation 1 in the training area. ``mean`` and ``deviation``
+    hold one number for each feature. ``spacing`` is the distance of the training area's points in metres.
     """
 
     spacing: float

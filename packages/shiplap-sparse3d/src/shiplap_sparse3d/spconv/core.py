@@ -355,8 +355,8 @@ class SparseConvTensor(SummableTensor):
         return cls(features, indices, list(x.shape[1:-1]), x.shape[0])
 
     def dense(self, channels_first: bool = True) -> Tensor:
-        """Return the dense tensor ``[batch, c, *spatial]``, with zeros where there is no voxel. If ``channels_first``
-        is false, its shape is ``[batch, *spatial, c]``.
+        """Return the dense tensor, with zeros where there is no voxel. If ``channels_first`` is true, its shape is
+        ``[batch, c, *spatial]``, and otherwise ``[batch, *spatial, c]``.
         """
         check_sparse("SparseConvTensor.dense", self)
         here = self.geometry

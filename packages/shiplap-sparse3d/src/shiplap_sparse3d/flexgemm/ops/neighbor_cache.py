@@ -137,7 +137,7 @@ class NeighborCache(PlanCache):
         kernel_delta: Tensor | None = None,
         **signature: Ints | None,
     ) -> None:
-        """Raise ``SL830`` unless this cache was made with these values, apart from those that are None."""
+        """Raise ``SL830`` unless this cache was made with these values. An argument of None is not compared."""
         for name, given in (("input_coords", input_coords), ("output_coords", output_coords)):
             if given is not None and not _same_tensor(getattr(self, name), given):
                 raise _mismatch(name, "another tensor", "the tensor that the cache was built from")
@@ -542,8 +542,8 @@ def read_taps(
 
 
 def _usual_grid(grid: Ints, taps: Taps, transpose: bool) -> torch.Size:
-    """Return the default output grid of a convolution, batch included, which is that of ``torch.nn.ConvNd`` or
-    ``ConvTransposeNd``. It is empty if the input ``grid`` is.
+    """Return the default output grid of a convolution, batch included, which is that of ``torch.nn.ConvTransposeNd`` if
+    ``transpose`` is true, and otherwise that of ``torch.nn.ConvNd``. It is empty if the input ``grid`` is.
     """
     if not grid:
         return torch.Size(())
