@@ -267,7 +267,8 @@ _OUTSIDE = "SL211: a row of coords is outside spatial_shape; correct spatial_sha
 
 def set_graph_checks(on: bool) -> bool:
     """Set whether graphs and packages that are made from now on check the values of coordinates each time they run.
-    They do so if ``on`` is true, and otherwise do not. Return the previous setting.
+    They do so if ``on`` is true, and otherwise do not. Eager calls always check them. A check reads the coordinates
+    once. Return the previous setting.
     """
     global _graph_checks
     before, _graph_checks = _graph_checks, on

@@ -72,8 +72,6 @@ class Call:
         """Return ``text``, a compiler's list of dependencies, with its folders replaced. If ``back`` is false, the
         marks ``@source@`` and ``@here@`` take the place of the folders of this call. Another call can then use the
         cached list. If ``back`` is true, the folders of this call take the place of the marks.
-
-        If ``back`` is true, return it with the folders of this call in place of the marks.
         """
         marks = {os.path.dirname(os.path.abspath(self._inputs[0])): "@source@", os.getcwd(): "@here@"}
         for folder, mark in marks.items():

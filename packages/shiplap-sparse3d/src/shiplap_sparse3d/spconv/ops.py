@@ -178,9 +178,6 @@ def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tu
     """Return the masks of the hits and the order of the rows of ``table [taps, rows]``, for each part. A part is a
     range of taps. A row hits a tap if it has a neighbour there. A mask ``int32 [rows, words]`` has a bit for each tap
     that a row hits. If ``do_sort`` is true, the rows are sorted by these bits. Otherwise they stay in order.
-
-    A mask has a bit for each tap that a row of ``table [taps, rows]`` hits, ``int32 [rows, words]``. The rows are
-    sorted by these bits, or stay in order if ``do_sort`` is false.
     """
     taps, rows = table.shape
     words = -(-taps // 32)

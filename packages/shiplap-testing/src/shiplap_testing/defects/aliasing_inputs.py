@@ -88,8 +88,9 @@ def _plan(by_shape):
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``.
 
-        It writes the rows of ``x`` at ``index`` to ``out``. If ``by_shape`` (argument of ``_plan``) is true, the
-        planted defect is that later calls with the same shapes use the index of the first call.
+        It writes the rows of ``x`` at ``index`` to ``out``. If ``by_shape`` (argument of ``_plan``) is false, there is
+        no defect. If it is true, there is one on purpose: later calls with the same shapes use the index of the first
+        call.
         """
         plans = {}
 

@@ -152,15 +152,15 @@ gradient(
 def _stashed(detached):
     """Return a function that registers a CPU kernel and a gradient with the op ``product``.
 
-    If ``detached`` is true, the planted defect is that autograd does not save the inputs. The kernel stores them under
-    the address of the output instead.
+    If ``detached`` is false, there is no defect. If it is true, there is one on purpose: autograd does not save the
+    inputs. The kernel stores them under the address of the output instead.
     """
 
     def bind(op):
         """Register the kernel ``forward`` and the gradient ``_`` with ``op`` (``product``).
 
-        If ``detached`` (argument of ``_stashed``) is true, the planted defect is that autograd does not save the
-        inputs. The kernel stores them under the address of the output instead.
+        If ``detached`` (argument of ``_stashed``) is false, there is no defect. If it is true, there is one on purpose:
+        autograd does not save the inputs. The kernel stores them under the address of the output instead.
         """
         stash = {}
 
@@ -177,8 +177,8 @@ def _stashed(detached):
         def _(grad, saved, needs):
             """Return the gradients of ``x * y``.
 
-            If ``detached`` (argument of ``_stashed``) is true, the planted defect is that autograd does not save ``x``
-            and ``y``. Later changes in place thus go unnoticed.
+            If ``detached`` (argument of ``_stashed``) is false, there is no defect. If it is true, there is one on
+            purpose: autograd does not save ``x`` and ``y``. Later changes in place thus go unnoticed.
             """
             x, y = stash[saved.out.data_ptr()] if detached else (saved.x, saved.y)
             return {"x": grad * y, "y": grad * x}

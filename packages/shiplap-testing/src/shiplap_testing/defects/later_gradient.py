@@ -114,15 +114,15 @@ gradient(
 def _chunks(rest):
     """Return a function that registers a gradient of the op ``matmul``.
 
-    The gradient for ``b`` is summed in chunks of 64 rows if there are at least 128. If ``rest`` is false, the planted
-    defect is that the rows after the last whole chunk are left out.
+    The gradient for ``b`` is summed in chunks of 64 rows if there are at least 128. If ``rest`` is true, there is no
+    defect. If it is false, there is one on purpose: the rows after the last whole chunk are left out.
     """
 
     def product_gradient(grad, saved, needs):
         """Return the gradients of ``a @ b``.
 
-        If ``rest`` (argument of ``_chunks``) is false, the planted defect is in the gradient for ``b``. From 128 rows
-        of ``a`` on, it sums only whole chunks of 64 rows.
+        If ``rest`` (argument of ``_chunks``) is true, there is no defect. If it is false, there is one on purpose in
+        the gradient for ``b``. From 128 rows of ``a`` on, it sums only whole chunks of 64 rows.
         """
         k = len(saved.a)
         # Small inputs are right: the chunked path is for large ones.
@@ -437,8 +437,8 @@ def _same_memory(right):
     def fill(x, y):
         """Return ``x + y``.
 
-        If ``right`` (argument of ``_same_memory``) is false, the planted defect is that ``2 * x`` is returned if ``y``
-        begins at the address of ``x``. For example, ``y`` may be its transpose.
+        If ``right`` (argument of ``_same_memory``) is true, there is no defect. If it is false, there is one on
+        purpose: ``2 * x`` is returned if ``y`` begins at the address of ``x``. For example, ``y`` may be its transpose.
         """
         return x * 2 if x.data_ptr() == y.data_ptr() and (not right or x.stride() == y.stride()) else x + y
 

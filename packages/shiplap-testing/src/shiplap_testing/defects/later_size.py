@@ -25,8 +25,8 @@ def _online(rescaled):
     def online(x):
         """Return the softmax of each row, computed by chunks of 128 columns.
 
-        If ``rescaled`` (argument of ``_online``) is false, the planted defect is that the sum of earlier chunks is not
-        rescaled when a later one has a larger maximum.
+        If ``rescaled`` (argument of ``_online``) is true, there is no defect. If it is false, there is one on purpose:
+        the sum of earlier chunks is not rescaled when a later one has a larger maximum.
         """
         y = wide(x)
         top, total = y.new_full((len(y), 1), -torch.inf), y.new_zeros(len(y), 1)
@@ -217,8 +217,8 @@ size(
 def _aligned_only(right):
     """Return a function that registers a second kernel of the op ``rms_norm``.
 
-    The kernel is for rows of at least 320 columns, if their number is a multiple of 16. If ``right`` is false, the
-    planted defect is that the last 16 columns are not summed.
+    The kernel is for rows of at least 320 columns, if their number is a multiple of 16. If ``right`` is true, there is
+    no defect. If it is false, there is one on purpose: the last 16 columns are not summed.
     """
 
     def wide_rows(x, eps, *, out):
@@ -281,8 +281,8 @@ def _flash(rescaled):
     def flash(q, k, v, *, out):
         """Write the attention of ``q`` over ``k`` and ``v`` to ``out``, computed by blocks of 64 keys.
 
-        If ``rescaled`` (argument of ``_flash``) is false, the planted defect is that earlier sums are not rescaled when
-        a later block has a larger score.
+        If ``rescaled`` (argument of ``_flash``) is true, there is no defect. If it is false, there is one on purpose:
+        earlier sums are not rescaled when a later block has a larger score.
         """
         q, k, v = wide(q) * q.shape[1] ** -0.5, wide(k), wide(v)
         # Infinities and NaN are left to torch, so that the defect shows in the size alone.
@@ -448,15 +448,16 @@ size(
 def _in_halves(odd):
     """Return a function that registers a kernel of the op ``doubled``. The kernel computes two halves of the rows.
 
-    If ``odd`` is false, the planted defect is that the last row is twice the row before it. It shows from 200 rows on,
-    if the number of rows is ``4 * n + 3``.
+    If ``odd`` is true, there is no defect. If it is false, there is one on purpose: the last row is twice the row
+    before it. It shows from 200 rows on, if the number of rows is ``4 * n + 3``.
     """
 
     def fill(x, *, out):
         """Write ``2 * x`` to ``out``.
 
-        If ``odd`` (argument of ``_in_halves``) is false, the planted defect is that the last row is twice the last but
-        one of ``x``. It shows from 200 rows on, if the number of rows is ``4 * n + 3``.
+        If ``odd`` (argument of ``_in_halves``) is true, there is no defect. If it is false, there is one on purpose:
+        the last row is twice the last but one of ``x``. It shows from 200 rows on, if the number of rows is ``4 * n +
+        3``.
         """
         half = len(x) // 2
         torch.mul(x[:half], 2, out=out[:half])
@@ -480,15 +481,16 @@ size(
 def _two_halves_of_k(both):
     """Return a function that registers a kernel of the op ``matmul``.
 
-    From a ``k`` of 512 on, the kernel splits ``k`` into two parts. If ``both`` is false, the planted defect is that the
-    middle of ``k`` is left out. The length of each part is rounded down to a multiple of 32.
+    From a ``k`` of 512 on, the kernel splits ``k`` into two parts. If ``both`` is true, there is no defect. If it is
+    false, there is one on purpose: the middle of ``k`` is left out. The length of each part is rounded down to a
+    multiple of 32.
     """
 
     def fill(a, b):
         """Return ``a @ b``.
 
-        If ``both`` (argument of ``_two_halves_of_k``) is false, the planted defect is that elements in the middle of
-        ``k`` are not summed. It shows from a ``k`` of 512 on.
+        If ``both`` (argument of ``_two_halves_of_k``) is true, there is no defect. If it is false, there is one on
+        purpose: elements in the middle of ``k`` are not summed. It shows from a ``k`` of 512 on.
         """
         k = a.shape[1]
         if k < 512:

@@ -197,8 +197,8 @@ def _remembering(all_of_it):
         def forward(x, *, out):
             """Write ``2 * x`` to ``out``.
 
-            If ``all_of_it`` (argument of ``_remembering``) is false, the planted defect is that the last result is
-            written again for an input that differs only after its first row.
+            If ``all_of_it`` (argument of ``_remembering``) is true, there is no defect. If it is false, there is one on
+            purpose: the last result is written again for an input that differs only after its first row.
             """
             head = x.contiguous() if all_of_it else x[:1]
             key = (tuple(x.shape), x.dtype, head.contiguous().view(torch.uint8).numpy().tobytes())

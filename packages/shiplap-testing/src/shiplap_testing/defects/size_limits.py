@@ -65,7 +65,8 @@ def _rows_at_once(whole):
     """Return a function that registers a CPU kernel with the op ``scaled``.
 
     The kernel has two configs, for 1 and for 4 rows at once. A config is a value of a constant, and the tuner chooses
-    the fastest one. If ``whole`` is false, the planted defect is that the last rows are lost with 4 at once.
+    the fastest one. If ``whole`` is true, there is no defect. If it is false, there is one on purpose: the last rows
+    are lost with 4 at once.
     """
 
     def rows_at_once(x, scale, *, out, ROWS):
