@@ -169,8 +169,8 @@ def _survey_sizes(
     progress: bool | None,
 ) -> tuple[LayerSize, ...]:
     """Return one record for each size of a converted layer, with the times of its forms (base, dense, slide) at each
-    number of rows. ``kind`` is the dtype of the activations. Each measurement takes ``seconds``. If ``seconds`` is 0,
-    times are only predicted.
+    number of rows. ``kind`` is the dtype of the activations. Each measurement takes ``seconds``. ``progress`` is
+    whether a bar is shown, by default on a terminal. If ``seconds`` is 0, times are only predicted.
     """
     errors = {c.name: (c.error, c.output_error) for c in conversion.converted}
     every = tuning.sizes_of(model)

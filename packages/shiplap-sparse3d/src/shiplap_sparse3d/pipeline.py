@@ -38,8 +38,8 @@ class _ReceivedCoords(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, feats: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a view of ``feats``, and ``coords`` as int32. Coordinates may be sent as floats, since older pipelines
-        send gradients for all tensors.
+        """Return a view of ``feats`` with the same elements and shape, and ``coords`` as int32. Coordinates may be sent
+        as floats, since older pipelines send gradients for all tensors.
         """
         ctx.like = coords.new_zeros(()), coords.shape
         return feats.view_as(feats), coords.int()

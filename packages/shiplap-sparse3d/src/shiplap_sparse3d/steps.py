@@ -27,7 +27,8 @@ __all__ = ["StepWindow", "connect_voxels", "output_cells", "submanifold_plan"]
 
 
 class StepWindow(NamedTuple):
-    """The parameters of a step, a convolution's move from input to output voxels.
+    """The window of a step, which is a convolution's move from input to output voxels. ``kernel``, ``stride``,
+    ``padding`` and ``dilation`` have one number for each of three axes.
 
     Attributes:
         output_padding: the output padding of a transposed step, or None for a strided step.

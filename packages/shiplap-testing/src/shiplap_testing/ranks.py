@@ -130,8 +130,9 @@ def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) ->
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kind: str = "") -> dict[str, str]:
     """Run cells of the module ``module`` on ``world`` processes in one group, and return their outcomes by name.
 
-    If ``cells`` is empty, all cells are run. An outcome is a text. ``kind`` is the way in which the processes
-    communicate (see :func:`_kind`), and ``timeout`` is in seconds. Raise ``AssertionError`` if no outcome is printed.
+    If ``cells`` is empty, all cells but the long ones are run. An outcome is a text. ``kind`` says how the processes
+    communicate, which :func:`_kind` determines if it is empty, and ``timeout`` is in seconds. Raise ``AssertionError``
+    if no outcome is printed.
     """
     kind = kind or _kind()
     environment = {**os.environ, "PYTHONPATH": searched(), "SHIPLAP_RANKS": kind}

@@ -39,7 +39,7 @@ class SparseModule(nn.Module):
     is_convolution: ClassVar[bool] = False
 
     def __init__(self, name: str | None = None) -> None:
-        """Set the ``name``. spconv's layers have one, but no code here reads it."""
+        """Store ``name``. spconv's layers have such a name, or None, but no code here reads it."""
         super().__init__()
         self.name = name
         self._sparse_unique_name = ""

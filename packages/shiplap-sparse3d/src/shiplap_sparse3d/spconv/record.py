@@ -69,7 +69,8 @@ class LayerWindow:
 @dataclass
 class IndiceData:
     """The record of a layer in ``indice_dict``. It holds the voxels of the input and of the output, and the plan
-    (neighbour tables) between them.
+    (neighbour tables) between them. ``window`` and ``algo`` are those of the layer, and ``is_subm`` is whether the
+    layer is submanifold.
 
     Attributes:
         geometry, out_geometry: the voxels of the input and of the output.

@@ -31,8 +31,9 @@ def _memo(key):
         def forward(x, *, out):
             """Write ``2 * x`` to ``out``.
 
-            If ``key`` (argument of ``_memo``) is a function, the planted defect is that the last result is written
-            again while ``key(x)`` stays equal. The elements of ``x`` may have changed.
+            If ``key`` (argument of ``_memo``) is None, there is no defect. If it is a function, there is one on
+            purpose: the last result is written again while ``key(x)`` stays equal. The elements of ``x`` may have
+            changed.
             """
             if key is None:
                 torch.mul(x, 2, out=out)

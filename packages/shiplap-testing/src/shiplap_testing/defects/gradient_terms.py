@@ -55,8 +55,8 @@ def joined(ns):
 def _list_gradient(step):
     """Return a function that registers a gradient of the op ``joined``.
 
-    The gradients for the list ``more`` are returned in steps of ``step``. If ``step`` is -1 and not 1, the planted
-    defect is that their order is reversed.
+    The gradients for the list ``more`` are returned in steps of ``step``. If ``step`` is 1, there is no defect. If it
+    is -1, there is one on purpose: their order is reversed.
     """
 
     def gradients(grad, saved, needs):

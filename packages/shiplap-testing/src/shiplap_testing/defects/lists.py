@@ -31,7 +31,9 @@ def summed(ns):
 
 
 def _all_terms(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``, kept in a wide dtype. This is the sound kernel."""
+    """Return the sum of ``x`` and the tensors of ``more``, kept in a wide dtype. This is a kernel of the op ``summed``
+    without a defect.
+    """
     return sum((wide(t) for t in more), wide(x))
 
 

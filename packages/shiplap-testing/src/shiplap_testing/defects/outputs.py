@@ -15,7 +15,7 @@ outputs = partial(add, "outputs")
 
 
 def _doubling(x, *, out):
-    """Write ``2 * x`` to ``out``. This is the sound kernel."""
+    """Write ``2 * x`` to ``out``. This is a kernel of the op ``doubled`` without a defect."""
     torch.mul(x, 2, out=out)
 
 
@@ -269,7 +269,9 @@ outputs(
 
 
 def _sorted_distinct(x):
-    """Return the distinct numbers of ``x`` in ascending order. This is the sound kernel of ``distinct``."""
+    """Return the distinct numbers of ``x`` in ascending order. This is a kernel of the op ``distinct`` without a
+    defect.
+    """
     return torch.unique(x)
 
 

@@ -19,7 +19,7 @@ process = partial(add, "process", breaks=True)
 
 
 def _doubling(x, *, out):
-    """Write ``2 * x`` to ``out``. This is the sound kernel."""
+    """Write ``2 * x`` to ``out``. This is a kernel of the op ``doubled`` without a defect."""
     torch.mul(x, 2, out=out)
 
 

@@ -24,7 +24,7 @@ size = partial(add, "size")
 
 
 def _product(a, b, *, out):
-    """Write ``a @ b`` to ``out``. This is the sound kernel."""
+    """Write ``a @ b`` to ``out``. This is a kernel of the op ``mm`` without a defect."""
     torch.mm(a, b, out=out)
 
 

@@ -209,7 +209,7 @@ size(
 
 
 def _row_total(x, *, out):
-    """Write the sum of each row to ``out``. This is the sound kernel."""
+    """Write the sum of each row to ``out``. This is a kernel of the op ``row_sum`` without a defect."""
     out.copy_(wide(x).sum(1))
 
 

@@ -390,15 +390,15 @@ def ramp(ns):
 def _ramp(**dtype):
     """Return a function that registers a CPU kernel with the op ``ramp``.
 
-    The kernel computes its steps by ``torch.arange`` with the keyword arguments ``dtype``. If there are none, the
-    planted defect is that the steps have the default dtype.
+    The kernel computes its steps by ``torch.arange`` with the keyword arguments ``dtype``. If there are none, there is
+    a defect on purpose: the steps have the default dtype. Otherwise there is none.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``.
 
         It computes its steps by ``torch.arange`` with the keyword arguments ``dtype`` (argument of ``_ramp``). If there
-        are none, the planted defect is that the steps have the default dtype.
+        are none, there is a defect on purpose: the steps have the default dtype. Otherwise there is none.
         """
 
         @op.kernel("cpu")

@@ -57,7 +57,7 @@ CUMULATED = "cumulated(Tensor x) -> Tensor"
 
 def _each(call, dims, *args):
     """Return the results of ``call`` for each member of the batch, stacked, and their batch dim 0. ``dims`` has the
-    batch dim of each argument, or None. This is the sound vmap rule.
+    batch dim of each argument, or None. This is a vmap rule without a defect.
     """
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     picked = [[a if d is None else a.select(d, i) for a, d in zip(args, dims, strict=True)] for i in range(size)]

@@ -89,8 +89,8 @@ values(
 
 
 def _zero_where_absent(x, index):
-    """Return the rows of ``x`` at ``index``, with zeros for negative indices. This is the sound kernel of
-    ``gather``.
+    """Return the rows of ``x`` at ``index``, with zeros for negative indices. This is a kernel of the op ``gather``
+    without a defect.
     """
     padded = torch.cat([x, x.new_zeros(1, x.shape[1])])
     return padded[torch.where(index < 0, len(x), index)]
