@@ -371,7 +371,7 @@ class Linear(nn.Linear):
         error_msgs: list[str],
     ) -> None:
         """Load the weight and its scale from a state dict, in the layer's dtypes, and pack the weight. Append errors to
-        ``error_msgs``.
+        ``error_msgs``. ``strict`` is that of ``torch.nn.Module.load_state_dict``.
         """
         # Collected apart: a weight that torch did not load must not be packed.
         errors: list[str] = []

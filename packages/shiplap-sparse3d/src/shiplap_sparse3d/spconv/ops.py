@@ -58,7 +58,8 @@ def _build_pairs_record(
     bound: int,
 ) -> IndiceData:
     """Return the record (input voxels, output voxels and neighbours) of a convolution on the voxels ``indices``.
-    ``sizes`` are its kernel, stride, padding, dilation and output padding.
+    ``sizes`` are its kernel, stride, padding, dilation and output padding. If ``subm`` is true, it is submanifold.
+    Otherwise it is transposed if ``transpose`` is true, and strided if it is false.
 
     If ``bound`` is above 0, raise ``SL211`` for more than ``bound`` outputs.
     """

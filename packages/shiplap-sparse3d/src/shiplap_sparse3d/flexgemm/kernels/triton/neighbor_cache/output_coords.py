@@ -51,8 +51,8 @@ def get_output_coords_kernel_delta(
     transposed: bool = False,
 ) -> Reached:
     """Return the output voxels that taps at the offsets ``delta [V, axes]`` reach inside ``boundary``, ascending.
-    Return also the input row, the output row and the tap of each pair of voxels, as ``int32``. The other arguments are
-    those of :func:`get_output_coords_kernel_size_dilation`.
+    Return also the input row, the output row and the tap of each pair of voxels, as ``int32``. The other arguments,
+    with ``transposed``, are those of :func:`get_output_coords_kernel_size_dilation`.
     """
     axes = delta.shape[1]
     # Offsets may have columns for the batch, whose stride and offset are not given.
