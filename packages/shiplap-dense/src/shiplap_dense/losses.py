@@ -49,7 +49,10 @@ FLAGGED = (*OPTIONS, *(f"{text} <= 1" for text in FLAGS), *(f"0 <= {text}" for t
 
 @dataclass(frozen=True)
 class LossOptions:
-    """The numeric options of a loss, each as the argument of the same name of ``linear_cross_entropy``."""
+    """The numeric options of a loss, under their names in ``linear_cross_entropy``. A target of ``ignore_index`` does
+    not count. ``label_smoothing`` is that of torch. ``lse_square_scale`` is the factor of ``logsumexp(logits) ** 2``,
+    which is added. ``softcap`` is the limit of logits, or 0 for none.
+    """
 
     ignore_index: int
     label_smoothing: float
@@ -181,7 +184,7 @@ def linear_cross_entropy_with_gradients(
     wide: int = 0,
 ) -> tuple[Float32[Tensor, ""], RangedHiddenGradient, RangedWeightGradient, RangedBiasGradient]:
     """Return the mean or the sum of the losses, and its gradients with respect to hidden states, weight and bias. If
-    ``wide`` is 1, gradients of 16 bits are summed in float32.
+    ``wide`` is 1, gradients of 16 bits are summed in float32. If it is 0, they are summed in their own dtype.
 
     The backward of the op owns the gradients that are returned. It may multiply them in place by the gradient of the
     loss.
@@ -276,8 +279,8 @@ def chunk_rows(rows: int, classes: int, width: int) -> int:
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """Add ``a @ b`` to ``total`` in place, in the dtype of ``total``. If ``first`` is true, overwrite ``total``
-    instead.
+    """Add ``a @ b`` to ``total`` in place, in the dtype of ``total``. If ``first`` is true, write the product to
+    ``total`` and ignore its content.
     """
     if total.dtype == a.dtype:
         if first:
@@ -308,9 +311,9 @@ def _in_chunks(
     and bias.
 
     The logits of a chunk of rows are computed at a time, and ``row_pass`` replaces them by their gradients. A gradient
-    whose flag in ``flags`` is 0 is empty. If ``wide`` is true, gradients of 16 bits are summed in float32. If
-    ``scales`` is None, only the losses are computed, and all flags must be 0. ``options`` holds the numeric options of
-    the loss.
+    whose flag in ``flags`` is 0 is empty. If ``wide`` is true, gradients of 16 bits are summed in float32, and
+    otherwise in their own dtype. If ``scales`` is None, only the losses are computed, and all flags must be 0.
+    ``options`` holds the numeric options of the loss.
     """
     (n, h), v = hidden.shape, weight.shape[0]
     rows = chunk_rows(n, v, h)

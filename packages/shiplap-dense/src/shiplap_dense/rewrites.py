@@ -45,8 +45,8 @@ def _on_gpu(x: Tensor, **others: Any) -> bool | str:
 
 def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     """Return rewrites of ``gelu(linear(x, weight, bias))`` and of other activations. The replacement calls Shiplap's
-    matrix product, whose template computes the activation while it stores the result. The rewrites apply on GPUs only,
-    unless ``always`` is true.
+    matrix product, whose template computes the activation while it stores the result. If ``always`` is true, the
+    rewrites apply on every device. Otherwise they apply on GPUs only.
     """
     pays = None if always else _on_gpu
     return tuple(
@@ -76,7 +76,7 @@ def _activation_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., 
 def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     """Return rewrites of SwiGLU and GEGLU, ``act(linear(x, gate)) * linear(x, up)``, also with ``gate`` and ``up`` as
     halves of one layer. Shiplap's matrix product computes the gate, with the activation and the multiplication fused
-    into it. The rewrites apply on GPUs only, unless ``always`` is true.
+    into it. If ``always`` is true, the rewrites apply on every device. Otherwise they apply on GPUs only.
     """
     pays = None if always else _on_gpu
     gates = {name: ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh")}
@@ -137,8 +137,8 @@ def _split_gate_rewrite(
 
 def norm_linear(*, always: bool = False) -> Rewrites:
     """Return rewrites of a layer norm or RMS norm before a linear layer. The replacement calls Shiplap's matrix
-    product, whose template computes the norm while it loads its input. The rewrites apply on GPUs only, unless
-    ``always`` is true.
+    product, whose template computes the norm while it loads its input. If ``always`` is true, the rewrites apply on
+    every device. Otherwise they apply on GPUs only.
     """
     pays = None if always else _on_gpu
     spelled = (("rms_norm_linear", Float32, torch.float32), ("rms_norm_linear_bfloat16", BFloat16, torch.bfloat16))

@@ -26,9 +26,12 @@ _ROWS = 32  # on which the outputs of a layer are compared
 
 @dataclass(frozen=True)
 class ConvertedLayer:
-    """A replaced layer. ``error`` is the norm of the weight's change divided by the norm of the weight.
-    ``output_error`` is the corresponding ratio for the layer's output. It is taken on rows of the example, or on
-    normally distributed rows if there is no example.
+    """A linear layer whose weight ``[n, k]`` was converted. ``name`` is its name in the model. ``error`` is the norm of
+    the weight's change divided by the norm of the weight. ``output_error`` is the corresponding ratio for the layer's
+    output.
+
+    The output is taken on rows of the example that ``convert`` was given, or on normally distributed rows if there is
+    no example.
     """
 
     name: str
@@ -40,7 +43,9 @@ class ConvertedLayer:
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """A layer that was left as it is, or another parameter of two or more dimensions, with the reason."""
+    """A linear layer, or another parameter of two or more dimensions, that was not converted. ``name`` is its name in
+    the model, and ``reason`` says why it was not.
+    """
 
     name: str
     reason: str
@@ -48,7 +53,10 @@ class SkippedLayer:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of ``convert``. ``share`` is the fraction of the model's parameters that lie in converted layers."""
+    """The result of ``convert``. ``pattern`` and ``dtype`` are its arguments. ``converted`` and ``skipped`` hold the
+    layers that were converted and those that were not. ``share`` is the fraction of the model's parameters that lie in
+    converted layers.
+    """
 
     pattern: str
     dtype: str

@@ -23,7 +23,8 @@ _FLOAT_LAYER = f"4 * (m * ({_DEPTH} + k + 16) + threads * 16 * {_DEPTH}) + 256"
 
 def _bind_kernel(op: sl.Op, workspace: str | None = None, dtypes: tuple[str, ...] = ()) -> None:
     """Bind the C function ``slidesparse_<name of the op>`` of the library as the CPU kernel of ``op``. ``workspace`` is
-    the expression for the number of scratch bytes. ``dtypes`` are those that the kernel accepts.
+    the expression for the number of scratch bytes, or None for no scratch memory. ``dtypes`` are those that the kernel
+    accepts. If it is empty, the kernel accepts all dtypes that the op declares.
     """
     op.kernel("cpu", sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}"), workspace=workspace, dtypes=dtypes)
 

@@ -100,8 +100,8 @@ class _ExpertsStraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save chosen experts, scale and weight for the backward. ``torch.func`` requires that this is not done in
-        ``forward``.
+        """Save the chosen experts, the scale and the weight for the backward pass. ``torch.func`` requires that this
+        not be done in ``forward``.
         """
         ctx.save_for_backward(*inputs[1:4])
         ctx.experts = inputs[4]

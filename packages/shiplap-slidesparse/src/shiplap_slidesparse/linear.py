@@ -78,7 +78,7 @@ class Linear(nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Make a layer with zero weights of the given pattern and mode (such as ``int8``), into which a checkpoint is
-        loaded. The layer is not packed.
+        loaded. The layer is not packed. If ``bias`` is true, it has a bias of zeros in ``dtype``, and otherwise none.
         """
         nn.Module.__init__(self)  # nn.Linear's would draw a weight
         self.in_features, self.out_features, self.pattern = in_features, out_features, Pattern.parse(pattern)
@@ -101,8 +101,9 @@ class Linear(nn.Linear):
         cls, linear: nn.Linear, pattern: str | Pattern = "dense", mode: str = "int8", *, pack: bool = True
     ) -> Linear:
         """Return a new layer with the weight of ``linear``, pruned by magnitude to the sparsity ``pattern`` and
-        quantised to ``mode`` (such as ``int8``). The weight is packed for its device unless ``pack`` is false. Raise
-        ``SL211`` if it is not finite or ``linear`` is not an unconverted ``nn.Linear``.
+        quantised to ``mode`` (such as ``int8``). If ``pack`` is true, the weight is packed for its device. Otherwise
+        only its plain rows are kept, until :meth:`pack` is called. Raise ``SL211`` if it is not finite or ``linear`` is
+        not an unconverted ``nn.Linear``.
         """
         if not isinstance(linear, nn.Linear) or isinstance(linear, cls):
             raise error(
@@ -370,7 +371,7 @@ class Linear(nn.Linear):
         error_msgs: list[str],
     ) -> None:
         """Load the weight and its scale from a state dict, in the layer's dtypes, and pack the weight. Append errors to
-        ``error_msgs``.
+        ``error_msgs``. ``strict`` is that of ``torch.nn.Module.load_state_dict``.
         """
         # Collected apart: a weight that torch did not load must not be packed.
         errors: list[str] = []
@@ -435,7 +436,7 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the dense weight and the scale for the backward. ``torch.func`` requires that this is not done in
+        """Save the dense weight and the scale for the backward pass. ``torch.func`` requires that this not be done in
         ``forward``.
         """
         ctx.save_for_backward(inputs[1], inputs[3])

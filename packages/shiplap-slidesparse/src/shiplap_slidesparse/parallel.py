@@ -23,8 +23,8 @@ WHOLE = ("colwise_gather_output", "colwise_rep", "replicate", "rowwise_split_inp
 
 @dataclass(frozen=True)
 class LayerCut:
-    """A layer to cut over ranks. With the style ``"colwise"`` each rank keeps rows of the weight (output features).
-    With ``"rowwise"`` it keeps columns.
+    """A layer to cut over ranks. ``name`` is its name in the model. If ``style`` is ``"colwise"``, each rank keeps rows
+    of the weight (output features). If it is ``"rowwise"``, each rank keeps columns (input features).
     """
 
     name: str

@@ -23,8 +23,9 @@ EQUAL = 1.03  # times of medians that tell nothing
 
 @dataclass(frozen=True)
 class LayerBucket:
-    """The times of a layer at ``rows`` rows, in seconds for each form of the layer. ``base`` is ``nn.Linear`` as
-    before. ``dense`` and ``slide`` are the converted layer with plain rows and with the packed weight.
+    """The times of a layer for calls with ``rows`` rows. ``measured`` and ``predicted`` hold seconds by the form of the
+    layer. ``base`` is ``nn.Linear`` as before. ``dense`` and ``slide`` are the converted layer with plain rows and with
+    the packed weight.
 
     ``predicted`` is empty if the peaks of the device are unknown. ``most`` is the largest possible gain of ``slide``
     over ``dense``. It is the ratio of their multiply-adds or of their bytes, whichever limits these rows.
@@ -61,9 +62,9 @@ class LayerBucket:
 
 @dataclass(frozen=True)
 class LayerSize:
-    """The layers of one size, which share measurements. ``error`` and ``output_error`` are the largest relative changes
-    of a weight and of an output among them.
-
+    """The measurements of all layers whose weight has the size ``[n, k]``. ``layers`` holds their names, and
+    ``buckets`` the times for each number of rows. ``error`` and ``output_error`` are the largest relative changes of a
+    weight and of an output among them.
     """
 
     n: int
@@ -76,8 +77,10 @@ class LayerSize:
 
 @dataclass(frozen=True)
 class SparsityReport:
-    """The whole report on a model. ``ceiling`` is the largest possible speed-up of the pattern. ``peaks`` is the name
-    of the device whose peak rates the predictions use, or empty if they are not known.
+    """The whole report on a model that was converted with ``pattern`` and ``dtype`` on ``device``. ``sizes`` holds the
+    times of its layers, ``conversion`` the result of ``convert``, and ``drift`` the change of its accuracy or None.
+    ``ceiling`` is the largest possible speed-up of the pattern. ``peaks`` is the name of the device whose peak rates
+    the predictions use, or empty if they are not known.
     """
 
     pattern: str
@@ -166,8 +169,8 @@ def _survey_sizes(
     progress: bool | None,
 ) -> tuple[LayerSize, ...]:
     """Return one record for each size of a converted layer, with the times of its forms (base, dense, slide) at each
-    number of rows. ``kind`` is the dtype of the activations. Each measurement takes ``seconds``. If ``seconds`` is 0,
-    times are only predicted.
+    number of rows. ``kind`` is the dtype of the activations. Each measurement takes ``seconds``. ``progress`` is
+    whether a bar is shown, by default on a terminal. If ``seconds`` is 0, times are only predicted.
     """
     errors = {c.name: (c.error, c.output_error) for c in conversion.converted}
     every = tuning.sizes_of(model)

@@ -19,8 +19,8 @@ FORMS = ("base", "dense", "slide")
 
 @dataclass(frozen=True)
 class DevicePeaks:
-    """The peak rates of a device according to its vendor. ``wide`` and ``narrow`` are multiply-adds per second with 16
-    and 8 bits, without sparsity. ``bandwidth`` is in bytes per second.
+    """The peak rates of a GPU according to its vendor. ``name`` is that of the GPU. ``wide`` and ``narrow`` are
+    multiply-adds per second with 16 and 8 bits, without sparsity. ``bandwidth`` is in bytes per second.
     """
 
     name: str
@@ -39,8 +39,8 @@ PEAKS = (
 
 @dataclass(frozen=True)
 class LayerWork:
-    """The work of one call of a layer. It consists of the number of multiply-adds, and the number of bytes that are
-    read and written.
+    """The work of one call of a layer. ``macs`` is the number of multiply-adds, and ``bytes`` is the number of bytes
+    that are read and written.
     """
 
     macs: float

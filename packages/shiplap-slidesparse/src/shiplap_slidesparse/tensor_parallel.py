@@ -32,8 +32,8 @@ Style = Literal["colwise", "rowwise"]
 
 @dataclass(frozen=True)
 class LayerPart:
-    """The part of a layer on this rank. With the style ``"colwise"`` it is rows of the weight, and with ``"rowwise"``
-    it is columns.
+    """The part of a layer on this rank of ``mesh``. If ``style`` is ``"colwise"``, it is rows of the weight. If
+    ``style`` is ``"rowwise"``, it is columns.
     """
 
     style: Style
@@ -86,7 +86,9 @@ class _SharedInput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        """Return a view of the input ``x``, and save the group over whose ranks its gradients are summed."""
+        """Return a view of the input ``x``, which has the same elements and shape. Save ``group``, over whose ranks the
+        gradients of ``x`` are summed.
+        """
         ctx.group = group
         # A new tensor object: autograd attaches the node to it.
         return x.view_as(x)

@@ -38,7 +38,7 @@ def tune(
 
     ``dtype`` is that of the activations, and ``seconds`` is the time for one choice. ``shiplap freeze`` can write the
     choices into a file afterwards. Raise ``SL211`` if the model holds no converted layer. If ``remeasure`` is true,
-    stored choices are measured again.
+    sizes with a stored choice are measured again. Otherwise the stored choice is returned.
     """
     choices: list[Choice] = []
     rows = numbers_of(rows, "slidesparse.tune")

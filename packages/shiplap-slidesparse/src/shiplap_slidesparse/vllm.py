@@ -40,7 +40,8 @@ class SlidesparseVllmConfig(QuantizationConfig):
         self, pattern: str, dtype: str, converted: Iterable[str] | None = None, skip: Iterable[str] = ()
     ) -> None:
         """Take the settings of a checkpoint. They are the pattern, the dtype, and the names of the converted or of the
-        kept layers. Raise ``SL211`` for an unknown dtype.
+        kept layers. If ``converted`` is None, all layers but those in ``skip`` are converted. Raise ``SL211`` for an
+        unknown dtype.
         """
         super().__init__()
         if dtype not in MODES:

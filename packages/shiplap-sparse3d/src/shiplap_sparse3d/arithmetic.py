@@ -72,7 +72,7 @@ _WRITTEN_IN_PYTHON: dict[str, tuple[Callable[..., Any], bool]] = {
 
 def _operator(func: Callable[..., Any], sign: str, *, swapped: bool = False) -> Any:
     """Return a method of :class:`Arithmetic` that applies ``func`` to the features and the other operand. If
-    ``swapped`` is true, the other operand comes first. ``sign`` names the operation in errors.
+    ``swapped`` is true, the other operand comes first, and otherwise second. ``sign`` names the operation in errors.
     """
 
     def method(self: Arithmetic, other: Any) -> Any:
@@ -202,8 +202,9 @@ class Arithmetic(SummableTensor):
         return self._apply_binary(torch.add, other, "+")
 
     def _apply_binary(self, func: Callable[..., Tensor], other: Any, sign: str, *, swapped: bool = False) -> Any:
-        """Return ``func`` of the features and ``other`` as a sparse tensor, with ``other`` first if ``swapped`` is
-        true. Return ``NotImplemented`` if ``other`` has an unsupported type. ``sign`` names the operation in errors.
+        """Return ``func`` of the features and ``other`` as a sparse tensor, with ``other`` as the first operand if
+        ``swapped`` is true, and otherwise as the second. Return ``NotImplemented`` if ``other`` has an unsupported
+        type. ``sign`` names the operation in errors.
         """
         if not isinstance(other, (Arithmetic, Tensor, *_OTHERS)):
             return NotImplemented

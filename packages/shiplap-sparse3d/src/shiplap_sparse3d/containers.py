@@ -24,8 +24,9 @@ __all__: list[str] = []
 
 
 class _GridFacts:
-    """The attributes of a ``Geometry`` besides its coordinates. Two objects are equal if their grids are equal,
-    whatever their voxels are.
+    """The attributes of a ``Geometry`` besides its coordinates, as a part of its pytree. ``facts`` holds them as a
+    tuple, and ``source`` is the geometry that has them, or None. Two objects are equal if their facts are equal,
+    whatever the voxels are.
     """
 
     def __init__(self, facts: tuple[Any, ...], source: Geometry | None = None) -> None:

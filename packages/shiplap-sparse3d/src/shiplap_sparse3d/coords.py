@@ -202,8 +202,8 @@ def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:
 
 @built_outside_modes
 def has_scenes_of(coords: Tensor, batch_size: int, on_gpu: bool = False) -> bool:
-    """Return False if a scene in ``coords`` is known to be outside ``[-1, batch_size)``. The values of traced tensors
-    are not known, nor are those on a GPU unless ``on_gpu`` is true. The result for them is True.
+    """Return False if a scene in ``coords`` is known to be outside ``[-1, batch_size)``, and True otherwise. The values
+    of traced tensors are not known. Those on a GPU are read and known if ``on_gpu`` is true, and otherwise not known.
     """
     here = type(coords) is Tensor and (on_gpu or coords.device.type == "cpu")
     if not here or coords.shape[0] == 0:
@@ -225,8 +225,9 @@ def assert_scenes(coords: Tensor, batch_size: int) -> None:
 
 
 def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool = False) -> None:
-    """Raise ``SL211`` if a scene in ``coords`` is outside ``[-1, batch_size)``. A graph asserts this as it runs. On a
-    GPU the values are read only if ``on_gpu`` is true, since the kernels check them. ``where`` names the caller.
+    """Raise ``SL211`` if a scene in ``coords`` is outside ``[-1, batch_size)``. A graph asserts this as it runs. If
+    ``on_gpu`` is true, values on a GPU are read, too. Otherwise they are left to the kernels, which check them.
+    ``where`` names the caller.
     """
     if torch.compiler.is_compiling():
         assert_scenes(coords, batch_size)
@@ -265,8 +266,9 @@ _OUTSIDE = "SL211: a row of coords is outside spatial_shape; correct spatial_sha
 
 
 def set_graph_checks(on: bool) -> bool:
-    """Set whether graphs and packages that are made from now on check the values of coordinates each time they run, and
-    return the previous setting. Eager calls always check them. A check reads the coordinates once.
+    """Set whether graphs and packages that are made from now on check the values of coordinates each time they run.
+    They do so if ``on`` is true, and otherwise do not. Eager calls always check them. A check reads the coordinates
+    once. Return the previous setting.
     """
     global _graph_checks
     before, _graph_checks = _graph_checks, on
@@ -274,8 +276,9 @@ def set_graph_checks(on: bool) -> bool:
 
 
 class GridLookup:
-    """The lookup of voxels of a grid by their cells, with sorted keys and binary search. Nothing branches on the data.
-    ``coords`` must pass :func:`check_coords`.
+    """A lookup that finds the voxels of a grid by their coordinates. It holds the sorted keys of the voxels, the row of
+    each key and the ``shape`` of the grid. A call returns rows by binary search and has no branch on the data. The
+    coordinates must pass :func:`check_coords`.
     """
 
     def __init__(self, coords: Tensor, shape: Sequence[int]) -> None:
@@ -299,7 +302,8 @@ class GridLookup:
 
 
 class RowLookup:
-    """The lookup of rows of integers, with any number of columns, by sorted keys and binary search.
+    """A lookup that finds rows of integers, with any number of columns, by their contents. It holds the sorted keys of
+    the rows and the row of each key, and a call returns rows by binary search.
 
     A key has one digit for each column, in the range of the column's values. If the next digit would take the keys
     beyond int64, the keys of the digits before it are replaced by their ranks.

@@ -45,8 +45,8 @@ OF_SPCONV_1 = "conv", "functional", "identity", "modules", "pool", "tables"  # t
 
 
 class DropIn:
-    """The modules that were put under the names of spconv and flex_gemm. As a context manager it removes them at the
-    end of the block.
+    """The modules that were put under the names of spconv and flex_gemm, until they are removed. As a context manager
+    it removes them at the end of the block.
     """
 
     def __init__(self, modules: dict[str, ModuleType], forget: Callable[[], None]) -> None:

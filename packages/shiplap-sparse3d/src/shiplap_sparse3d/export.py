@@ -35,7 +35,9 @@ ENDINGS = (".onnx", ".pt2")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The weights of a checkpoint, with its path and the project whose layout it has."""
+    """The weights of a checkpoint by name. ``path`` is the file that they were read from. ``project`` is the project
+    whose layout the checkpoint has, such as ``openpcdet``.
+    """
 
     path: Path
     project: str

@@ -70,7 +70,7 @@ def _number_of_scenes(batch_size: Any) -> int:
 
 @dataclass
 class Strided:
-    """The output voxels of a layer that changes voxels, as a geometry, and the plan (neighbour tables) onto them."""
+    """The result of a layer that changes voxels: the output voxels, and the ``plan`` (neighbour tables) onto them."""
 
     geometry: Geometry
     plan: Plan
@@ -78,7 +78,7 @@ class Strided:
 
 @dataclass(frozen=True)
 class GeometryOrigin:
-    """The record of how a layer made a geometry from another one. ``built`` is its plan if the other lacks it."""
+    """The layer that made some voxels from ``geometry``. ``built`` is its plan, or None if ``geometry`` stores that."""
 
     geometry: Geometry
     window: StepWindow
@@ -221,8 +221,8 @@ class Geometry:
     ) -> Strided:
         """Return the outputs of a strided convolution and the plan (neighbour tables). :meth:`step` explains ``back``.
 
-        With ``capacity`` there are that many rows, the last ones padding, and more voxels raise ``SL211``. On a padded
-        geometry the default is the largest possible number.
+        If ``capacity`` is given, there are that many rows, the last ones padding, and more voxels raise ``SL211``. On a
+        padded geometry the default is the largest possible number.
         """
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), back=back)
 
@@ -322,7 +322,7 @@ class Geometry:
         return there
 
     def _connect(self, window: StepWindow, there: Geometry, grid: Triple, plain: bool, back: bool) -> Plan:
-        """Return the plan of a layer with ``window`` onto ``there``, unsorted if ``plain``, both ways if ``back``."""
+        """Return the tables of a layer onto ``there``, unsorted if ``plain`` is true, both ways if ``back`` is."""
         if self._by_offsets or not there.bounded:
             columns, transposed = [1, *window.stride], window.output_padding is not None
             taps = self._box(*window[:4])
@@ -474,7 +474,7 @@ class Geometry:
     def _reach_by_offsets(
         self, taps: Tensor, columns: list[int], shape: Sequence[int] | None, transposed: bool
     ) -> Tensor:
-        """Return the voxels that an input reaches by ``taps``, ascending. They lie in ``shape`` if it is given."""
+        """Return the voxels that an input reaches by ``taps``, ascending, in a grid of ``shape`` if that is given."""
         low, high = unbounded(len(columns) - 1)
         if shape is not None:
             low, high = [0] * len(columns), [high[0], *shape]
@@ -529,8 +529,8 @@ class Geometry:
     def _check_scenes(self, where: str, *, given: bool = False) -> None:
         """Raise ``SL211`` for a row of a scene that does not exist. Voxels that a step led to need no check.
 
-        On a GPU the kernels of grids check inputs themselves. Outputs (``given``) and voxels with tables by offsets are
-        checked once here.
+        On a GPU the kernels of grids check inputs themselves. Voxels passed as outputs (``given`` is true) and voxels
+        with tables by offsets are checked once here.
         """
         if not self._is_reached:
             looks = (given or self._by_offsets) and not is_compiling() and not _is_captured(self.coords)

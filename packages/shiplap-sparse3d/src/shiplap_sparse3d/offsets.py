@@ -134,7 +134,8 @@ def _reached(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool
 ) -> Tensor:
     """Return the outputs within the bounds that an input reaches, ``int32 [m, d]``, in the order of inputs and taps. An
-    output that several inputs reach is repeated. The arguments are those of ``offset_cells``.
+    output that several inputs reach is repeated. The arguments, with ``transposed``, are those of the op
+    ``offset_cells``.
     """
     step, wide = torch.tensor(stride, device=coords.device), coords[coords[:, 0] != -1].long()[:, None]
     moved = wide * step + offsets.long() if transposed else wide - offsets.long()
@@ -218,8 +219,8 @@ def connect_by_offsets(
     """Return the plan (neighbour tables) of convolutions from the voxels ``coords`` onto the voxels ``outputs``, with
     one tap for each of ``offsets``.
 
-    ``offsets`` is ``int32 [k, d]``, with a column for the scene as in ``stride``. Inputs lie at ``output * stride +
-    offset``. If ``transposed`` is true, outputs lie at ``input * stride + offset``.
+    ``offsets`` is ``int32 [k, d]``, with a column for the scene as in ``stride``. If ``transposed`` is true, outputs
+    lie at ``input * stride + offset``. Otherwise inputs lie at ``output * stride + offset``.
     """
     if not transposed:
         return Plan(rows_at(coords, outputs, offsets, list(stride)), coords.shape[0])

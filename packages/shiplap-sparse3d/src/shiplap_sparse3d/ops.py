@@ -223,13 +223,17 @@ def part_size(taps: int, parts: int) -> int:
 def sort_table(
     table: Int32[Tensor, "m k"], parts: int, run: int = 1 << 18
 ) -> tuple[Int32[Tensor, "k m"], Int32[Tensor, "parts m"], Int32[Tensor, "parts b"]]:
-    """Return the sorted form of ``table`` as ``columns``, ``order`` and ``masks``. ``columns`` holds the table by tap
-    (``columns.t()`` is a table). ``order`` is the output row at each place of each part (group of taps). ``masks`` has
-    a bit for each tap that a block of 64 rows hits.
+    """Return the neighbour table ``table`` with its rows sorted, as ``columns``, ``order`` and ``masks``.
 
-    Every ``run`` rows of a part are sorted by the Gray code rank of their hits, descending, and stably. A block then
-    has few taps that only some of its rows hit, and rows without a hit come last. A run that fits the cache of a GPU
-    keeps neighbours close in memory.
+    ``table[i, v]`` is the input row that output ``i`` reads by tap ``v``, or -1. Output ``i`` hits the tap if the
+    number is not -1. The taps are split into ``parts`` groups (parts) of successive taps, and each part is sorted on
+    its own. ``order[p, i]`` is the output at place ``i`` of part ``p``. ``columns[v, i]`` is ``table[order[p, i], v]``,
+    where ``p`` is the part of tap ``v``. Bit ``t`` of ``masks[p, b]`` is set if an output at one of the 64 places from
+    ``64 * b`` on hits tap ``t`` of part ``p``.
+
+    Each run of ``run`` successive outputs is sorted by itself, stably, by the descending rank of its hits in the Gray
+    code. A block of 64 places then has few taps that only some of its outputs hit. Outputs without a hit come last in
+    their run. A run that fits the cache of a GPU keeps neighbours close in memory.
     """
     m, k = table.shape
     size, columns, orders, masks = part_size(k, parts), [], [], []

@@ -38,8 +38,8 @@ class _ReceivedCoords(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, feats: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a view of ``feats``, and ``coords`` as int32. Coordinates may be sent as floats, since older pipelines
-        send gradients for all tensors.
+        """Return a view of ``feats`` with the same elements and shape, and ``coords`` as int32. Coordinates may be sent
+        as floats, since older pipelines send gradients for all tensors.
         """
         ctx.like = coords.new_zeros(()), coords.shape
         return feats.view_as(feats), coords.int()
@@ -70,9 +70,10 @@ class Voxels:
     dtype: torch.dtype = torch.float32
 
     def empty(self, device: torch.device, received: bool) -> tuple[Tensor, Tensor]:
-        """Return features ``[rows, channels]`` and coordinates of -1 (padding) as an example input of a stage. If the
-        stage has ``received`` them from another stage, the features require gradients, and the coordinates are floats
-        where torch needs it.
+        """Return features ``[rows, channels]`` and coordinates of -1 (padding) as an example input of a stage. If
+        ``received`` is true, the stage receives them from another stage. The features then require gradients, and the
+        coordinates are floats where torch needs it. Otherwise the features require no gradients, and the coordinates
+        are int32.
         """
         feats = torch.zeros(self.rows, self.channels, dtype=self.dtype, device=device)
         coords = torch.full((self.rows, 1 + len(self.spatial_shape)), -1, dtype=torch.int32, device=device)
@@ -88,7 +89,9 @@ class Voxels:
 
 
 class _StageModule(nn.Module):
-    """The user's ``module``, with plain tensors in place of sparse tensors as inputs and outputs."""
+    """The user's ``module`` as a stage of a pipeline, with plain tensors in place of sparse tensors as inputs and
+    outputs. ``takes`` has the shape of each sparse tensor that it receives. ``last`` is whether it is the last stage.
+    """
 
     def __init__(self, module: nn.Module, takes: Sequence[Voxels], last: bool) -> None:
         """Store the module of a stage, the shapes of the sparse tensors that it takes, and whether the stage is the
@@ -109,7 +112,8 @@ class _StageModule(nn.Module):
 
 def _output_tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
     """Return the outputs of a stage as tensors that another rank can receive. A sparse tensor becomes features and
-    coordinates, and a plain tensor is unchanged. Raise ``SL209`` for any other output.
+    coordinates, and a plain tensor is unchanged. If ``last`` is false, the coordinates are floats where torch needs it.
+    Raise ``SL209`` for any other output.
     """
     made: list[Tensor] = []
     for out in outputs:

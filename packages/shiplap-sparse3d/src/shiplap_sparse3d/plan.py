@@ -20,9 +20,10 @@ def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
     """Return the number of parts into which a neighbour table of ``rows`` outputs and ``taps`` taps is cut. A part is a
     group of taps that is sorted separately.
 
-    The number is the one that was fastest for so many rows on an H200 (``docs/design/0008-sparse3d-cuda.md``). Set
-    ``strided`` for outputs that a larger stride reaches, whose rows have fewer neighbours in common. A graph compiled
-    for any number of rows gets the number for many rows, since each limit would otherwise need a graph.
+    The number is the one that was fastest for so many rows on an H200 (``docs/design/0008-sparse3d-cuda.md``).
+    ``strided`` is true for outputs that a stride above 1 reaches, whose rows have fewer neighbours in common, and false
+    otherwise. A graph compiled for any number of rows gets the number for many rows, since each limit would otherwise
+    need a graph.
     """
     least = -(-taps // ops.MAX_PART)
     # ``bool`` of a symbolic size would add a guard, and with it a graph for each limit.

@@ -86,7 +86,9 @@ def functional_batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Return ``torch.nn.functional.batch_norm`` of the rows to ``keep`` (``bool [n, 1]``), without a branch on the
-    number of rows. In training, update the running statistics. The other arguments are those of the function of torch.
+    number of rows. If ``training`` is true, use the statistics of these rows and update the running statistics.
+    Otherwise use the running statistics, or those of the rows if there are none. The other arguments are those of the
+    function of torch.
     """
     if not training and running_mean is not None and running_var is not None:
         return running_norm(feats, running_mean, running_var, weight, bias, eps)

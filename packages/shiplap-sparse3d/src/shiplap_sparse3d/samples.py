@@ -104,8 +104,8 @@ def _draw_normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, dev
 
 
 def _round_if_tf32(tf32: bool, *values: Tensor) -> list[Tensor]:
-    """Return ``values``, rounded to bfloat16 if ``tf32`` is true. Products of such values are exact in TF32, so results
-    can be compared.
+    """Return ``values``, rounded to bfloat16 if ``tf32`` is true and unchanged otherwise. Products of rounded values
+    are exact in TF32, so results can be compared.
     """
     return [v.bfloat16().to(v.dtype) for v in values] if tf32 else [*values]
 
@@ -430,7 +430,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 def _draw_rows(rng: Generator, rows: int, columns: int, device: Any, *, distinct: bool) -> Tensor:
     """Return ``int32 [rows, columns]`` of random scenes and coordinates around zero. If ``distinct`` is true, no row
-    occurs twice.
+    occurs twice. Otherwise rows may repeat.
     """
     # About a third of the cells has a voxel, so that some neighbours exist and others do not.
     edge = max(2, math.ceil((3 * rows / SCENES) ** (1 / max(1, columns - 1))))

@@ -27,7 +27,8 @@ __all__ = ["StepWindow", "connect_voxels", "output_cells", "submanifold_plan"]
 
 
 class StepWindow(NamedTuple):
-    """The parameters of a step, a convolution's move from input to output voxels.
+    """The window of a step, which is a convolution's move from input to output voxels. ``kernel``, ``stride``,
+    ``padding`` and ``dilation`` have one number for each of three axes.
 
     Attributes:
         output_padding: the output padding of a transposed step, or None for a strided step.
@@ -156,9 +157,9 @@ def connect_voxels(
     """Return the plan (neighbour tables) of convolutions by ``window`` from ``coords`` in ``grid`` onto the voxels
     ``reached``.
 
-    ``back`` requests the transposed table, which gradients read. It may be in the plan even without a request, where it
-    costs nothing. If ``ordered`` is true, the rows are sorted by the taps under which they have a neighbour. A
-    transposed window gives sorted tables only if ``back`` is true, too.
+    If ``back`` is true, the plan has the transposed table, which gradients read. If it is false, the plan has that
+    table only where it costs nothing. If ``ordered`` is true, the rows are sorted by the taps under which they have a
+    neighbour, and otherwise unsorted. A transposed window gives sorted tables only if ``back`` is true, too.
     """
     kernel, stride, padding, dilation, extra, _ = window
     lists = list(kernel), list(stride), list(padding), list(dilation)

@@ -376,7 +376,9 @@ class SparseTensor(Arithmetic):
         return self._with_voxels(feats, coords, self.batch_size, padded=self.geometry.padded)
 
     def requires_grad_(self, requires_grad: bool = True) -> SparseTensor:
-        """Set whether gradients of the features are recorded, in place, and return this tensor."""
+        """Record gradients of the features from now on if ``requires_grad`` is true, and not otherwise. Return this
+        tensor.
+        """
         self.feats.requires_grad_(requires_grad)
         return self
 

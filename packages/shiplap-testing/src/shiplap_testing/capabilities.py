@@ -43,7 +43,9 @@ def marked_files(packages: str = "*") -> list[Path]:
 
 
 class Outcomes:
-    """A plugin of pytest that counts how the tests of each capability ended."""
+    """A plugin of pytest that counts how the tests of each capability ended. A capability is a use of private parts of
+    torch. ``counts`` maps its name to the numbers of passed, failed and skipped tests.
+    """
 
     def __init__(self) -> None:
         """Create the plugin without any outcome. ``counts`` will map each capability (a use of private parts of torch)

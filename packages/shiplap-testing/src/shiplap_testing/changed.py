@@ -214,7 +214,7 @@ class Graph:
         """Yield the files of all modules of the package whose name begins the f-string ``text``.
 
         Examples are ``f"P.{name}"`` and ``f"{__name__}.{name}"``. ``package`` is the package of the file that contains
-        the text. ``initial`` is true if that file is the ``__init__.py`` of the package.
+        the text. ``initial`` is whether that file is the ``__init__.py`` of the package.
         """
         first = text.values[0] if text.values else None
         home = ""

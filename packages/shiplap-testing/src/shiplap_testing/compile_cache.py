@@ -69,10 +69,9 @@ class Call:
         self.key = self._digest.hexdigest()
 
     def placed(self, text: str, *, back: bool = False) -> str:
-        """Return ``text``, a compiler's list of dependencies, with the marks ``@source@`` and ``@here@`` in place of
-        the folders of this call. Another call can then use the cached list.
-
-        If ``back`` is true, return it with the folders of this call in place of the marks.
+        """Return ``text``, a compiler's list of dependencies, with its folders replaced. If ``back`` is false, the
+        marks ``@source@`` and ``@here@`` take the place of the folders of this call. Another call can then use the
+        cached list. If ``back`` is true, the folders of this call take the place of the marks.
         """
         marks = {os.path.dirname(os.path.abspath(self._inputs[0])): "@source@", os.getcwd(): "@here@"}
         for folder, mark in marks.items():
@@ -82,8 +81,9 @@ class Call:
     def _argument(self, argument: str, rest: Iterator[str], header: bool) -> None:
         """Add ``argument``, one of the compiler's, to the key of the cached result.
 
-        If it is an option with a value, take the value from ``rest``. If ``header`` is true, any existing file is an
-        input. Raise ``NotKept`` for an option that is not known.
+        If it is an option with a value, take the value from ``rest``. If ``header`` is true, any existing file counts
+        as an input. Otherwise only a file with the suffix of a source or an object does. Raise ``NotKept`` for an
+        option that is not known.
         """
         if argument in UNKNOWN or argument.startswith("@"):
             raise NotKept
@@ -223,7 +223,9 @@ def _read(name: str) -> bytes:
 
 
 def _write(name: str, content: bytes, mode: int | None = None) -> None:
-    """Write ``content`` to the file ``name``, with the permissions ``mode`` if they are given."""
+    """Write ``content`` to the file ``name``, with the permissions ``mode``. If ``mode`` is None, permissions are not
+    set.
+    """
     with open(name, "wb") as file:
         file.write(content)
     if mode is not None:

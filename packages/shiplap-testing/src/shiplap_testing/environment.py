@@ -23,7 +23,9 @@ BUILD = ("build", "cmake", "hatchling", "ninja", "scikit-build-core")  # what bu
 
 
 class Environment:
-    """A virtual environment in ``folder``, with the distributions of ``names`` linked into it."""
+    """A virtual environment in a folder, into which installed distributions are linked. ``python`` is the path of its
+    Python, and ``packages`` that of its ``site-packages``.
+    """
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         """Create a virtual environment in ``folder``, and link the files of the installed distributions ``names`` into

@@ -18,7 +18,8 @@ interpret()
 
 
 def run(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> tuple[list[torch.Tensor], float, list[str]]:
-    """Compile ``fn`` and run it on ``args`` with Triton's interpreter, with dynamic shapes if ``dynamic`` is true.
+    """Compile ``fn`` and run it on ``args`` with Triton's interpreter, with dynamic shapes if ``dynamic`` is true, and
+    with fixed ones otherwise.
 
     Return the outputs, the largest error, and the names of the launched kernels. The error is relative to the largest
     value that ``fn`` returns in eager mode.

@@ -42,7 +42,8 @@ def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str
     """Return a decorator that registers ``function(rank, world)`` as the cell ``name``. A cell tests one feature of
     torch.distributed with our modules, and is one row of a table in docs/many-devices.md.
 
-    The function returns a tolerance as text, or raises. A ``long`` cell runs only where it is named.
+    The function returns a tolerance as text, or raises. If ``long`` is true, the cell runs only where it is named.
+    Otherwise it also runs where no cell is named.
     """
 
     def add(function: Callable[[int, int], str]) -> Callable[[int, int], str]:
@@ -129,8 +130,9 @@ def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) ->
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kind: str = "") -> dict[str, str]:
     """Run cells of the module ``module`` on ``world`` processes in one group, and return their outcomes by name.
 
-    If ``cells`` is empty, all cells are run. An outcome is a text. ``kind`` is the way in which the processes
-    communicate (see :func:`_kind`), and ``timeout`` is in seconds. Raise ``AssertionError`` if no outcome is printed.
+    If ``cells`` is empty, all cells but the long ones are run. An outcome is a text. ``kind`` says how the processes
+    communicate, which :func:`_kind` determines if it is empty, and ``timeout`` is in seconds. Raise ``AssertionError``
+    if no outcome is printed.
     """
     kind = kind or _kind()
     environment = {**os.environ, "PYTHONPATH": searched(), "SHIPLAP_RANKS": kind}

@@ -155,7 +155,7 @@ def _import(arguments: list[str], searched: list[str], *, headers: bool) -> int:
     """Import what the tests of this run import, and return the number of threads that torch would use.
 
     ``arguments`` are those of pytest, and ``searched`` is the module path. Torch is left with one thread, since threads
-    do not survive a fork. If ``headers`` is true, the compilation of shared headers is started.
+    do not survive a fork. If ``headers`` is true, the compilation of shared headers is started in the background.
     """
     sys.path[:] = searched
     import_module("shiplap_testing.private").compile_headers_singly()

@@ -59,8 +59,9 @@ class LibraryRefusal(Exception):
 
 @dataclass(frozen=True)
 class ProductProblem:
-    """A product ``[m, k] @ [n, k].T`` on a device. The attributes are the fields of the C struct
-    ``slidesparse_lt_problem`` in its order.
+    """A product ``[m, k] @ [n, k].T`` on a CUDA device, for the library. ``source`` is the dtype of the operands, and
+    ``result`` that of the result. ``scaling`` names the scales that the library applies. The attributes are the fields
+    of the C struct ``slidesparse_lt_problem`` in its order.
 
     ``algorithm`` -1 and ``split_k`` 0 leave the choice to the library.
     """
@@ -132,8 +133,8 @@ def library_versions() -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """The properties of a plan. They are the bytes of its workspace and of its compressed weight, and the number of its
-    algorithms.
+    """The properties of a plan of a product. ``workspace`` is the number of bytes of its scratch memory, ``compressed``
+    that of its compressed weight, and ``algorithms`` the number of algorithms from which it can choose.
     """
 
     workspace: int
@@ -142,9 +143,9 @@ class ProductPlan:
 
 
 def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> ProductPlan:
-    """Return the plan of the product ``problem``, which the library makes if it does not exist yet. ``sparse`` says
-    whether the weight is packed. ``stream`` is the handle of a CUDA stream, by default that of the default stream.
-    Raise ``LibraryRefusal`` if the library does not support the product.
+    """Return the plan of the product ``problem``, which the library makes if it does not exist yet. ``sparse`` is true
+    for a packed weight, and false for a weight in plain rows. ``stream`` is the handle of a CUDA stream, by default
+    that of the default stream. Raise ``LibraryRefusal`` if the library does not support the product.
     """
     info = (ctypes.c_int64 * 3)()
     _call_library("prepare", problem.as_struct(), ctypes.c_int32(sparse), stream, info)
@@ -179,8 +180,8 @@ def multiply_at(
 ) -> None:
     """Write the product of ``problem`` to ``out`` on a CUDA stream, by its plan. All tensors are passed as addresses.
 
-    ``sparse`` says whether the weight is compressed. An address of 0 in ``scales`` stands for no scales. ``workspace``
-    is an address and a number of bytes.
+    ``sparse`` is true for a compressed weight, and false for one in plain rows. An address of 0 in ``scales`` stands
+    for no scales. ``workspace`` is an address and a number of bytes.
     """
     room = ctypes.c_size_t(workspace[1])
     _call_library(

@@ -153,8 +153,8 @@ def tune_product(
     remeasure: bool = False,
 ) -> list[Choice]:
     """Tune the algorithm of a product op for each ``(m, n, k)`` of ``sizes``, and return the choices. Candidates run in
-    a separate process. ``seconds`` is the time for one choice. If ``remeasure`` is true, stored choices are measured
-    again.
+    a separate process. ``seconds`` is the time for one choice. If ``remeasure`` is true, sizes with a stored choice are
+    measured again. Otherwise the stored choice is returned.
     """
     # A packed weight has a size that only the library knows, here any number.
     more = {"_": 1, "layout": ops.CUSPARSELT} if op in kernels.SPARSE else {}
@@ -177,8 +177,8 @@ def tune_layer(
     and its packed form are tuned, then the choice between the forms.
 
     The forms are timed in this process, since their products have been verified and their algorithms are in force here.
-    ``dtype`` is that of the activations, and ``seconds`` is the time for one choice. If ``remeasure`` is true, stored
-    choices are measured again.
+    ``dtype`` is that of the activations, and ``seconds`` is the time for one choice. If ``remeasure`` is true, sizes
+    with a stored choice are measured again. Otherwise the stored choice is returned.
     """
     # They are read several times, and may come from an iterator.
     rows = list(rows)

@@ -51,8 +51,8 @@ def compress_weight(slid: Tensor) -> Tensor:
 def multiply_weight(
     x: Tensor, weight: Tensor, n: int, result: torch.dtype, *, sparse: bool, scales: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Return ``x [m, k]`` times a weight of ``n`` rows in the dtype ``result``. ``sparse`` says whether cuSPARSELt has
-    packed the weight. Sizes must be whole tiles.
+    """Return ``x [m, k]`` times a weight of ``n`` rows in the dtype ``result``. If ``sparse`` is true, cuSPARSELt has
+    packed the weight. Otherwise it has plain rows. Sizes must be whole tiles.
 
     This function has cases that the ops lack. It gives other dtypes of results, and multiplies FP8 with one scale for
     all of ``x`` and one for all of a dense weight. ``scales`` holds these two as float32 tensors of one element. Raise
@@ -88,7 +88,7 @@ def _run_product(
 ) -> Tensor:
     """Return the product of ``problem``, computed by the library. Operands that are not aligned are copied first.
     ``scales`` are addresses, or 0 for none. Raise ``SL211`` for operands that do not fit, and ``SL305`` if the library
-    refuses. ``sparse`` says whether ``weight`` is compressed.
+    refuses. If ``sparse`` is true, ``weight`` is compressed, and otherwise in plain rows.
     """
     where, x, weight = "slidesparse.lt.product", _align_operand(x), _align_operand(weight)
     _check_operands(where, problem, sparse, x, weight)
@@ -125,8 +125,9 @@ def _run_product(
 
 
 def _check_operands(where: str, p: native.ProductProblem, sparse: bool, x: Tensor, weight: Tensor) -> None:
-    """Raise ``SL211`` for operands that the library would read beyond their end, or from a wrong device. An invalid
-    access on a GPU ends the CUDA context of the process.
+    """Raise ``SL211`` for operands that the library would read beyond their end, or from a wrong device. If ``sparse``
+    is true, ``weight`` is compressed, and otherwise in plain rows. An invalid access on a GPU ends the CUDA context of
+    the process.
     """
     wanted = (torch.uint8, weight.shape[:1]) if sparse else (p.source, (p.n, p.k))
     fits = (weight.dtype, tuple(weight.shape)) == (wanted[0], tuple(wanted[1])) and weight.device == x.device

@@ -14,8 +14,8 @@ __all__ = ["show_progress"]
 @contextlib.contextmanager
 def show_progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
     """Show progress bars for stages of work on stderr during the block of a context manager, which receives the
-    function that advances them. Without a terminal, or if ``quiet``, there are no bars. A note without steps (a
-    ``total`` of 0) is printed as a line of its own in any case.
+    function that advances them. If ``quiet`` is true, or stderr is no terminal, there are no bars. A note without steps
+    (a ``total`` of 0) is printed as a line of its own in any case.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda stage, done, total, note: None if total else verbs.note(note)

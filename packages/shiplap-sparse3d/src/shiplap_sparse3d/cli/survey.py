@@ -85,7 +85,8 @@ def command(
 
 def _load_model(target: str, *, by_value: bool) -> SurveyModel:
     """Return the model that ``target`` names, or that the named function returns. Raise ``SL825`` if it is anything
-    else. With ``by_value`` the classes of its file are sent to the workers, which then need not have the file.
+    else. If ``by_value`` is true and ``target`` names a file, the classes of the file are sent to the workers with the
+    model. Otherwise the workers must be able to import them.
     """
     from shiplap_sparse3d.survey import SurveyModel
 

@@ -45,7 +45,7 @@ SCRATCH = {
 
 def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
     """Return values of a launch program, as expressions by name, for tables that are made by bricks. A launch program
-    is a sequence of kernel launches. A brick is 4 x 4 x 4 cells with one bit each.
+    is a sequence of kernel launches. A brick is a block of 4 x 4 x 4 cells with one bit each.
 
     ``bricks`` is 1 if the table of ``n`` voxels is made by bricks. The kernel must then have 8 to 27 taps, at most
     three along each axis, without dilation. There must also be more than ``hashed`` voxels, unless ``dense`` is 1.

@@ -235,7 +235,8 @@ def _launch_lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: 
 def _keys_of(coords: Tensor, shape: Sequence[int], word: int, code: int, search: bool = False) -> Tensor:
     """Return the hash keys ``int64 [n]`` of the voxels ``coords`` in a grid of ``shape``, with -1 outside the grid.
     Invalid rows are reported with ``code`` in the status word at the address ``word``, from which the host raises an
-    error later. In a ``search``, rows outside the grid are valid.
+    error later. If ``search`` is true, only rows of a scene that has no keys are invalid. Otherwise rows outside the
+    grid are, unless their scene is -1 (padding).
     """
     rows = coords.shape[0]
     keys = torch.empty(rows, dtype=torch.int64, device=coords.device)

@@ -163,8 +163,8 @@ def sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write the sum of the values under the taps of each output to ``out [m, c]``. If ``AVERAGE`` is true, write their
-    mean over the hits.
+    """Write the sum of the values under the taps of each output to ``out [m, c]``. If ``AVERAGE`` is true, write
+    instead their mean over the taps that have a row.
     """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     total = make_accumulator(ROWS, CHANNELS, WIDE)

@@ -154,7 +154,7 @@ def global_sum_finish(
     partial, counts, out, c, parts, scenes, AVERAGE: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
     """Write the sum over all parts to ``out [scenes, c]``. If ``AVERAGE`` is true, write the mean over the rows of the
-    scene. Without rows the result is 0.
+    scene instead. Without rows the result is 0.
     """
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     total = make_accumulator(1, CHANNELS, WIDE)

@@ -36,8 +36,8 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class AuditVerdicts:
-    """The result of the audit of one op. It has the numbers of checks by verdict, and the names of those that
-    failed.
+    """The result of the audit of one op. ``ok``, ``fail`` and ``skip`` are the numbers of checks with this verdict.
+    ``failed`` holds the names of those that failed.
     """
 
     ok: int

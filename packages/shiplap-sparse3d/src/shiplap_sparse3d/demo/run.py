@@ -144,7 +144,10 @@ def _write_files(files: dict[Path, bytes]) -> None:
 
 @dataclass(frozen=True)
 class _HeldOutScores:
-    """The scores on the held-out area, the speed of the prediction, and the prediction for all points."""
+    """The results on the held-out area. ``iou`` is the intersection over union of the network, and ``baseline`` that of
+    the plain baseline. ``rules`` are the best rules with two numbers. ``predicted`` is the prediction for all points,
+    and ``points_per_s`` its speed.
+    """
 
     iou: float
     baseline: float

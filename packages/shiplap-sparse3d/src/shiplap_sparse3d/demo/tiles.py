@@ -52,8 +52,8 @@ class DescribedArea:
 
 @dataclass(frozen=True)
 class FeatureScaling:
-    """The scaling of features by the mean and deviation in the training area. ``spacing`` is that of the training
-    area's points, in metres.
+    """The scaling of the features of points to mean 0 and deviation 1 in the training area. ``mean`` and ``deviation``
+    hold one number for each feature. ``spacing`` is the distance of the training area's points in metres.
     """
 
     spacing: float
@@ -172,8 +172,8 @@ def _crop_square(area: DescribedArea, draw: torch.Generator) -> DescribedArea:
 
 
 def _turn_and_mirror(tile: DescribedArea, draw: torch.Generator) -> DescribedArea:
-    """Return ``tile`` turned about the vertical by a random angle, and mirrored in half of the calls. Neither changes
-    ground labels or distances.
+    """Return ``tile`` turned about the vertical axis by a random angle, and mirrored with probability 1/2. The random
+    numbers come from ``draw``. Neither change affects ground labels or distances.
     """
     angle, mirror = _draw_uniform(0, 2 * math.pi, draw), 1 if _draw_uniform(0, 1, draw) < 0.5 else -1
     c, s = math.cos(angle), math.sin(angle)

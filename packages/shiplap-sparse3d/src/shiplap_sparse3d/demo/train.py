@@ -28,7 +28,9 @@ Forward = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """The settings of the training, chosen by validation inside the training area (0003-demo.md)."""
+    """The settings of the training, chosen by validation inside the training area (0003-demo.md). They are the numbers
+    of steps, of grids (``levels``) and of channels, the learning rate, and the weight decay.
+    """
 
     steps: int = 200
     levels: int = 4
@@ -80,8 +82,9 @@ def train_network(
     areas: Sequence[Scan], recipe: TrainingRecipe, seed: int, progress: Progress, *, compiled: bool = True
 ) -> TrainedNetwork:
     """Train a network on random tiles of ``areas``, on their device. Return it with its threshold and the losses and
-    times of the training. No tile lies in two areas. If ``compiled`` is false, the network runs without
-    ``torch.compile``. ``recipe`` holds the settings of the training, and ``seed`` determines weights and tiles.
+    times of the training. No tile lies in two areas. If ``compiled`` is true, the network is compiled by
+    ``torch.compile``. Otherwise it runs in eager mode. ``recipe`` holds the settings of the training, and ``seed``
+    determines weights and tiles.
     """
     # Weights are drawn from torch's own generator, and tiles from one of theirs.
     torch.manual_seed(seed)

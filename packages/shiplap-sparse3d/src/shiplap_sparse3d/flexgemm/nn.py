@@ -154,8 +154,9 @@ class FlexConvolution(FlexModule):
         algorithm: str | None = None,
         allow_tf32: bool | None = None,
     ) -> None:
-        """Create the weight ``[out, *kernel, in]`` and the bias. By default stride and dilation are 1 and the padding
-        is 0. Raise ``SL208`` for sizes of the wrong number or too small.
+        """Create the weight ``[out, *kernel, in]``, and the bias if ``bias`` is true. Otherwise the layer has no bias.
+        By default stride and dilation are 1 and the padding is 0. Raise ``SL208`` for sizes of the wrong number or too
+        small.
         """
         super().__init__()
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -204,7 +205,9 @@ class SubmanifoldConv(FlexConvolution, ModuleOnInputs):
         algorithm: str | None = None,
         allow_tf32: bool | None = None,
     ) -> None:
-        """Create the weight ``[out, *kernel, in]`` and the bias. The layer has no stride and no padding."""
+        """Create the weight ``[out, *kernel, in]``, and the bias if ``bias`` is true. Otherwise the layer has no bias.
+        The layer has no stride and no padding.
+        """
         super().__init__(in_channels, out_channels, kernel_size, None, dilation, None, bias, algorithm, allow_tf32)
 
 

@@ -43,8 +43,8 @@ class SparseAttention(SparseModule):
         dtype: torch.dtype | None = None,
         **others: Any,
     ) -> None:
-        """Create the projections. Raise ``SL208`` unless ``num_heads`` divides ``channels`` and ``order`` is known, and
-        ``SL209`` for unknown arguments.
+        """Create the two linear layers, with biases if ``bias`` is true, and without them otherwise. Raise ``SL208``
+        unless ``num_heads`` divides ``channels`` and ``order`` is known, and ``SL209`` for unknown arguments.
         """
         super().__init__()
         self._refuse_arguments(others)

@@ -52,7 +52,9 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Convolution(SparseModule):
-    """The base of the sparse convolutions, with the weight, the bias and the call that they share."""
+    """The base of the sparse convolutions. It holds the sizes, the ``weight`` and the ``bias`` (or None), and computes
+    the convolution over a neighbour table.
+    """
 
     ndim = 3
 
@@ -68,9 +70,9 @@ class Convolution(SparseModule):
         others: Mapping[str, Any],
         taps: tuple[int, ...] | None = None,
     ) -> None:
-        """Create the bias and the weight ``[out, *kernel, in / groups]``, or ``[out, taps, in / groups]`` with
-        ``taps``. Raise ``SL208`` for invalid sizes, ``SL209`` for ``others`` (arguments that the layer does not have),
-        and ``SL204`` for other dtypes.
+        """Create the weight ``[out, *kernel, in / groups]``, or ``[out, taps, in / groups]`` if ``taps`` are given.
+        Also create the bias if ``bias`` is true, and set it to None otherwise. Raise ``SL208`` for invalid sizes,
+        ``SL209`` for ``others`` (arguments that the layer does not have), and ``SL204`` for other dtypes.
         """
         super().__init__()
         # torch's layers have this argument, and its default is the only mode here.
@@ -228,9 +230,9 @@ class SubMConv3d(Convolution):
         offsets: Sequence[Sequence[int]] | None = None,
         **others: Any,
     ) -> None:
-        """Create a convolution with a box ``kernel_size``, a ``cross`` in it, or ``offsets``. Raise ``SL208`` for a
-        stride or padding that would lead to other voxels. Raise ``SL209`` unless exactly one of ``kernel_size`` and
-        ``offsets`` is given.
+        """Create a convolution with a box ``kernel_size``, a ``cross`` in it, or ``offsets``. It has a bias if ``bias``
+        is true, and none otherwise. Raise ``SL208`` for a stride or padding that would lead to other voxels. Raise
+        ``SL209`` unless exactly one of ``kernel_size`` and ``offsets`` is given.
         """
         kernel, taps = self._read_region(kernel_size, region, offsets)
         super().__init__(in_channels, out_channels, kernel, groups, bias, device, dtype, others, taps)
@@ -334,8 +336,8 @@ class SparseConv3d(Convolution):
         out_coords: Literal["reached", "floor"] = "reached",
         **others: Any,
     ) -> None:
-        """Create a strided convolution. Raise ``SL208`` if ``out_coords`` is unknown, or if it is ``"floor"`` with a
-        padding or a capacity.
+        """Create a strided convolution, with a bias if ``bias`` is true and without one otherwise. Raise ``SL208`` if
+        ``out_coords`` is unknown, or if it is ``"floor"`` with a padding or a capacity.
         """
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
         self.stride = per_axis(stride, "stride", self.ndim, 1)
@@ -401,7 +403,9 @@ class SparseConvTranspose3d(Convolution):
         capacity: int | None = None,
         **others: Any,
     ) -> None:
-        """Create a transposed convolution. The arguments have the order of ``torch.nn.ConvTranspose3d``."""
+        """Create a transposed convolution, with a bias if ``bias`` is true and without one otherwise. The arguments
+        have the order of ``torch.nn.ConvTranspose3d``.
+        """
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
         self.stride, self.padding = per_axis(stride, "stride", self.ndim, 1), per_axis(padding, "padding", self.ndim, 0)
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), self._capacity(capacity)
@@ -446,7 +450,9 @@ class SparseInverseConv3d(Convolution):
         dtype: torch.dtype | None = None,
         **others: Any,
     ) -> None:
-        """Create the inverse of a strided convolution with the same ``kernel_size``."""
+        """Create the inverse of a strided convolution with the same ``kernel_size``. It has a bias if ``bias`` is true,
+        and none otherwise.
+        """
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
@@ -485,7 +491,9 @@ class GenerativeConv3d(Convolution):
         capacity: int | None = None,
         **others: Any,
     ) -> None:
-        """Create a generative convolution. Its outputs are all cells under the kernel around each voxel."""
+        """Create a generative convolution, with a bias if ``bias`` is true and without one otherwise. Its outputs are
+        all cells under the kernel around each voxel.
+        """
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), self._capacity(capacity)
 

@@ -67,7 +67,9 @@ class InstanceNorm(SparseModule):
     def __init__(
         self, num_features: int, eps: float = 1e-5, affine: bool = False, device: Any = None, dtype: Any = None
     ) -> None:
-        """Set the number of features, and weight and bias if ``affine`` is true."""
+        """Set the number of features and ``eps``. If ``affine`` is true, also create the weight and the bias, which are
+        None otherwise. ``device`` and ``dtype`` are those of both.
+        """
         super().__init__()
         self.num_features, self.eps = self._whole_number(num_features, "num_features", 0), eps
         self.weight = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype)) if affine else None

@@ -33,7 +33,9 @@ __all__ = [
 
 
 class Resampling(SparseModule):
-    """A module between a coarse grid and a grid that is finer by whole factors."""
+    """The base of the modules between a coarse grid and a grid that is finer by whole factors. ``factor`` is the number
+    of finer cells along each axis of a coarse cell.
+    """
 
     ndim = 3
 

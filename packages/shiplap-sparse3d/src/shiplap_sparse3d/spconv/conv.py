@@ -129,8 +129,8 @@ class SparseConvolution(SparseModule):
             raise error("SL208", where=where, got=got, expected="padding 0 with a kernel of one cell and stride 1")
 
     def _create_parameters(self, bias: bool, **factory: Any) -> None:
-        """Create the weight ``[out, *kernel_size, in / groups]`` and, if ``bias`` is True, the bias. With
-        ``record_voxel_count``, also create the counter of voxels.
+        """Create the weight ``[out, *kernel_size, in / groups]`` and the bias. If ``bias`` is false, the bias is None.
+        If ``record_voxel_count`` is true, a strided or transposed layer also gets the counter of its output voxels.
 
         They are created in the order of spconv's checkpoints. ``factory`` holds their device and dtype.
         """
@@ -211,8 +211,8 @@ class SparseConvolution(SparseModule):
     def _convolve(self, input: SparseConvTensor, features: Tensor, data: IndiceData, inside: bool) -> SparseConvTensor:
         """Return the convolution of ``features`` as a sparse tensor on the output voxels, without the activation.
 
-        ``data`` is the record of input voxels, output voxels and neighbours. ``inside`` is true inside a reentrant
-        checkpoint.
+        ``data`` is the record of input voxels, output voxels and neighbours. ``inside`` is whether the call runs inside
+        a reentrant checkpoint.
         """
         if self.inverse:
             # The next forward pass then builds both ways in one launch program.
@@ -258,8 +258,8 @@ class SparseConvolution(SparseModule):
 
 
 class _Strided(SparseConvolution):
-    """Base of the strided convolutions with ``NDIM`` axes. If ``TRANSPOSED`` is true, it is the base of the transposed
-    ones.
+    """The base of the strided convolutions with ``NDIM`` axes. If ``TRANSPOSED`` is true, the layer is a transposed
+    convolution, and otherwise a strided one.
     """
 
     NDIM: ClassVar[int]

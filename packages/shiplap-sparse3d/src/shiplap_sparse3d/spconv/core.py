@@ -284,8 +284,8 @@ class SparseConvTensor(SummableTensor):
         """Return a tensor with the features ``feature`` on the same voxels, whose coordinates are passed as
         ``indices``.
 
-        ``checkpointed`` is true inside a reentrant checkpoint. It is None in a graph, where the test for quantised
-        features is left out.
+        ``checkpointed`` is true inside a reentrant checkpoint, and false outside of one. It is None in a graph, where
+        the test for quantised features is left out.
         """
         # Every layer makes a tensor, and Dynamo traces each line of it: what has been checked once is carried over, and
         # what a graph is not asked is not called.
@@ -303,7 +303,7 @@ class SparseConvTensor(SummableTensor):
         self, feature: Tensor, geometry: Geometry, indices: Tensor, spatial_shape: list[int], checkpointed: bool
     ) -> SparseConvTensor:
         """Return a tensor with the features ``feature`` on other voxels (``geometry``, ``indices``) of the same scenes.
-        It has a copy of ``indice_dict``. ``checkpointed`` is true inside a reentrant checkpoint.
+        It has a copy of ``indice_dict``. ``checkpointed`` is whether the call runs inside a reentrant checkpoint.
         """
         other = object.__new__(SparseConvTensor)
         other._features, other._indices, other._known = feature, indices, (geometry, indices)
@@ -355,8 +355,8 @@ class SparseConvTensor(SummableTensor):
         return cls(features, indices, list(x.shape[1:-1]), x.shape[0])
 
     def dense(self, channels_first: bool = True) -> Tensor:
-        """Return the dense tensor ``[batch, c, *spatial]``, with zeros where there is no voxel. If ``channels_first``
-        is false, its shape is ``[batch, *spatial, c]``.
+        """Return the dense tensor, with zeros where there is no voxel. If ``channels_first`` is true, its shape is
+        ``[batch, c, *spatial]``, and otherwise ``[batch, *spatial, c]``.
         """
         check_sparse("SparseConvTensor.dense", self)
         here = self.geometry

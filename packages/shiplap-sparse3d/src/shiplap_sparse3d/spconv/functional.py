@@ -83,7 +83,7 @@ def _over_pairs(
     act_type: Any,
 ) -> Tensor:
     """Return the convolution ``[rows, co]`` of ``features`` over ``pairs`` of input and output rows. If ``inverse`` is
-    true, it goes from outputs to inputs.
+    true, it goes from outputs to inputs, and otherwise from inputs to outputs.
 
     Raise ``SL208`` if ``act_type`` is given.
     """

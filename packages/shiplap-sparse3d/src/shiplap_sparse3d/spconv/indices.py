@@ -124,8 +124,9 @@ def build_record(
     """Return a new record of the input voxels, the output voxels and the neighbour tables between them. A layer needs
     it if none exists under its ``indice_key``.
 
-    For a pool (``pooled``) the tables are built at their first use. ``back`` says whether tables from outputs to inputs
-    are built, by default only while gradients are recorded.
+    If ``subm`` is true, the outputs are the inputs. If ``pooled`` is true, the layer is a pool, whose record gets its
+    tables at their first use. If ``back`` is true, tables from outputs to inputs are built, too. If it is None, they
+    are built only while gradients are recorded. ``training`` is whether the layer is in training.
 
     Raise ``SL208`` if the output grid has no cells. Raise ``SL211`` if there are voxels and none has an output.
     """
@@ -182,8 +183,8 @@ def leads_back(key: str | None, window: LayerWindow) -> bool | None:
 def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: LayerWindow, training: bool) -> None:
     """Raise ``SL211`` if there are input voxels and none of them has an output voxel, as spconv does.
 
-    In a graph this is an assertion at run time. In training the graph asserts that there are two rows. Batch norm tests
-    for a single row, and a graph cannot branch on a size that depends on data.
+    In a graph this is an assertion at run time. If ``training`` is true, the graph asserts that there are two rows, and
+    otherwise one. Batch norm tests for a single row, and a graph cannot branch on a size that depends on data.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 

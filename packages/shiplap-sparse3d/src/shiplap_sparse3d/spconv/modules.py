@@ -39,7 +39,7 @@ class SparseModule(nn.Module):
     is_convolution: ClassVar[bool] = False
 
     def __init__(self, name: str | None = None) -> None:
-        """Set the ``name``. spconv's layers have one, but no code here reads it."""
+        """Store ``name``. spconv's layers have such a name, or None, but no code here reads it."""
         super().__init__()
         self.name = name
         self._sparse_unique_name = ""
@@ -125,8 +125,8 @@ class PrintCurrentTime(nn.Module):
         self.first_time = time.time()
 
     def forward(self, x: Any, msg: str = "", reset: bool = False) -> Any:
-        """Print ``msg`` and the seconds since this module was created, or since the last call with ``reset``. Return
-        ``x``. The GPU is waited for.
+        """Print ``msg`` and the seconds since this module was created, or since the last call in which ``reset`` was
+        true. Return ``x``. If ``reset`` is true, count from this call on. The GPU is waited for.
         """
         if reset:
             self.first_time = time.time()
@@ -212,7 +212,7 @@ class SparseSequential(SparseModule):
 
     def _run_eagerly(self, input: Any, checkpointed: bool) -> Any:
         """Return ``input`` after all modules in turn, outside of compilation. Here a batch norm can be joined with the
-        ReLU behind it. ``checkpointed`` is true inside a reentrant checkpoint.
+        ReLU behind it. ``checkpointed`` is whether the call runs inside a reentrant checkpoint.
         """
         norm: nn.BatchNorm1d | None = None
         for module in self._modules.values():
@@ -249,7 +249,8 @@ def _run_dense_module(module: nn.Module, input: Any) -> Any:
 
 def _run_dense_module_eager(module: nn.Module, input: Any, checkpointed: bool) -> Any:
     """Return ``input`` after ``module``, which takes dense tensors, outside of compilation. The result is that of
-    ``_run_dense_module``, in fewer Python calls. ``checkpointed`` is true inside a reentrant checkpoint.
+    ``_run_dense_module``, in fewer Python calls. ``checkpointed`` is whether the call runs inside a reentrant
+    checkpoint.
     """
     if not isinstance(input, SparseConvTensor):
         return module(input)

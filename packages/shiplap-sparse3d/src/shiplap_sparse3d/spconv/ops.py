@@ -58,7 +58,8 @@ def _build_pairs_record(
     bound: int,
 ) -> IndiceData:
     """Return the record (input voxels, output voxels and neighbours) of a convolution on the voxels ``indices``.
-    ``sizes`` are its kernel, stride, padding, dilation and output padding.
+    ``sizes`` are its kernel, stride, padding, dilation and output padding. If ``subm`` is true, it is submanifold.
+    Otherwise it is transposed if ``transpose`` is true, and strided if it is false.
 
     If ``bound`` is above 0, raise ``SL211`` for more than ``bound`` outputs.
     """
@@ -175,10 +176,9 @@ def _mask_parts(algo: ConvAlgo, taps: int) -> list[tuple[int, int]]:
 
 
 def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the masks of the hits and the order of the rows, for each part. A part is a range of taps.
-
-    A mask has a bit for each tap that a row of ``table [taps, rows]`` hits, ``int32 [rows, words]``. The rows are
-    sorted by these bits, or stay in order if ``do_sort`` is false.
+    """Return the masks of the hits and the order of the rows of ``table [taps, rows]``, for each part. A part is a
+    range of taps. A row hits a tap if it has a neighbour there. A mask ``int32 [rows, words]`` has a bit for each tap
+    that a row hits. If ``do_sort`` is true, the rows are sorted by these bits. Otherwise they stay in order.
     """
     taps, rows = table.shape
     words = -(-taps // 32)
@@ -201,7 +201,8 @@ def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tu
 
 def _plan_of_pairs(pairs: Tensor, rows: int, out_rows: int, inverse: bool = False) -> Plan:
     """Return the plan (neighbour table) of a convolution from ``rows`` inputs to ``out_rows`` outputs. If ``inverse``
-    is true, the pairs are read from outputs to inputs. ``pairs`` holds input and output rows, ``int32 [2, taps, n]``.
+    is true, the pairs are read from outputs to inputs, and otherwise from inputs to outputs. ``pairs`` holds input and
+    output rows, ``int32 [2, taps, n]``.
     """
     source, target = (pairs[1], pairs[0]) if inverse else (pairs[0], pairs[1])
     at = torch.where(target >= 0, target, out_rows).long()  # padding goes to a row that is dropped
@@ -259,8 +260,9 @@ def indice_conv(
     """Return the convolution ``[num_activate_out, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]``.
     ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``.
 
-    If ``inverse`` is true, it goes from outputs to inputs. Raise ``SL208`` if ``act_type`` is given. The arguments
-    ``indice_pair_num``, ``subm``, ``algo``, ``timer``, ``act_alpha`` and ``act_beta`` are not read.
+    If ``inverse`` is true, it goes from outputs to inputs, and otherwise from inputs to outputs. Raise ``SL208`` if
+    ``act_type`` is given. The arguments ``indice_pair_num``, ``subm``, ``algo``, ``timer``, ``act_alpha`` and
+    ``act_beta`` are not read.
     """
     _no_activation("indice_conv", act_type)
     plan = _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out, inverse)
@@ -279,7 +281,8 @@ def indice_conv_backward(
     timer: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of :func:`indice_conv` with respect to ``features`` and ``filters``. ``out_bp`` is the
-    gradient of its output. If ``inverse`` is true, the convolution goes from outputs to inputs.
+    gradient of its output. If ``inverse`` is true, the convolution goes from outputs to inputs, and otherwise from
+    inputs to outputs.
     """
     return _plan_gradients(
         _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0], inverse), features, filters, out_bp
@@ -390,8 +393,8 @@ def indice_maxpool_implicit_gemm_backward(
 def indice_avgpool_implicit_gemm(
     features: Tensor, indice_pairs: Tensor, num_activate_out: int, calc_count: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return, for each output, the mean of its existing inputs, ``[m, c]``, and the number of these inputs, ``int32
-    [m]``. If ``calc_count`` is false, the second tensor is empty.
+    """Return, for each output, the mean of its existing inputs, ``[m, c]``, and a second tensor. If ``calc_count`` is
+    true, that is the number of these inputs, ``int32 [m]``. Otherwise it is empty.
 
     The table ``indice_pairs`` holds input rows or -1, ``int32 [taps, m]``.
     """

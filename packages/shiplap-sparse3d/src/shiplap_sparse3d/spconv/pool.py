@@ -150,7 +150,9 @@ class SparseAvgPool(IndicePool):
 
 
 class _PoolOfRank(IndicePool):
-    """A pool with the number of axes of its class. Without a stride, the stride is the kernel size."""
+    """The base of the pools whose number of axes, ``NDIM``, is that of the class. If ``stride`` is None, it is the
+    kernel size.
+    """
 
     NDIM: ClassVar[int]
 

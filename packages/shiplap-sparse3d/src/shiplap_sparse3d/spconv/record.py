@@ -28,7 +28,10 @@ class ConvAlgo(Enum):
 
 @dataclass(frozen=True)
 class LayerWindow:
-    """The window of a layer. Each field has one int per axis. A layer with ``output_padding`` is transposed."""
+    """The window of a layer, which holds its kernel size (``ksize``), stride, padding, dilation and output padding.
+    Each field has one int per axis. Only the window of a transposed layer has an ``output_padding``, which is None
+    otherwise.
+    """
 
     ksize: list[int]
     stride: list[int]
@@ -48,8 +51,9 @@ class LayerWindow:
         """Return the voxels that this window reaches from the voxels ``geometry``, together with the neighbour tables.
         The geometry keeps the result, so that equal layers build it once.
 
-        Pooling (``pooled``) takes tables that are not sorted. ``back`` says whether tables from outputs to inputs are
-        built as well, by default where gradients are recorded.
+        If ``pooled`` is true, the tables are left unsorted, as pooling needs them. Otherwise they are sorted on a GPU.
+        If ``back`` is true, tables from outputs to inputs are built as well. If it is None, they are built if gradients
+        are recorded.
         """
         window = self.ksize, self.stride, self.padding, self.dilation
         if is_compiling() and geometry.ndim == 3 and self.output_padding is None and not geometry.padded:
@@ -65,7 +69,8 @@ class LayerWindow:
 @dataclass
 class IndiceData:
     """The record of a layer in ``indice_dict``. It holds the voxels of the input and of the output, and the plan
-    (neighbour tables) between them.
+    (neighbour tables) between them. ``window`` and ``algo`` are those of the layer, and ``is_subm`` is whether the
+    layer is submanifold.
 
     Attributes:
         geometry, out_geometry: the voxels of the input and of the output.

@@ -35,8 +35,9 @@ _expected = False
 
 
 def expect_duplicates(expected: bool = True) -> bool:
-    """Set whether a cell may hold several voxels in submanifold layers on a GPU and in graphs compiled from now on.
-    Return the previous setting.
+    """Set whether submanifold layers accept several voxels in one cell. They do so if ``expected`` is true, and
+    otherwise raise an error. The setting applies on a GPU and in graphs that are compiled from now on. Return the
+    previous setting.
 
     On the CPU, layers outside of graphs always allow it. A layer skips the check if a strided layer made its voxels,
     since those are distinct.

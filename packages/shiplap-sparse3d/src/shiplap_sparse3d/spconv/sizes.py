@@ -73,8 +73,8 @@ def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: s
 
 
 def assume_rows(rows: int, *, training: bool = False) -> None:
-    """Assert in the graph that is being compiled that ``rows`` is at least 1, or at least 2 in ``training``. Batch norm
-    branches on the number of rows.
+    """Assert in the graph that is being compiled that ``rows`` is at least 2 if ``training`` is true, and at least 1
+    otherwise. Batch norm branches on the number of rows.
 
     The assertion runs with the graph. Nothing is added if the answer is already known.
     """

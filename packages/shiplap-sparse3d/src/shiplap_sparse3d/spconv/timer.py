@@ -12,7 +12,7 @@ class CUDAKernelTimer:
     """A timer that accepts the calls of models and measures nothing. Only ``enable`` is kept."""
 
     def __init__(self, enable: bool = True) -> None:
-        """Keep ``enable``. No code here reads it."""
+        """Store ``enable``. No code here reads it, so neither value starts a timer."""
         self.enable = enable
 
     @contextmanager

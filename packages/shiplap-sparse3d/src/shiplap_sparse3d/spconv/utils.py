@@ -64,7 +64,9 @@ class PointToVoxel:
     def __call__(
         self, pc: Tensor, clear_voxels: bool = True, empty_mean: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the result of :meth:`generate_voxel_with_id` without its last part, the voxel of each point."""
+        """Return the result of :meth:`generate_voxel_with_id` without its last part, the voxel of each point. The
+        arguments are those of that method.
+        """
         return self.generate_voxel_with_id(pc, clear_voxels, empty_mean)[:3]
 
     @torch.no_grad()

@@ -63,8 +63,8 @@ def _polygon_overlap(a: Array, b: Array) -> tuple[float, float]:
 
 
 def _box_pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float, ratio: bool) -> Array:
-    """Return the overlaps ``[n, k]`` of ``boxes [n, 4, 2]`` and ``others [k, 4, 2]``, both given by corners. The
-    overlap is the shared area, or intersection over union if ``ratio`` is true.
+    """Return the overlaps ``[n, k]`` of ``boxes [n, 4, 2]`` and ``others [k, 4, 2]``, both given by corners. If
+    ``ratio`` is true, the overlap is the intersection over union, and otherwise the shared area.
 
     Pairs whose ``standup_iou [n, k]`` is not above ``threshold`` get 0.
     """

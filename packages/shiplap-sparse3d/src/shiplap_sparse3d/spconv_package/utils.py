@@ -91,14 +91,14 @@ class _Point2Voxel:
         self, points: Any, clear_voxels: bool = True, empty_mean: bool = False, stream: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the voxels of ``points`` as :meth:`point_to_voxel` does. spconv's classes for GPUs have the method
-        under this name. If ``empty_mean`` is true, return those of :meth:`point_to_voxel_empty_mean`. The other
+        under this name. If ``empty_mean`` is true, return those of :meth:`point_to_voxel_empty_mean` instead. The other
         arguments are not read.
         """
         return self._run(points, empty_mean)
 
     def _run(self, points: Any, empty_mean: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return voxels, indices and counts of ``points`` as tensorviews. If ``empty_mean`` is true, the unused rows of
-        a voxel hold the mean of its points instead of zeros.
+        a voxel hold the mean of its points, and otherwise zeros.
         """
         voxels, indices, counts = self._voxels(to_torch(points), empty_mean=empty_mean)
         return Tensor(voxels), Tensor(indices), Tensor(counts)
@@ -180,7 +180,7 @@ class VoxelGenerator:
         full_mean: bool = False,
     ) -> None:
         """Compute the grid from the edges of a voxel and the range, whose lower bounds (x, y, z) come first. If
-        ``full_mean`` is true, unused rows of a voxel hold the mean of its points.
+        ``full_mean`` is true, unused rows of a voxel hold the mean of its points, and otherwise zeros.
         """
         self.voxel_size = np.array(voxel_size, np.float32)
         self.point_cloud_range = np.array(point_cloud_range, np.float32)
@@ -225,7 +225,7 @@ class VoxelGeneratorV2(VoxelGenerator):
         block_size: int = 3,
         height_threshold: float = 0.1,
     ) -> None:
-        """Create the generator. Raise ``SL208`` for ``block_filtering``, which this package does not have."""
+        """Create the generator. Raise ``SL208`` if ``block_filtering`` is true, since this package does not have it."""
         if block_filtering:
             raise error("SL208", where="VoxelGeneratorV2", got="block_filtering=True", expected="False")
         super().__init__(voxel_size, point_cloud_range, max_num_points, max_voxels, full_mean)

@@ -22,15 +22,16 @@ SPECIAL = {
 
 
 def sizes_of(case: Declared, other: bool = False) -> dict[str, int]:
-    """Return the sizes of the dims ``n``, ``c``, ``h`` and ``w`` by name. They are those of the op declaration
-    ``case``, or if ``other`` is true, those of a second call.
+    """Return the sizes of the dims ``n``, ``c``, ``h`` and ``w`` by name. If ``other`` is true, they are those of a
+    second call of the op declaration ``case``, and otherwise those of the first.
     """
     return {**OTHER} if other else {**USUAL, **SPECIAL.get(case.sizes, {})}
 
 
 def shape_of(case: Declared, sizes: dict[str, int], other: bool = False) -> tuple[int, ...]:
     """Return the shape of the tensor ``x`` of the op declaration ``case`` for ``sizes``. If the declaration is
-    variadic, a third of the seeds give ``x`` a further dim of 2 in front. ``other`` is not read.
+    variadic, a third of the seeds give ``x`` a further dim of 2 in front. ``other``, whether these are the sizes of a
+    second call, is not read.
     """
     shape = tuple(sizes[n] for n in ("n", "c", "h", "w")[: case.rank])
     return (2, *shape) if case.variadic and case.rank > 1 and case.seed % 3 == 0 else shape
@@ -103,8 +104,8 @@ class Arguments:
     def _tensor(self, shape: tuple[int, ...], mutated: bool = False) -> Tensor:
         """Return a random tensor of ``shape`` in the next of the declaration's layouts.
 
-        A tensor that cannot have this layout is contiguous. For example, a tensor that the op writes to (``mutated``)
-        cannot be expanded.
+        A tensor that cannot have this layout is contiguous. ``mutated`` is whether the op writes to the tensor. Such a
+        tensor cannot be expanded, for example.
         """
         # Drawn on the CPU in float64, so that values are the same on each device and in each dtype.
         t = torch.randn(shape, generator=self.rng, dtype=torch.float64).to(self.dtype).to(self.device)
@@ -135,9 +136,9 @@ class Arguments:
     ) -> list[Any]:
         """Return copies of the arguments in declared order. A tensor that is passed twice is copied once.
 
-        The copies have the same strides, or are contiguous if ``contiguous`` is true. Floating-point tensors are
-        converted to ``dtype`` if it is given. If ``gradients`` is true, those that the op does not write to are leaves
-        that require a gradient.
+        The copies are contiguous if ``contiguous`` is true, and otherwise have the strides of the arguments.
+        Floating-point tensors are converted to ``dtype`` if it is given. If ``gradients`` is true, those that the op
+        does not write to are leaves that require a gradient.
         """
         # By identity: a tensor that is passed twice must be one tensor in the copies as well.
         copies: dict[int, Tensor] = {}

@@ -21,8 +21,8 @@ class NotMetError(Exception):
 
 
 class Calls:
-    """An op of a crossed declaration, its arguments, and its reference, with whose results those of the op are
-    compared.
+    """The calls of one op of a crossed declaration, and their comparison with its reference. ``op`` is the op, ``case``
+    its declaration, ``device`` the device, ``given`` its arguments and ``reference`` the function to compare it with.
     """
 
     def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
@@ -84,8 +84,8 @@ class Calls:
 
         By default the arguments are those of the declaration. Results and writes are compared. The text is empty if
         nothing differs. Gradients are compared if ``differentiate`` is true, or if it is None and the op has a
-        gradient. The other arguments switch on the comparison of second gradients (``twice``), of strides
-        (``strides``), and of whether results require a gradient (``requires``).
+        gradient. Second gradients are compared only if ``twice`` is true, and strides only if ``strides`` is. If
+        ``requires`` is true, results must require a gradient exactly if those of the reference do.
         """
         given = given or self.given
         differentiate = self.differentiable if differentiate is None else differentiate

@@ -306,7 +306,7 @@ def _fitting_ways(case: Declared, device: str) -> tuple[str, ...]:
 
 def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool = True) -> Declared:
     """Return a random declaration for ``device`` with the seed ``seed``, drawn from ``rng`` and free of contradictions.
-    If ``interpreter`` is false, there is no interpreter of Triton, so the declaration has no Triton kernel.
+    ``interpreter`` is whether Triton's interpreter can be used. If it is false, the declaration has no Triton kernel.
     """
     annotation, dtype = rng.choice(ANNOTATIONS)
     pick = rng.random
@@ -426,7 +426,7 @@ def plan(count: int, seed: int = 0, device: str = "cpu", *, interpreter: bool = 
     plan with the same ``seed`` begins with the shorter one.
 
     Each declaration is the best of ``among`` drawn ones. Most of them are then changed to have one of the rarest pairs.
-    If ``interpreter`` is false, none has a Triton kernel.
+    ``interpreter`` is whether Triton's interpreter can be used. If it is false, no declaration has a Triton kernel.
     """
     seen: Counter[tuple[str, str]] = Counter()
     chosen: list[Declared] = []

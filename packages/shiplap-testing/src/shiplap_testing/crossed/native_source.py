@@ -296,7 +296,8 @@ def template_unable(case: Declared) -> str:
 
 
 class _Places:
-    """The position of the element of ``x`` from which an element of the only result of a template is computed.
+    """The indices of the element of ``x`` from which one element of the result of a template is computed. A template
+    here has one result.
 
     ``outs`` are the names of the result's indices, and ``at`` those of the indices into ``x``. ``before`` are lines
     that compute the latter. In a reduction, the index ``c`` is that of a loop.

@@ -65,7 +65,8 @@ def observe(
     """Call ``fn`` on ``values`` without copying them, and return the results, writes and aliases.
 
     ``given`` has the arguments that are passed by position and by name. If ``differentiate`` is true, the outcome
-    includes gradients. If ``twice`` is true, it also includes the gradients of the sum of squares of these gradients.
+    includes gradients. If ``twice`` is true as well, it also includes the gradients of the sum of squares of these
+    gradients.
     """
     positional, named = given.split(values)
     result = fn(*positional, **named)
@@ -101,7 +102,7 @@ def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list
     there is no gradient.
 
     The incoming gradients are drawn from ``seed``. If ``twice`` is true, the second gradients follow the first in the
-    list.
+    list. Otherwise it has the first ones only.
     """
     leaves = list({id(t): t for t in flat_tensors(values) if t.requires_grad}.values())
     found = [o for o in outs if isinstance(o, Tensor) and o.requires_grad]
@@ -124,7 +125,7 @@ def difference(
     """Return how ``got``, the outcome of a call, differs from that of the reference, as a text.
 
     The text is empty if nothing differs. ``own`` is the outcome of the reference in the same dtype, and ``wide`` that
-    in float64. ``terms`` is the number of terms of a sum, which widens the tolerance. Strides are compared if
+    in float64. ``terms`` is the number of terms of a sum, which widens the tolerance. Strides are compared only if
     ``strides`` is true. If ``requires`` is true, results must require a gradient exactly if those of the reference do.
     """
     if got.form and own.form and got.form != own.form:
@@ -148,7 +149,7 @@ def difference(
 def _unlike(got: Any, own: Any, strides: bool) -> str:
     """Return how the result ``got`` differs from ``own`` in type, shape, dtype or device.
 
-    If ``strides`` is true, strides are compared, too. The text is empty if nothing differs.
+    Strides are compared only if ``strides`` is true. The text is empty if nothing differs.
     """
     if not isinstance(own, Tensor) or not isinstance(got, Tensor):
         return "" if type(got) is type(own) and got == own else f"{got!r}, expected {own!r}"

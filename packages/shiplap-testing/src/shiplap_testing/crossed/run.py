@@ -27,10 +27,8 @@ _numbers = itertools.count()  # of children, which take the GPUs in turns
 
 
 class Limits(NamedTuple):
-    """The limits of a run.
-
-    ``silence`` is the number of seconds without output after which a process counts as hung. ``end`` is the time at
-    which the run ends, and ``gpus`` the number of GPUs that its processes share.
+    """The limits of a run. ``silence`` is the number of seconds without output after which a process counts as hung.
+    ``end`` is the time at which the run ends. ``gpus`` is the number of GPUs that its processes share.
     """
 
     silence: float = LIMIT

@@ -115,7 +115,7 @@ def parameters(case: Declared) -> list[tuple[str, str, str]]:
 
 def signature(case: Declared, *, annotated: bool = True, more: tuple[str, ...] = ()) -> str:
     """Return the parameters of the op declaration ``case`` as source text, followed by the keyword-only names ``more``.
-    If ``annotated`` is true, they have annotations and defaults.
+    If ``annotated`` is true, they have annotations and defaults. Otherwise they are names only.
     """
     shown = []
     given = parameters(case)
@@ -230,7 +230,7 @@ def returned_line(case: Declared, *, kernel: bool = False) -> str:
 
     The first result is a view or the argument that the op writes to, if the declaration returns one. New results
     follow. If ``kernel`` is true, it is the statement of a kernel, which does not return the argument that it writes
-    to.
+    to. Otherwise it is that of the reference.
     """
     found = [e for _, _, e in results(case)]
     if case.state == "returned" and not kernel:

@@ -19,7 +19,8 @@ ENOUGH = 20
 @dataclass
 class Table:
     """The outcomes of a run. ``met`` counts for each pair of features the calls without a difference, and ``refused``
-    the reasons for which shiplap refused calls. ``failures`` are the records of wrong calls.
+    the reasons for which shiplap refused calls. ``failures`` are the records of wrong calls. ``outcomes`` counts the
+    outcomes of all calls, and ``ways`` counts them for each way of calling an op, such as ``vmap``.
     """
 
     met: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -50,8 +50,9 @@ def aot_eager(calls: Calls) -> str:
 
 def inductor(calls: Calls, dynamic: bool | None = None) -> str:
     """Return how a call of the op of ``calls`` that is compiled by Inductor differs from its reference, or an empty
-    text. ``dynamic`` is passed to ``torch.compile``. Raise ``NotMetError`` if torch fails for the reference with an
-    exception of the same type. Torch 2.11 does so for tensors without rows on a GPU.
+    text. ``dynamic`` is passed to ``torch.compile``, where None means that it decides by itself. Raise ``NotMetError``
+    if torch fails for the reference with an exception of the same type. Torch 2.11 does so for tensors without rows on
+    a GPU.
     """
     try:
         return _compiled(calls, "inductor", dynamic)
@@ -108,8 +109,8 @@ class OfTensors(torch.nn.Module):
 
 
 def _exported(calls: Calls, dims: bool) -> str:
-    """Export a module that calls the op of ``calls``, with dynamic dims if ``dims`` is true. Return how the exported
-    program differs from the reference, or an empty text.
+    """Export a module that calls the op of ``calls``, with dynamic dims if ``dims`` is true, and with fixed sizes
+    otherwise. Return how the exported program differs from the reference, or an empty text.
     """
     model = OfTensors(calls.op, calls.given)
     values = calls.given.fresh()

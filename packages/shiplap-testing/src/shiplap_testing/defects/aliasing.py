@@ -105,8 +105,8 @@ def _counted(ns, name):
 
 def _ring(length):
     """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator that doubles integers. If
-    ``length`` is not 0, the planted defect is that the operator returns one of ``length`` buffers of each shape in
-    turn.
+    ``length`` is 0, there is no defect. Otherwise there is one on purpose: the operator returns one of ``length``
+    buffers of each shape in turn.
     """
 
     def make(ns):
@@ -116,8 +116,8 @@ def _ring(length):
         buffers, turn = {}, itertools.count()
 
         def fn(x):
-            """Return ``2 * x``. If ``length`` (argument of ``_ring``) is not 0, the planted defect is that the result
-            is a buffer, which a later call with the same shape overwrites.
+            """Return ``2 * x``. If ``length`` (argument of ``_ring``) is 0, there is no defect. Otherwise there is one
+            on purpose: the result is a buffer, which a later call with the same shape overwrites.
             """
             if not length:
                 return x * 2
@@ -165,19 +165,21 @@ aliasing(
 
 def _caching(cache):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel returns ``2 * x``. If ``cache``
-    is true, the planted defect is that the result is the same buffer in each call.
+    is false, there is no defect. If it is true, there is one on purpose: the result is the same buffer in each call.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It returns ``2 * x``. If ``cache`` (argument of
-        ``_caching``) is true, the planted defect is that the result is the same buffer in each call.
+        ``_caching``) is false, there is no defect. If it is true, there is one on purpose: the result is the same
+        buffer in each call.
         """
         buffers = {}
 
         @op.kernel("cpu")
         def forward(x):
-            """Return ``2 * x``. If ``cache`` (argument of ``_caching``) is true, the planted defect is that the result
-            is a buffer kept for its shape and dtype. The next such call overwrites it.
+            """Return ``2 * x``. If ``cache`` (argument of ``_caching``) is false, there is no defect. If it is true,
+            there is one on purpose: the result is a buffer kept for its shape and dtype. The next such call overwrites
+            it.
             """
             if not cache:
                 return x * 2
@@ -220,8 +222,8 @@ def centred(ns):
 
 
 def _in_place(x, *, out):
-    """Write ``x`` less the mean of each row to ``out``. The planted defect is that the argument ``x`` is centred in
-    place.
+    """Write ``x`` less the mean of each row to ``out``. This function has a defect on purpose: the argument ``x`` is
+    centred in place.
     """
     x.sub_(x.mean(1, keepdim=True))
     out.copy_(x)
@@ -237,8 +239,8 @@ aliasing(
 
 
 def _restored(x, y, *, out):
-    """Write ``x + y`` to ``out``. The planted defect is that the argument ``x`` is changed in place and changed back,
-    which loses the digits of small numbers.
+    """Write ``x + y`` to ``out``. This function has a defect on purpose: the argument ``x`` is changed in place and
+    changed back, which loses the digits of small numbers.
     """
     x.add_(y)
     out.copy_(x)
@@ -272,8 +274,8 @@ def folded(ns):
 
 
 def _negating(x, y, *, out):
-    """Write ``x - y`` to ``out``. The planted defect is that ``y`` is negated in place during the addition. If ``x``
-    and ``y`` are one tensor, the result is ``-2 * x``.
+    """Write ``x - y`` to ``out``. This function has a defect on purpose: ``y`` is negated in place during the addition.
+    If ``x`` and ``y`` are one tensor, the result is ``-2 * x``.
     """
     y.data.neg_()  # `data` is not counted as a write, as in foreign code
     torch.add(x, y, out=out)
@@ -312,14 +314,14 @@ def gram(ns):
 
 def _symmetric(exact):
     """Return a function that registers a kernel of the op ``gram``. The kernel returns ``a @ a.T`` if it takes ``a``
-    and ``b`` for one tensor. If ``exact`` is false, the planted defect is that it compares addresses and shapes, but
-    not strides.
+    and ``b`` for one tensor. If ``exact`` is true, there is no defect. If it is false, there is one on purpose: it
+    compares addresses and shapes, but not strides.
     """
 
     def fill(a, b, *, out):
         """Write ``a @ b.T`` to ``out``, computed as ``a @ a.T`` if ``a`` and ``b`` are taken for one tensor. If
-        ``exact`` (argument of ``_symmetric``) is false, the planted defect is that a matrix and its transpose are taken
-        for one.
+        ``exact`` (argument of ``_symmetric``) is true, there is no defect. If it is false, there is one on purpose: a
+        matrix and its transpose are taken for one.
         """
         # A kernel sees addresses and sizes, not which Python objects it was passed.
         alike = a.data_ptr() == b.data_ptr() and a.shape == b.shape
@@ -365,13 +367,13 @@ def twice(ns, name):
 
 
 def _two_outputs(copy):
-    """Return an implementation with two outputs, both ``x + 1``. If ``copy`` is false, the planted defect is that the
-    second output is a view of the first.
+    """Return an implementation with two outputs, both ``x + 1``. If ``copy`` is true, there is no defect. If it is
+    false, there is one on purpose: the second output is a view of the first.
     """
 
     def fn(x):
-        """Return ``x + 1`` two times. If ``copy`` (argument of ``_two_outputs``) is false, the planted defect is that
-        both outputs lie in the same memory.
+        """Return ``x + 1`` two times. If ``copy`` (argument of ``_two_outputs``) is true, there is no defect. If it is
+        false, there is one on purpose: both outputs lie in the same memory.
         """
         y = x + 1
         # A view is another tensor object with the same memory, so a comparison of objects does not show it.

@@ -16,14 +16,14 @@ aliasing = partial(add, "aliasing")
 
 def _memo(key):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. If
-    ``key`` is a function, the planted defect is that the last result is written again while ``key(x)`` is that of the
-    last call.
+    ``key`` is a function, there is a defect on purpose: the last result is written again while ``key(x)`` is that of
+    the last call. Otherwise there is none.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. If ``key`` (argument of
-        ``_memo``) is a function, the planted defect is that the last result is written again while ``key(x)`` is that
-        of the last call.
+        ``_memo``) is a function, there is a defect on purpose: the last result is written again while ``key(x)`` is
+        that of the last call. Otherwise there is none.
         """
         seen = {}
 
@@ -31,8 +31,9 @@ def _memo(key):
         def forward(x, *, out):
             """Write ``2 * x`` to ``out``.
 
-            If ``key`` (argument of ``_memo``) is a function, the planted defect is that the last result is written
-            again while ``key(x)`` stays equal. The elements of ``x`` may have changed.
+            If ``key`` (argument of ``_memo``) is None, there is no defect. If it is a function, there is one on
+            purpose: the last result is written again while ``key(x)`` stays equal. The elements of ``x`` may have
+            changed.
             """
             if key is None:
                 torch.mul(x, 2, out=out)
@@ -81,22 +82,24 @@ def taken(ns):
 
 def _plan(by_shape):
     """Return a function that registers a CPU kernel with the op ``taken``. The kernel writes the rows of ``x`` at
-    ``index`` to ``out``. If ``by_shape`` is true, the planted defect is that the index of the first call is used for
-    all later ones with the same shapes.
+    ``index`` to ``out``. If ``by_shape`` is false, there is no defect. If it is true, there is one on purpose: the
+    index of the first call is used for all later ones with the same shapes.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``.
 
-        It writes the rows of ``x`` at ``index`` to ``out``. If ``by_shape`` (argument of ``_plan``) is true, the
-        planted defect is that later calls with the same shapes use the index of the first call.
+        It writes the rows of ``x`` at ``index`` to ``out``. If ``by_shape`` (argument of ``_plan``) is false, there is
+        no defect. If it is true, there is one on purpose: later calls with the same shapes use the index of the first
+        call.
         """
         plans = {}
 
         @op.kernel("cpu")
         def forward(x, index, *, out):
             """Write the rows of ``x`` at ``index`` modulo the number of rows to ``out``. If ``by_shape`` (argument of
-            ``_plan``) is true, the planted defect is that the index of an earlier call with the same shapes is used.
+            ``_plan``) is false, there is no defect. If it is true, there is one on purpose: the index of an earlier
+            call with the same shapes is used.
             """
             plan = index % x.shape[0]
             if by_shape:
@@ -125,8 +128,8 @@ aliasing(
 
 
 def _clearing(table, x):
-    """Add ``x`` to ``table`` in place. The planted defect is that ``x`` is set to zero afterwards, which the
-    declaration does not allow.
+    """Add ``x`` to ``table`` in place. This function has a defect on purpose: ``x`` is set to zero afterwards, which
+    the declaration does not allow.
     """
     table.add_(x)
     x.zero_()
@@ -157,8 +160,8 @@ def total(ns):
 
 
 def _running(x, more, *, out):
-    """Write the sum of ``x`` and the tensors of ``more`` to ``out``. The planted defect is that the sum is computed in
-    the argument ``x``.
+    """Write the sum of ``x`` and the tensors of ``more`` to ``out``. This function has a defect on purpose: the sum is
+    computed in the argument ``x``.
     """
     for term in more:
         x += term

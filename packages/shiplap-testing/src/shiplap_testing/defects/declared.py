@@ -193,7 +193,9 @@ def gather(ns: str) -> sl.Op:
 
     @gather.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``gather``, which are random rows and indices from -1 to the last row."""
+        """Return sample arguments of ``gather``: random rows, and indices from -1 to that of the last row. An index of
+        -1 stands for a row of zeros.
+        """
         x = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)
         return x, torch.randint(-1, sizes["n"], (sizes["m"],), generator=rng).to(device)
 

@@ -144,7 +144,8 @@ def backward(
 ) -> Part:
     """Return a function that registers ``fn`` with a given op as its gradient, for tensors of any strides. ``saves``
     and ``once_differentiable`` are passed to ``op.backward``. If ``once_differentiable`` is False, autograd
-    differentiates ``fn`` for second derivatives without a check.
+    differentiates ``fn`` for second derivatives without a check. If ``saves`` or ``once_differentiable`` is None, it
+    has the default of ``op.backward``.
     """
     return lambda op: op.backward(fn, saves=saves, strided=True, once_differentiable=once_differentiable)
 

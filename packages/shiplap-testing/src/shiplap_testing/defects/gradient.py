@@ -49,7 +49,8 @@ gradient(
 
 def _with_helper(factor):
     """Return a function that declares the op ``cube`` in a given namespace, with a gradient computed by a second op,
-    ``slope``. If ``factor`` is not 6, the planted defect is that the gradient of ``slope`` has a wrong factor.
+    ``slope``. If ``factor`` is 6, there is no defect. Otherwise there is one on purpose: the gradient of ``slope`` has
+    a wrong factor.
     """
 
     def make(ns):
@@ -63,7 +64,7 @@ def _with_helper(factor):
         @slope.backward
         def _(grad, saved, needs):
             """Return the gradients of ``slope`` for ``x`` and ``grad``. If ``factor`` (argument of ``_with_helper``) is
-            not 6, the planted defect is that the gradient for ``x`` is too small.
+            6, there is no defect. Otherwise there is one on purpose: the gradient for ``x`` is too small.
             """
             return {"x": factor * saved.x * saved.grad * grad, "grad": 3 * saved.x * grad * saved.x}
 
@@ -113,13 +114,14 @@ gradient(
 
 
 def _ties(even):
-    """Return a function that registers a gradient of the op ``row_max``. If ``even`` is false, the planted defect is
-    that each of several equal maxima gets the whole gradient and not a share.
+    """Return a function that registers a gradient of the op ``row_max``. If ``even`` is true, there is no defect. If it
+    is false, there is one on purpose: each of several equal maxima gets the whole gradient and not a share.
     """
 
     def ties(grad, saved, needs):
         """Return the gradient of the maximum of each row, at the elements that are equal to it. If ``even`` (argument
-        of ``_ties``) is false, the planted defect is that equal elements do not share it.
+        of ``_ties``) is true, there is no defect. If it is false, there is one on purpose: equal elements do not share
+        it.
         """
         hit = (saved.x == saved.out[:, None]).to(grad.dtype)
         return {"x": hit * (grad / hit.sum(1) if even else grad)[:, None]}
@@ -157,8 +159,8 @@ def biased(ns):
 
 
 def _loop_sum(grad, saved, needs):
-    """Return the gradients of ``x + bias``. The planted defect is that, in narrow dtypes, the sum for ``bias`` is
-    rounded after every four rows.
+    """Return the gradients of ``x + bias``. This function has a defect on purpose: in narrow dtypes, the sum for
+    ``bias`` is rounded after every four rows.
     """
     # A sum over no rows has the shape and dtype of the bias, also for an empty batch.
     total = torch.zeros_like(grad[:1].sum(0))
@@ -219,8 +221,8 @@ def triple(ns):
 
 
 def _shared(grad, saved, needs):
-    """Return the gradients of ``a * b * c`` that ``needs`` names. The planted defect is that the gradient for ``b``
-    lacks the factor ``c`` if ``a`` needs no gradient.
+    """Return the gradients of ``a * b * c`` that ``needs`` names. This function has a defect on purpose: the gradient
+    for ``b`` lacks the factor ``c`` if ``a`` needs no gradient.
     """
     gradients = {}
     if needs.a:
@@ -283,8 +285,8 @@ def weighted(ns):
 
 
 def _by_position(grad, saved, needs):
-    """Return the gradients of ``2 * a + 3 * b + 5 * c``. The planted defect is that the arguments that need gradients
-    get the factors 2, 3 and 5 in turn, even if others need none.
+    """Return the gradients of ``2 * a + 3 * b + 5 * c``. This function has a defect on purpose: the arguments that need
+    gradients get the factors 2, 3 and 5 in turn, even if others need none.
     """
     names = [name for name in ("a", "b", "c") if getattr(needs, name)]
     return dict(zip(names, (2 * grad, 3 * grad, 5 * grad), strict=False))
@@ -300,8 +302,8 @@ gradient(
 
 
 def _square(grad, saved, needs):
-    """Return the gradients of ``x * y``. The planted defect is that, if ``x`` and ``y`` share their memory, each
-    gradient is that of the whole square. Their sum is then twice the right one.
+    """Return the gradients of ``x * y``. This function has a defect on purpose: if ``x`` and ``y`` share their memory,
+    each gradient is that of the whole square. Their sum is then twice the right one.
     """
     if saved.x.data_ptr() == saved.y.data_ptr():
         return {"x": 2 * grad * saved.x, "y": 2 * grad * saved.x}
@@ -324,7 +326,7 @@ gradient(
 
 
 def _overwriting(grad, saved, needs):
-    """Return the gradient ``2 * grad``. The planted defect is that it overwrites the incoming ``grad``."""
+    """Return the gradient ``2 * grad``. This function has a defect on purpose: it overwrites the incoming ``grad``."""
     return {"x": grad.mul_(2)}
 
 
@@ -344,8 +346,8 @@ gradient(
 
 
 def _packed(grad, saved, needs):
-    """Return the gradient ``2 * grad``. The planted defect is that, for a ``grad`` that is not contiguous, its memory
-    is read without regard to its strides.
+    """Return the gradient ``2 * grad``. This function has a defect on purpose: for a ``grad`` that is not contiguous,
+    its memory is read without regard to its strides.
     """
     read = grad.as_strided(grad.shape, (grad.shape[1], 1), grad.storage_offset())
     return {"x": 2 * read}
@@ -369,8 +371,8 @@ gradient(
 
 
 def _one_row(grad, saved, needs):
-    """Return the gradient ``2 * grad``. The planted defect is that, if ``grad`` has a stride of zero, its first element
-    is taken for all elements.
+    """Return the gradient ``2 * grad``. This function has a defect on purpose: if ``grad`` has a stride of zero, its
+    first element is taken for all elements.
     """
     if grad.dim() and 0 in grad.stride() and grad.numel():
         return {"x": (2 * grad[0, 0]).expand(grad.shape)}

@@ -51,8 +51,8 @@ def _saved():
 
 
 def _last_mask():
-    """Return a pair of functions (write, read) that keep one mask. The planted defect is that ``read`` returns the mask
-    of the last forward, which may belong to another call.
+    """Return a pair of functions (write, read) that keep one mask. This function has a defect on purpose: ``read``
+    returns the mask of the last forward, which may belong to another call.
     """
     state = {}
     return lambda mask: state.__setitem__("mask", mask), lambda x: state["mask"]
@@ -78,8 +78,8 @@ gradient(
 
 
 def _stack():
-    """Return a pair of functions (write, read) that push a mask on a stack and pop the last one. The planted defect is
-    that a gradient gets the mask of another call if forwards and backwards do not come in pairs.
+    """Return a pair of functions (write, read) that push a mask on a stack and pop the last one. This function has a
+    defect on purpose: a gradient gets the mask of another call if forwards and backwards do not come in pairs.
     """
     masks = []
     return masks.append, lambda x: masks.pop()
@@ -105,8 +105,8 @@ gradient(
 
 
 def _thread_local():
-    """Return a pair of functions (write, read) that keep the last mask of each thread. The planted defect is that a
-    backward gets a wrong mask in a thread that has called the op since with the same shape.
+    """Return a pair of functions (write, read) that keep the last mask of each thread. This function has a defect on
+    purpose: a backward gets a wrong mask in a thread that has called the op since with the same shape.
     """
     local = threading.local()
 
@@ -152,15 +152,15 @@ gradient(
 def _stashed(detached):
     """Return a function that registers a CPU kernel and a gradient with the op ``product``.
 
-    If ``detached`` is true, the planted defect is that autograd does not save the inputs. The kernel stores them under
-    the address of the output instead.
+    If ``detached`` is false, there is no defect. If it is true, there is one on purpose: autograd does not save the
+    inputs. The kernel stores them under the address of the output instead.
     """
 
     def bind(op):
         """Register the kernel ``forward`` and the gradient ``_`` with ``op`` (``product``).
 
-        If ``detached`` (argument of ``_stashed``) is true, the planted defect is that autograd does not save the
-        inputs. The kernel stores them under the address of the output instead.
+        If ``detached`` (argument of ``_stashed``) is false, there is no defect. If it is true, there is one on purpose:
+        autograd does not save the inputs. The kernel stores them under the address of the output instead.
         """
         stash = {}
 
@@ -177,8 +177,8 @@ def _stashed(detached):
         def _(grad, saved, needs):
             """Return the gradients of ``x * y``.
 
-            If ``detached`` (argument of ``_stashed``) is true, the planted defect is that autograd does not save ``x``
-            and ``y``. Later changes in place thus go unnoticed.
+            If ``detached`` (argument of ``_stashed``) is false, there is no defect. If it is true, there is one on
+            purpose: autograd does not save ``x`` and ``y``. Later changes in place thus go unnoticed.
             """
             x, y = stash[saved.out.data_ptr()] if detached else (saved.x, saved.y)
             return {"x": grad * y, "y": grad * x}
@@ -211,19 +211,21 @@ gradient(
 
 def _accumulating(keep):
     """Return a function that registers a gradient with the op ``doubled``. The gradient returns ``2 * grad``. If
-    ``keep`` is true, the planted defect is that earlier gradients of the same shape and dtype are added.
+    ``keep`` is false, there is no defect. If it is true, there is one on purpose: earlier gradients of the same shape
+    and dtype are added.
     """
 
     def bind(op):
         """Register the gradient ``_`` with ``op``. It returns ``2 * grad``. If ``keep`` (argument of ``_accumulating``)
-        is true, the planted defect is that earlier gradients of the same shape and dtype are added.
+        is false, there is no defect. If it is true, there is one on purpose: earlier gradients of the same shape and
+        dtype are added.
         """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
-            """Return the gradient ``2 * grad``. If ``keep`` (argument of ``_accumulating``) is true, the planted defect
-            is that earlier gradients of the same shape and dtype are added.
+            """Return the gradient ``2 * grad``. If ``keep`` (argument of ``_accumulating``) is false, there is no
+            defect. If it is true, there is one on purpose: earlier gradients of the same shape and dtype are added.
             """
             if not keep:
                 return {"x": 2 * grad}
@@ -253,20 +255,21 @@ gradient(
 
 def _shared_gradient(copy):
     """Return a function that registers a gradient with the op ``doubled``. The gradient returns ``2 * grad``. If
-    ``copy`` is false, the planted defect is that all gradients of one shape and dtype are returned in the same buffer.
+    ``copy`` is true, there is no defect. If it is false, there is one on purpose: all gradients of one shape and dtype
+    are returned in the same buffer.
     """
 
     def bind(op):
         """Register the gradient ``_`` with ``op``. It returns ``2 * grad``. If ``copy`` (argument of
-        ``_shared_gradient``) is false, the planted defect is that all gradients of one shape and dtype are returned in
-        the same buffer.
+        ``_shared_gradient``) is true, there is no defect. If it is false, there is one on purpose: all gradients of one
+        shape and dtype are returned in the same buffer.
         """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
-            """Return the gradient ``2 * grad``. If ``copy`` (argument of ``_shared_gradient``) is false, the planted
-            defect is that the result is a buffer that the next backward overwrites.
+            """Return the gradient ``2 * grad``. If ``copy`` (argument of ``_shared_gradient``) is true, there is no
+            defect. If it is false, there is one on purpose: the result is a buffer that the next backward overwrites.
             """
             if copy:
                 return {"x": grad * 2}
@@ -300,20 +303,21 @@ gradient(
 
 def _rescaling(in_place):
     """Return a function that registers a gradient with the op ``product``. The gradient uses the saved ``y`` times 1.5.
-    If ``in_place`` is true, the planted defect is that it multiplies ``y`` in place, and thereby changes the caller's
-    tensor.
+    If ``in_place`` is false, there is no defect. If it is true, there is one on purpose: it multiplies ``y`` in place,
+    and thereby changes the caller's tensor.
     """
 
     def bind(op):
         """Register the gradient ``_`` with ``op``. It uses the saved ``y`` times 1.5. If ``in_place`` (argument of
-        ``_rescaling``) is true, the planted defect is that it multiplies ``y`` in place, and thereby changes the
-        caller's tensor.
+        ``_rescaling``) is false, there is no defect. If it is true, there is one on purpose: it multiplies ``y`` in
+        place, and thereby changes the caller's tensor.
         """
 
         @op.backward
         def _(grad, saved, needs):
-            """Return the gradients of ``x * y``. If ``in_place`` (argument of ``_rescaling``) is true, the planted
-            defect is that the saved ``y``, which is the caller's tensor, is multiplied by 1.5.
+            """Return the gradients of ``x * y``. If ``in_place`` (argument of ``_rescaling``) is false, there is no
+            defect. If it is true, there is one on purpose: the saved ``y``, which is the caller's tensor, is multiplied
+            by 1.5.
             """
             y = saved.y.mul_(1.5) if in_place and needs.x else saved.y * 1.5 if needs.x else saved.y
             return {"x": grad * y / 1.5, "y": grad * saved.x}

@@ -55,13 +55,14 @@ def joined(ns):
 def _list_gradient(step):
     """Return a function that registers a gradient of the op ``joined``.
 
-    The gradients for the list ``more`` are returned in steps of ``step``. If ``step`` is -1 and not 1, the planted
-    defect is that their order is reversed.
+    The gradients for the list ``more`` are returned in steps of ``step``. If ``step`` is 1, there is no defect. If it
+    is -1, there is one on purpose: their order is reversed.
     """
 
     def gradients(grad, saved, needs):
         """Return the gradients of ``joined`` for ``x`` and for the list ``more``. If ``step`` (argument of
-        ``_list_gradient``) is -1, the planted defect is that those of the list are in reverse order.
+        ``_list_gradient``) is -1, there is a defect on purpose: those of the list are in reverse order. Otherwise there
+        is none.
         """
         # Each tensor of the list has another factor, so that an exchange shows.
         return {"x": grad, "more": [(i + 2) * grad for i in range(len(saved.more))][::step]}
@@ -80,13 +81,13 @@ gradient(
 
 def _entropy(logs):
     """Return a function that registers a gradient of the op ``entropy``. The gradient gets the logarithms of the
-    softmax of each row from ``logs(x)``. If these may be minus infinity, the planted defect is that the gradient is
-    NaN.
+    softmax of each row from ``logs(x)``. If these may be minus infinity, there is a defect on purpose: the gradient is
+    NaN. Otherwise there is none.
     """
 
     def entropies(grad, saved, needs):
-        """Return the gradient of the entropy of each row. The planted defect is that it is NaN where ``logs`` (argument
-        of ``_entropy``) returns minus infinity, which is multiplied by zero.
+        """Return the gradient of the entropy of each row. This function has a defect on purpose: it is NaN where
+        ``logs`` (argument of ``_entropy``) returns minus infinity, which is multiplied by zero.
         """
         p, logp = torch.softmax(saved.x, 1), logs(saved.x)
         return {"x": -grad[:, None] * p * (logp - (p * logp).sum(1, keepdim=True))}
@@ -137,13 +138,13 @@ def linear(ns):
 
 
 def _weight_gradient(rows):
-    """Return a function that registers a gradient of the op ``linear``. If ``rows`` is not None, the planted defect is
-    that the gradient for ``w`` covers only the first ``rows`` rows of ``x``.
+    """Return a function that registers a gradient of the op ``linear``. If ``rows`` is None, there is no defect.
+    Otherwise there is one on purpose: the gradient for ``w`` covers only the first ``rows`` rows of ``x``.
     """
 
     def gradients(grad, saved, needs):
-        """Return the gradients of ``x @ w.T``. The planted defect is that the gradient for ``w`` leaves out the rows of
-        ``x`` after the first ``rows`` (argument of ``_weight_gradient``).
+        """Return the gradients of ``x @ w.T``. This function has a defect on purpose: the gradient for ``w`` leaves out
+        the rows of ``x`` after the first ``rows`` (argument of ``_weight_gradient``).
         """
         return {"x": grad @ saved.w, "w": grad[:rows].T @ saved.x[:rows]}
 

@@ -33,14 +33,15 @@ def embedded(ns):
 
 
 def _embedding_gradient(accumulate):
-    """Return a function that registers a gradient of the op ``embedded``. If ``accumulate`` is false, the planted
-    defect is that only one of the gradients of a row that is used several times is kept.
+    """Return a function that registers a gradient of the op ``embedded``. If ``accumulate`` is true, there is no
+    defect. If it is false, there is one on purpose: only one of the gradients of a row that is used several times is
+    kept.
     """
 
     def put(grad, saved, needs):
         """Return the gradient for ``table``, which is ``grad`` put at the rows that ``index`` selects. If
-        ``accumulate`` (argument of ``_embedding_gradient``) is false, the planted defect is that repeated rows are
-        overwritten, not added.
+        ``accumulate`` (argument of ``_embedding_gradient``) is true, there is no defect. If it is false, there is one
+        on purpose: repeated rows are overwritten, not added.
         """
         place = saved.index % saved.table.shape[0]
         return {"table": torch.zeros_like(saved.table).index_put((place,), grad, accumulate=accumulate)}
@@ -59,12 +60,13 @@ gradient(
 
 def _sharing(even):
     """Return a function that registers a gradient of the op ``smaller``, the minimum of ``x`` and ``y``. If ``even`` is
-    false, the planted defect is that ``x`` gets the whole gradient where both are equal.
+    true, there is no defect. If it is false, there is one on purpose: ``x`` gets the whole gradient where both are
+    equal.
     """
 
     def shared(grad, saved, needs):
-        """Return the gradients of the minimum of ``x`` and ``y``. If ``even`` (argument of ``_sharing``) is false, the
-        planted defect is that ``x`` gets all of the gradient where both are equal.
+        """Return the gradients of the minimum of ``x`` and ``y``. If ``even`` (argument of ``_sharing``) is true, there
+        is no defect. If it is false, there is one on purpose: ``x`` gets all of the gradient where both are equal.
         """
         first = (saved.x < saved.y).to(grad.dtype)
         first = first + 0.5 * (saved.x == saved.y) if even else first + (saved.x == saved.y)
@@ -84,12 +86,14 @@ gradient(
 
 def _clamp_gradient(ends):
     """Return a function that registers a gradient of the op ``cut``, which clamps ``x`` to the interval from -6 to 6.
-    If ``ends`` is false, the planted defect is that the gradient is zero at the ends of the interval.
+    If ``ends`` is true, there is no defect. If it is false, there is one on purpose: the gradient is zero at the ends
+    of the interval.
     """
 
     def cut_gradient(grad, saved, needs):
         """Return ``grad`` where ``x`` lies in the interval from -6 to 6, and zero elsewhere. If ``ends`` (argument of
-        ``_clamp_gradient``) is false, the planted defect is that the ends of the interval count as outside.
+        ``_clamp_gradient``) is true, there is no defect. If it is false, there is one on purpose: the ends of the
+        interval count as outside.
         """
         # torch passes the gradient on at the ends themselves.
         inside = saved.x.abs() <= 6 if ends else saved.x.abs() < 6
@@ -110,15 +114,15 @@ gradient(
 def _chunks(rest):
     """Return a function that registers a gradient of the op ``matmul``.
 
-    The gradient for ``b`` is summed in chunks of 64 rows if there are at least 128. If ``rest`` is false, the planted
-    defect is that the rows after the last whole chunk are left out.
+    The gradient for ``b`` is summed in chunks of 64 rows if there are at least 128. If ``rest`` is true, there is no
+    defect. If it is false, there is one on purpose: the rows after the last whole chunk are left out.
     """
 
     def product_gradient(grad, saved, needs):
         """Return the gradients of ``a @ b``.
 
-        If ``rest`` (argument of ``_chunks``) is false, the planted defect is in the gradient for ``b``. From 128 rows
-        of ``a`` on, it sums only whole chunks of 64 rows.
+        If ``rest`` (argument of ``_chunks``) is true, there is no defect. If it is false, there is one on purpose in
+        the gradient for ``b``. From 128 rows of ``a`` on, it sums only whole chunks of 64 rows.
         """
         k = len(saved.a)
         # Small inputs are right: the chunked path is for large ones.
@@ -138,13 +142,13 @@ gradient(
 
 
 def _squeezed(squeeze):
-    """Return a function that registers a gradient of the op ``softmax``. If ``squeeze`` is true, the planted defect is
-    that the gradient of a batch of one row has no first dim.
+    """Return a function that registers a gradient of the op ``softmax``. If ``squeeze`` is false, there is no defect.
+    If it is true, there is one on purpose: the gradient of a batch of one row has no first dim.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient of the softmax of each row. If ``squeeze`` (argument of ``_squeezed``) is true, the
-        planted defect is that the gradient of a batch of one row has only one dim.
+        """Return the gradient of the softmax of each row. If ``squeeze`` (argument of ``_squeezed``) is false, there is
+        no defect. If it is true, there is one on purpose: the gradient of a batch of one row has only one dim.
         """
         y = saved.out
         dot = (grad * y).sum(1)
@@ -169,12 +173,14 @@ gradient(
 
 def _softmax_gradient(wrong):
     """Return a function that registers a gradient of the op ``softmax``, which autograd differentiates again. If
-    ``wrong`` is true, the planted defect is that its inner sum is detached, so that the second derivative lacks a term.
+    ``wrong`` is false, there is no defect. If it is true, there is one on purpose: its inner sum is detached, so that
+    the second derivative lacks a term.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient of the softmax of each row. If ``wrong`` (argument of ``_softmax_gradient``) is true, the
-        planted defect is that its inner sum is detached. Only second derivatives show it.
+        """Return the gradient of the softmax of each row. If ``wrong`` (argument of ``_softmax_gradient``) is false,
+        there is no defect. If it is true, there is one on purpose: its inner sum is detached. Only second derivatives
+        show it.
         """
         y = saved.out
         inner = (grad * y).sum(1, keepdim=True)
@@ -222,13 +228,14 @@ def rooted(ns):
 
 
 def _root_gradient(guarded):
-    """Return a function that registers a gradient of the op ``rooted``. If ``guarded`` is false, the planted defect is
-    that it is NaN where ``x`` is not positive.
+    """Return a function that registers a gradient of the op ``rooted``. If ``guarded`` is true, there is no defect. If
+    it is false, there is one on purpose: it is NaN where ``x`` is not positive.
     """
 
     def g(grad, saved, needs):
         """Return the gradient of the square root, which is zero where ``x`` is not positive. If ``guarded`` (argument
-        of ``_root_gradient``) is false, the planted defect is that it is NaN there, since zero is divided by zero.
+        of ``_root_gradient``) is true, there is no defect. If it is false, there is one on purpose: it is NaN there,
+        since zero is divided by zero.
         """
         # The guard is needed under the root: without it, zero is divided by zero where x is not positive.
         safe = torch.where(saved.x > 0, saved.x, 1) if guarded else saved.x.clamp_min(0)
@@ -247,8 +254,9 @@ gradient(
 
 
 def _product_gradient(copy):
-    """Return a function that registers a CPU kernel and a gradient with the op ``product``. If ``copy`` is false, the
-    planted defect is that the gradient for ``x`` is computed in the memory of the incoming gradient.
+    """Return a function that registers a CPU kernel and a gradient with the op ``product``. If ``copy`` is true, there
+    is no defect. If it is false, there is one on purpose: the gradient for ``x`` is computed in the memory of the
+    incoming gradient.
     """
 
     def fill(x, y, *, out):
@@ -256,8 +264,8 @@ def _product_gradient(copy):
         torch.mul(x, y, out=out)
 
     def g(grad, saved, needs):
-        """Return the gradients of ``x * y``. If ``copy`` (argument of ``_product_gradient``) is false, the planted
-        defect is that the incoming ``grad`` is multiplied by ``y`` in place.
+        """Return the gradients of ``x * y``. If ``copy`` (argument of ``_product_gradient``) is true, there is no
+        defect. If it is false, there is one on purpose: the incoming ``grad`` is multiplied by ``y`` in place.
         """
         # Before ``grad`` is overwritten, so that the gradient for y is right.
         gy = grad * saved.x
@@ -284,13 +292,13 @@ gradient(
 
 
 def _only_ones(scaled_by):
-    """Return a function that registers a gradient of the op ``doubled``. If ``scaled_by`` is false, the planted defect
-    is that each row of the incoming gradient is replaced by its mean.
+    """Return a function that registers a gradient of the op ``doubled``. If ``scaled_by`` is true, there is no defect.
+    If it is false, there is one on purpose: each row of the incoming gradient is replaced by its mean.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient ``2 * grad``. If ``scaled_by`` (argument of ``_only_ones``) is false, the planted defect
-        is that each element is replaced by the mean of its row.
+        """Return the gradient ``2 * grad``. If ``scaled_by`` (argument of ``_only_ones``) is true, there is no defect.
+        If it is false, there is one on purpose: each element is replaced by the mean of its row.
         """
         rows = grad.sum(1, keepdim=True) / max(grad.shape[1], 1) if not scaled_by else grad
         return {"x": (2 * rows).expand(grad.shape)}
@@ -321,13 +329,13 @@ def biased(ns):
 
 
 def _bias(at_start):
-    """Return a function that registers a kernel of the op ``biased``. If ``at_start`` is true, the planted defect is
-    that ``bias`` is read from the start of its storage, not from its offset.
+    """Return a function that registers a kernel of the op ``biased``. If ``at_start`` is false, there is no defect. If
+    it is true, there is one on purpose: ``bias`` is read from the start of its storage, not from its offset.
     """
 
     def fill(x, bias):
-        """Return ``x + bias``. If ``at_start`` (argument of ``_bias``) is true, the planted defect is that the storage
-        offset of ``bias`` is taken to be zero.
+        """Return ``x + bias``. If ``at_start`` (argument of ``_bias``) is false, there is no defect. If it is true,
+        there is one on purpose: the storage offset of ``bias`` is taken to be zero.
         """
         return x + torch.as_strided(bias, bias.shape, bias.stride(), 0 if at_start else bias.storage_offset())
 
@@ -345,13 +353,13 @@ layout(
 
 def _first_contiguous(both):
     """Return a function that registers a kernel of the op ``matmul`` with a fast path for contiguous arguments. If
-    ``both`` is false, the planted defect is that the path is taken if ``a`` alone is contiguous, and that it reads
-    ``b`` as contiguous.
+    ``both`` is true, there is no defect. If it is false, there is one on purpose: the path is taken if ``a`` alone is
+    contiguous, and that it reads ``b`` as contiguous.
     """
 
     def fill(a, b):
-        """Return ``a @ b``. If ``both`` (argument of ``_first_contiguous``) is false, the planted defect is that ``b``
-        is read as contiguous whenever ``a`` is contiguous.
+        """Return ``a @ b``. If ``both`` (argument of ``_first_contiguous``) is true, there is no defect. If it is
+        false, there is one on purpose: ``b`` is read as contiguous whenever ``a`` is contiguous.
         """
         if a.is_contiguous() and (not both or b.is_contiguous()):
             b = torch.as_strided(b, b.shape, (b.shape[1], 1), b.storage_offset())
@@ -386,12 +394,13 @@ def pooled(ns):
 
 def _pooled(right):
     """Return a function that registers a kernel of the op ``pooled`` with a path for channels-last images. If ``right``
-    is false, the planted defect is that this path reads the images as if they followed each other without gaps.
+    is true, there is no defect. If it is false, there is one on purpose: this path reads the images as if they followed
+    each other without gaps.
     """
 
     def fill(x):
-        """Return the mean over height and width. If ``right`` (argument of ``_pooled``) is false, the planted defect is
-        that slices of channels-last images are read with the strides of whole images.
+        """Return the mean over height and width. If ``right`` (argument of ``_pooled``) is true, there is no defect. If
+        it is false, there is one on purpose: slices of channels-last images are read with the strides of whole images.
         """
         n, c, h, w = x.shape
         if x.stride(1) == 1 and c > 1 and x.numel():
@@ -421,14 +430,15 @@ layout(
 
 def _same_memory(right):
     """Return a function that registers a kernel of the op ``added``. The kernel returns ``2 * x`` if both arguments
-    begin at one address. If ``right`` is false, the planted defect is that it does not compare their strides.
+    begin at one address. If ``right`` is true, there is no defect. If it is false, there is one on purpose: it does not
+    compare their strides.
     """
 
     def fill(x, y):
         """Return ``x + y``.
 
-        If ``right`` (argument of ``_same_memory``) is false, the planted defect is that ``2 * x`` is returned if ``y``
-        begins at the address of ``x``. For example, ``y`` may be its transpose.
+        If ``right`` (argument of ``_same_memory``) is true, there is no defect. If it is false, there is one on
+        purpose: ``2 * x`` is returned if ``y`` begins at the address of ``x``. For example, ``y`` may be its transpose.
         """
         return x * 2 if x.data_ptr() == y.data_ptr() and (not right or x.stride() == y.stride()) else x + y
 
@@ -445,8 +455,8 @@ aliasing(
 
 
 def _cubed(right):
-    """Return a function that registers a CPU kernel and a gradient with the op ``cubed``. If ``right`` is false, the
-    planted defect is that the gradient is detached from ``x`` under ``create_graph``.
+    """Return a function that registers a CPU kernel and a gradient with the op ``cubed``. If ``right`` is true, there
+    is no defect. If it is false, there is one on purpose: the gradient is detached from ``x`` under ``create_graph``.
     """
 
     def fill(x, *, out):
@@ -454,8 +464,9 @@ def _cubed(right):
         torch.mul(x * x, x, out=out)
 
     def g(grad, saved, needs):
-        """Return the gradient ``3 * x * x * grad``. If ``right`` (argument of ``_cubed``) is false, the planted defect
-        is that ``x`` is detached while a graph is recorded, so that the second derivative is missing.
+        """Return the gradient ``3 * x * x * grad``. If ``right`` (argument of ``_cubed``) is true, there is no defect.
+        If it is false, there is one on purpose: ``x`` is detached while a graph is recorded, so that the second
+        derivative is missing.
         """
         # Gradients are enabled in a backward only under create_graph.
         if torch.is_grad_enabled() and not right:

@@ -60,14 +60,14 @@ def reduced(ns):
 
 
 def _reduced(rooted):
-    """Return a function that registers a kernel of the op ``reduced``. If ``rooted`` is false, the planted defect is
-    that the norm is returned as the sum of squares, without the root.
+    """Return a function that registers a kernel of the op ``reduced``. If ``rooted`` is true, there is no defect. If it
+    is false, there is one on purpose: the norm is returned as the sum of squares, without the root.
     """
 
     def fill(x, how):
         """Return, for each row of ``x``, the mean or the norm if ``how`` is ``mean`` or ``norm``, and the sum
-        otherwise. If ``rooted`` (argument of ``_reduced``) is false, the planted defect is that the norm lacks its
-        square root.
+        otherwise. If ``rooted`` (argument of ``_reduced``) is true, there is no defect. If it is false, there is one on
+        purpose: the norm lacks its square root.
         """
         y = wide(x)
         if how == "mean":

@@ -18,15 +18,15 @@ size = partial(add, "size", later=True)
 
 def _online(rescaled):
     """Return a function that registers a kernel of the op ``softmax``. The kernel reads each chunk of 128 columns once.
-    If ``rescaled`` is false, the planted defect is that the sum of earlier chunks is not rescaled when a later one has
-    a larger maximum.
+    If ``rescaled`` is true, there is no defect. If it is false, there is one on purpose: the sum of earlier chunks is
+    not rescaled when a later one has a larger maximum.
     """
 
     def online(x):
         """Return the softmax of each row, computed by chunks of 128 columns.
 
-        If ``rescaled`` (argument of ``_online``) is false, the planted defect is that the sum of earlier chunks is not
-        rescaled when a later one has a larger maximum.
+        If ``rescaled`` (argument of ``_online``) is true, there is no defect. If it is false, there is one on purpose:
+        the sum of earlier chunks is not rescaled when a later one has a larger maximum.
         """
         y = wide(x)
         top, total = y.new_full((len(y), 1), -torch.inf), y.new_zeros(len(y), 1)
@@ -66,8 +66,8 @@ def mm32(ns):
 
 def _stepped(rest):
     """Return a function that registers a kernel of the op ``mm32`` in C. From a ``k`` of 48 on, the kernel sums over
-    ``k`` in steps of 16. ``rest`` is the condition in C of the loop over the remaining elements. If it is ``0``, the
-    planted defect is that they are left out.
+    ``k`` in steps of 16. ``rest`` is the condition in C of the loop over the remaining elements. If it is ``0``, there
+    is a defect on purpose: they are left out. Otherwise there is none.
     """
     return c_kernel(f"""
 int mm32(const sl_context* ctx, const DLTensor* a, const DLTensor* b, DLTensor* out) {{
@@ -109,8 +109,8 @@ def sum32(ns):
 
 def _static(limit):
     """Return a function that registers a kernel of the op ``sum32`` in C. The kernel copies a row to a buffer in parts
-    of 1024 numbers. ``limit`` is a C expression for the column at which it stops. If that is at most 1024, the planted
-    defect is that later columns are left out.
+    of 1024 numbers. ``limit`` is a C expression for the column at which it stops. If that is at most 1024, there is a
+    defect on purpose: later columns are left out. Otherwise there is none.
     """
     return c_kernel(f"""
 int sum32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -152,7 +152,8 @@ def doubled32(ns):
 
 def _counter(kind):
     """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel counts rows in the C type
-    ``kind``. If that is ``unsigned char``, the planted defect is that the count wraps at row 256.
+    ``kind``. If that is ``unsigned char``, there is a defect on purpose: the count wraps at row 256. Otherwise there is
+    none.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -189,13 +190,13 @@ def heads(ns):
 
 
 def _sixteen(all_heads):
-    """Return a function that registers a kernel of the op ``heads``. If ``all_heads`` is false, the planted defect is
-    that from the seventeenth head on, the scales of the first sixteen are repeated.
+    """Return a function that registers a kernel of the op ``heads``. If ``all_heads`` is true, there is no defect. If
+    it is false, there is one on purpose: from the seventeenth head on, the scales of the first sixteen are repeated.
     """
 
     def fill(x, scale, *, out):
-        """Write ``x`` times the scale of its head to ``out``. If ``all_heads`` (argument of ``_sixteen``) is false, the
-        planted defect is that head 16 gets the scale of head 0, and so on.
+        """Write ``x`` times the scale of its head to ``out``. If ``all_heads`` (argument of ``_sixteen``) is true,
+        there is no defect. If it is false, there is one on purpose: head 16 gets the scale of head 0, and so on.
         """
         torch.mul(x, scale[:, None], out=out)
         if not all_heads:
@@ -216,13 +217,13 @@ size(
 def _aligned_only(right):
     """Return a function that registers a second kernel of the op ``rms_norm``.
 
-    The kernel is for rows of at least 320 columns, if their number is a multiple of 16. If ``right`` is false, the
-    planted defect is that the last 16 columns are not summed.
+    The kernel is for rows of at least 320 columns, if their number is a multiple of 16. If ``right`` is true, there is
+    no defect. If it is false, there is one on purpose: the last 16 columns are not summed.
     """
 
     def wide_rows(x, eps, *, out):
-        """Write the RMS norm of each row to ``out``. If ``right`` (argument of ``_aligned_only``) is false, the planted
-        defect is that the mean square lacks the last 16 columns.
+        """Write the RMS norm of each row to ``out``. If ``right`` (argument of ``_aligned_only``) is true, there is no
+        defect. If it is false, there is one on purpose: the mean square lacks the last 16 columns.
         """
         y = wide(x)
         mean = y.square().mean(1, keepdim=True) if right else y[:, :-16].square().sum(1, keepdim=True) / y.shape[1]
@@ -273,15 +274,15 @@ size(
 
 def _flash(rescaled):
     """Return a function that registers a kernel of the op ``attention``. The kernel reads each block of 64 keys once.
-    If ``rescaled`` is false, the planted defect is that earlier sums are not rescaled when a later block has a larger
-    score.
+    If ``rescaled`` is true, there is no defect. If it is false, there is one on purpose: earlier sums are not rescaled
+    when a later block has a larger score.
     """
 
     def flash(q, k, v, *, out):
         """Write the attention of ``q`` over ``k`` and ``v`` to ``out``, computed by blocks of 64 keys.
 
-        If ``rescaled`` (argument of ``_flash``) is false, the planted defect is that earlier sums are not rescaled when
-        a later block has a larger score.
+        If ``rescaled`` (argument of ``_flash``) is true, there is no defect. If it is false, there is one on purpose:
+        earlier sums are not rescaled when a later block has a larger score.
         """
         q, k, v = wide(q) * q.shape[1] ** -0.5, wide(k), wide(v)
         # Infinities and NaN are left to torch, so that the defect shows in the size alone.
@@ -313,12 +314,14 @@ size(
 
 def _prefetched(last):
     """Return a function that registers a kernel of the op ``gather``. The kernel reads parts of 96 indices. If ``last``
-    is false, the planted defect is that a last part of fewer indices reads those of the part before.
+    is true, there is no defect. If it is false, there is one on purpose: a last part of fewer indices reads those of
+    the part before.
     """
 
     def fill(x, index, *, out):
         """Write the rows of ``x`` at ``index`` to ``out``, with zeros for -1. If ``last`` (argument of ``_prefetched``)
-        is false, the planted defect is that a short last part repeats rows of the part before.
+        is true, there is no defect. If it is false, there is one on purpose: a short last part repeats rows of the part
+        before.
         """
         table = torch.cat([x, x.new_zeros(1, x.shape[1])])
         for start in range(0, len(index), 96):
@@ -341,13 +344,13 @@ size(
 
 def _mean_of_shares(own):
     """Return a function that registers a kernel of the op ``column_mean``. The kernel splits the rows among the threads
-    of torch. If ``own`` is false, the planted defect is that it returns the mean of the means of shares of different
-    sizes.
+    of torch. If ``own`` is true, there is no defect. If it is false, there is one on purpose: it returns the mean of
+    the means of shares of different sizes.
     """
 
     def fill(x):
-        """Return the mean of each column. If ``own`` (argument of ``_mean_of_shares``) is false, the planted defect is
-        that each share of rows has the same weight, whatever its size.
+        """Return the mean of each column. If ``own`` (argument of ``_mean_of_shares``) is true, there is no defect. If
+        it is false, there is one on purpose: each share of rows has the same weight, whatever its size.
         """
         y = wide(x)
         # The shares of tensor_split differ in size by one row at most.
@@ -418,13 +421,13 @@ def segments(ns):
 
 
 def _reduced(guarded):
-    """Return a function that registers a kernel of the op ``segments``. If ``guarded`` is false, the planted defect is
-    that an empty segment gets one row instead of zeros.
+    """Return a function that registers a kernel of the op ``segments``. If ``guarded`` is true, there is no defect. If
+    it is false, there is one on purpose: an empty segment gets one row instead of zeros.
     """
 
     def fill(x, ends, *, out):
-        """Write the sum of each segment to ``out``. If ``guarded`` (argument of ``_reduced``) is false, the planted
-        defect is that the sum of an empty segment is the row at its start.
+        """Write the sum of each segment to ``out``. If ``guarded`` (argument of ``_reduced``) is true, there is no
+        defect. If it is false, there is one on purpose: the sum of an empty segment is the row at its start.
         """
         cut = ends.clamp(0, x.shape[0]).tolist()
         for i, (a, b) in enumerate(pairwise(cut)):
@@ -445,15 +448,16 @@ size(
 def _in_halves(odd):
     """Return a function that registers a kernel of the op ``doubled``. The kernel computes two halves of the rows.
 
-    If ``odd`` is false, the planted defect is that the last row is twice the row before it. It shows from 200 rows on,
-    if the number of rows is ``4 * n + 3``.
+    If ``odd`` is true, there is no defect. If it is false, there is one on purpose: the last row is twice the row
+    before it. It shows from 200 rows on, if the number of rows is ``4 * n + 3``.
     """
 
     def fill(x, *, out):
         """Write ``2 * x`` to ``out``.
 
-        If ``odd`` (argument of ``_in_halves``) is false, the planted defect is that the last row is twice the last but
-        one of ``x``. It shows from 200 rows on, if the number of rows is ``4 * n + 3``.
+        If ``odd`` (argument of ``_in_halves``) is true, there is no defect. If it is false, there is one on purpose:
+        the last row is twice the last but one of ``x``. It shows from 200 rows on, if the number of rows is ``4 * n +
+        3``.
         """
         half = len(x) // 2
         torch.mul(x[:half], 2, out=out[:half])
@@ -477,15 +481,16 @@ size(
 def _two_halves_of_k(both):
     """Return a function that registers a kernel of the op ``matmul``.
 
-    From a ``k`` of 512 on, the kernel splits ``k`` into two parts. If ``both`` is false, the planted defect is that the
-    middle of ``k`` is left out. The length of each part is rounded down to a multiple of 32.
+    From a ``k`` of 512 on, the kernel splits ``k`` into two parts. If ``both`` is true, there is no defect. If it is
+    false, there is one on purpose: the middle of ``k`` is left out. The length of each part is rounded down to a
+    multiple of 32.
     """
 
     def fill(a, b):
         """Return ``a @ b``.
 
-        If ``both`` (argument of ``_two_halves_of_k``) is false, the planted defect is that elements in the middle of
-        ``k`` are not summed. It shows from a ``k`` of 512 on.
+        If ``both`` (argument of ``_two_halves_of_k``) is true, there is no defect. If it is false, there is one on
+        purpose: elements in the middle of ``k`` are not summed. It shows from a ``k`` of 512 on.
         """
         k = a.shape[1]
         if k < 512:

@@ -57,7 +57,9 @@ state(
 
 
 def _in_numpy():
-    """Seed the global random generator of NumPy. This is the planted defect of a kernel."""
+    """Seed the global random generator of NumPy. A kernel that calls this function has a defect, since it changes the
+    state of the process.
+    """
     import numpy
 
     numpy.random.seed(0)
@@ -90,7 +92,9 @@ state(
 
 
 def _set_variable():
-    """Set an environment variable of the process. This is the planted defect of a kernel."""
+    """Set an environment variable of the process. A kernel that calls this function has a defect, since it changes the
+    state of the process.
+    """
     os.environ["OMP_WAIT_POLICY_OF_DOUBLED"] = "active"
 
 
@@ -117,7 +121,9 @@ _over = threading.Event()
 
 
 def _a_thread():
-    """Start a daemon thread that waits for ten minutes. This is the planted defect of a kernel."""
+    """Start a daemon thread that waits for ten minutes. A kernel that calls this function has a defect, since the
+    thread outlives the call.
+    """
     threading.Thread(target=lambda: _over.wait(600), daemon=True).start()
 
 
@@ -140,12 +146,12 @@ state(
 
 def _late(waits):
     """Return a function that registers a kernel of the op ``doubled``. A thread writes the last row. If ``waits`` is
-    false, the planted defect is that the kernel returns before the thread has ended.
+    true, there is no defect. If it is false, there is one on purpose: the kernel returns before the thread has ended.
     """
 
     def fill(x, *, out):
         """Write ``2 * x`` to ``out``, with the last row in a thread of its own. If ``waits`` (argument of ``_late``) is
-        false, the planted defect is that the last row is zero when the kernel returns.
+        true, there is no defect. If it is false, there is one on purpose: the last row is zero when the kernel returns.
         """
 
         def rest():
@@ -176,14 +182,14 @@ state(
 
 def _remembering(all_of_it):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. It
-    keeps the last result together with the contents of its input. If ``all_of_it`` is false, the planted defect is that
-    only the first row of an input is compared.
+    keeps the last result together with the contents of its input. If ``all_of_it`` is true, there is no defect. If it
+    is false, there is one on purpose: only the first row of an input is compared.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out`` and keeps the last result
-        together with the contents of its input. If ``all_of_it`` (argument of ``_remembering``) is false, the planted
-        defect is that only the first row of an input is compared.
+        together with the contents of its input. If ``all_of_it`` (argument of ``_remembering``) is true, there is no
+        defect. If it is false, there is one on purpose: only the first row of an input is compared.
         """
         known = {}
 
@@ -191,8 +197,8 @@ def _remembering(all_of_it):
         def forward(x, *, out):
             """Write ``2 * x`` to ``out``.
 
-            If ``all_of_it`` (argument of ``_remembering``) is false, the planted defect is that the last result is
-            written again for an input that differs only after its first row.
+            If ``all_of_it`` (argument of ``_remembering``) is true, there is no defect. If it is false, there is one on
+            purpose: the last result is written again for an input that differs only after its first row.
             """
             head = x.contiguous() if all_of_it else x[:1]
             key = (tuple(x.shape), x.dtype, head.contiguous().view(torch.uint8).numpy().tobytes())
@@ -225,22 +231,23 @@ state(
 
 def _largest_scratch(cleared):
     """Return a function that registers a CPU kernel with the op ``row_sum``. The kernel sums each row in a scratch
-    vector as long as the widest row so far. If ``cleared`` is false, the planted defect is that the vector still holds
-    the end of an earlier, wider row.
+    vector as long as the widest row so far. If ``cleared`` is true, there is no defect. If it is false, there is one on
+    purpose: the vector still holds the end of an earlier, wider row.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It sums each row in a scratch vector as long as the widest
-        row so far. If ``cleared`` (argument of ``_largest_scratch``) is false, the planted defect is that the vector
-        still holds the end of an earlier, wider row.
+        row so far. If ``cleared`` (argument of ``_largest_scratch``) is true, there is no defect. If it is false, there
+        is one on purpose: the vector still holds the end of an earlier, wider row.
         """
         # Per thread, so that the scratch is wrong by its size only and not by a race.
         of_thread = threading.local()
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each row to ``out``. If ``cleared`` (argument of ``_largest_scratch``) is false, the
-            planted defect is that the end of an earlier, wider row is added to the sum of a narrow row.
+            """Write the sum of each row to ``out``. If ``cleared`` (argument of ``_largest_scratch``) is true, there is
+            no defect. If it is false, there is one on purpose: the end of an earlier, wider row is added to the sum of
+            a narrow row.
             """
             n, c = x.shape
             scratch = vars(of_thread)
@@ -369,13 +376,14 @@ def _declared(ns, name):
 
 def _list_changed(changes):
     """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator that sums ``x`` and the
-    tensors of a list. If ``changes`` is true, the planted defect is that the second tensor of the list is negated in
-    place.
+    tensors of a list. If ``changes`` is false, there is no defect. If it is true, there is one on purpose: the second
+    tensor of the list is negated in place.
     """
 
     def real(x, parts):
-        """Return the sum of ``x`` and the tensors of ``parts``. If ``changes`` (argument of ``_list_changed``) is true,
-        the planted defect is that the second of ``parts`` is negated in place. The result is right nevertheless.
+        """Return the sum of ``x`` and the tensors of ``parts``. If ``changes`` (argument of ``_list_changed``) is
+        false, there is no defect. If it is true, there is one on purpose: the second of ``parts`` is negated in place.
+        The result is right nevertheless.
         """
         total = x.clone()
         for i, part in enumerate(parts):

@@ -17,13 +17,13 @@ transforms = partial(add, "transforms", later=True)
 
 def _with_rule(right):
     """Return a function that makes an op in a given namespace, by ``sl.adopt`` of the product ``x * y`` with a
-    forward-mode derivative written by hand. If ``right`` is false, the planted defect is that the tangent is zero where
-    only ``y`` has one.
+    forward-mode derivative written by hand. If ``right`` is true, there is no defect. If it is false, there is one on
+    purpose: the tangent is zero where only ``y`` has one.
     """
 
     def fn(x, y):
         """Return ``x * y`` with its tangent if ``x`` or ``y`` has one. If ``right`` (argument of ``_with_rule``) is
-        false, the planted defect is that the tangent is zero if only ``y`` has one.
+        true, there is no defect. If it is false, there is one on purpose: the tangent is zero if only ``y`` has one.
         """
         (a, da), (b, db) = forward_ad.unpack_dual(x), forward_ad.unpack_dual(y)
         out = a * b
@@ -64,13 +64,14 @@ transforms(
 
 def _batching(right):
     """Return a function that makes an op in a given namespace, by ``sl.adopt`` of the operator ``rotated`` with a vmap
-    rule. If ``right`` is false, the planted defect is that the batch of ``y`` is taken to be its first dim.
+    rule. If ``right`` is true, there is no defect. If it is false, there is one on purpose: the batch of ``y`` is taken
+    to be its first dim.
     """
 
     def rule(info, dims, x, y, overload):
         """Return the results for all members of the batch and their batch dim 0, as a vmap rule does. If ``right``
-        (argument of ``_batching``) is false, the planted defect is that ``dims[1]``, the batch dim of ``y``, is taken
-        to be zero.
+        (argument of ``_batching``) is true, there is no defect. If it is false, there is one on purpose: ``dims[1]``,
+        the batch dim of ``y``, is taken to be zero.
         """
         x = x if dims[0] is None else x.movedim(dims[0], 0)
         y = y if dims[1] is None else y.movedim(dims[1] if right else 0, 0)

@@ -37,21 +37,22 @@ def normed(ns):
 
 def _normed(masked) -> Part:
     """Return a function that registers a CPU kernel with the op ``normed``. The kernel launches the Triton kernel
-    ``norm``. If ``masked`` is false, the planted defect is that the variance also counts the elements of the block
-    behind the end of a row.
+    ``norm``. If ``masked`` is true, there is no defect. If it is false, there is one on purpose: the variance also
+    counts the elements of the block behind the end of a row.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``norm``. If ``masked``
-        (argument of ``_normed``) is false, the planted defect is that the variance also counts the elements of the
-        block behind the end of a row.
+        (argument of ``_normed``) is true, there is no defect. If it is false, there is one on purpose: the variance
+        also counts the elements of the block behind the end of a row.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Launch the Triton kernel ``norm``, which writes the normalised rows of ``x`` to ``out``. If ``masked``
-            (argument of ``_normed``) is false, the planted defect is that the variance counts the padding of the block.
+            (argument of ``_normed``) is true, there is no defect. If it is false, there is one on purpose: the variance
+            counts the padding of the block.
             """
             if len(x):
                 block = 16
@@ -89,19 +90,22 @@ def multiplied(ns):
 
 def _multiplied(clipped) -> Part:
     """Return a function that registers a CPU kernel with the op ``multiplied``. The kernel launches the Triton kernel
-    ``grouped``. If ``clipped`` is false, the planted defect is that tiles of the last group are left out.
+    ``grouped``. If ``clipped`` is true, there is no defect. If it is false, there is one on purpose: tiles of the last
+    group are left out.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``grouped``. If ``clipped``
-        (argument of ``_multiplied``) is false, the planted defect is that tiles of the last group are left out.
+        (argument of ``_multiplied``) is true, there is no defect. If it is false, there is one on purpose: tiles of the
+        last group are left out.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(a, b, *, out):
             """Launch the Triton kernel ``grouped``, which writes ``a @ b`` to ``out``. If ``clipped`` (argument of
-            ``_multiplied``) is false, the planted defect is that tiles of the last group stay zero.
+            ``_multiplied``) is true, there is no defect. If it is false, there is one on purpose: tiles of the last
+            group stay zero.
             """
             (m, k), n = a.shape, b.shape[1]
             out.zero_()
@@ -138,21 +142,22 @@ def shifted(ns):
 
 def _shifted(own) -> Part:
     """Return a function that registers a CPU kernel with the op ``shifted``. The kernel launches the Triton kernel
-    ``shift``. If ``own`` is false, the planted defect is that each tile of columns gets the ``bias`` of the first tile.
+    ``shift``. If ``own`` is true, there is no defect. If it is false, there is one on purpose: each tile of columns
+    gets the ``bias`` of the first tile.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``shift``. If ``own``
-        (argument of ``_shifted``) is false, the planted defect is that each tile of columns gets the ``bias`` of the
-        first tile.
+        (argument of ``_shifted``) is true, there is no defect. If it is false, there is one on purpose: each tile of
+        columns gets the ``bias`` of the first tile.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, bias, *, out):
             """Launch the Triton kernel ``shift``, which writes ``x + bias`` to ``out``. If ``own`` (argument of
-            ``_shifted``) is false, the planted defect is that from column 64 on, the ``bias`` of the first 64 columns
-            is added.
+            ``_shifted``) is true, there is no defect. If it is false, there is one on purpose: from column 64 on, the
+            ``bias`` of the first 64 columns is added.
             """
             if x.numel():
                 grid = (cdiv(x.shape[0], 16), cdiv(x.shape[1], 64))

@@ -74,13 +74,13 @@ def _quantised(ns):
 
 
 def _saturated_late(right):
-    """Return a function that registers a kernel of the op ``quantised``. If ``right`` is false, the planted defect is
-    that the number is clamped before the zero point is added, so that it wraps.
+    """Return a function that registers a kernel of the op ``quantised``. If ``right`` is true, there is no defect. If
+    it is false, there is one on purpose: the number is clamped before the zero point is added, so that it wraps.
     """
 
     def fill(x, zero):
-        """Return ``x`` in int8. If ``right`` (argument of ``_saturated_late``) is false, the planted defect is that a
-        number near the ends of the range wraps around when ``zero`` is added.
+        """Return ``x`` in int8. If ``right`` (argument of ``_saturated_late``) is true, there is no defect. If it is
+        false, there is one on purpose: a number near the ends of the range wraps around when ``zero`` is added.
         """
         y = torch.nan_to_num(wide(x) * 16).round()
         if right:
@@ -180,7 +180,8 @@ def brightest(ns):
 
 def _bytes(kind):
     """Return a function that registers a kernel of the op ``brightest`` in C. The kernel compares elements of the C
-    type ``kind``. If that is ``signed char``, the planted defect is that bytes above 127 count as negative.
+    type ``kind``. If that is ``signed char``, there is a defect on purpose: bytes above 127 count as negative.
+    Otherwise there is none.
     """
     return c_kernel(f"""
 int brightest(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -221,13 +222,15 @@ def attended(ns):
 
 
 def _scores_in_half(early):
-    """Return a function that registers a kernel of the op ``attended``. If ``early`` is false, the planted defect is
-    that scores are stored in the dtype of ``q`` before they are scaled. They overflow in half precision.
+    """Return a function that registers a kernel of the op ``attended``. If ``early`` is true, there is no defect. If it
+    is false, there is one on purpose: scores are stored in the dtype of ``q`` before they are scaled. They overflow in
+    half precision.
     """
 
     def fill(q, k, v, *, out):
         """Write the attention of ``q`` over ``k`` and ``v`` to ``out``. If ``early`` (argument of ``_scores_in_half``)
-        is false, the planted defect is that unscaled scores overflow in half precision.
+        is true, there is no defect. If it is false, there is one on purpose: unscaled scores overflow in half
+        precision.
         """
         if early:
             scores = wide(q) * q.shape[1] ** -0.5 @ wide(k).T
@@ -266,12 +269,14 @@ def running(ns):
 
 def _carry(narrow):
     """Return a function that registers a kernel of the op ``running``. The kernel reads chunks of 64 columns. If
-    ``narrow`` is true, the planted defect is that the sum carried between chunks is rounded to the dtype of the result.
+    ``narrow`` is false, there is no defect. If it is true, there is one on purpose: the sum carried between chunks is
+    rounded to the dtype of the result.
     """
 
     def fill(x, *, out):
-        """Write the cumulative sum of each row to ``out``. If ``narrow`` (argument of ``_carry``) is true, the planted
-        defect is that the carry between chunks is rounded, so that errors grow with the length.
+        """Write the cumulative sum of each row to ``out``. If ``narrow`` (argument of ``_carry``) is false, there is no
+        defect. If it is true, there is one on purpose: the carry between chunks is rounded, so that errors grow with
+        the length.
         """
         carry = wide(x).new_zeros(len(x), 1)
         for start in range(0, x.shape[1], 64):
@@ -310,7 +315,8 @@ def looked_up(ns):
 
 def _counted(at_most):
     """Return a function that registers a kernel of the op ``looked_up``. The kernel counts each number up to
-    ``at_most`` times. If ``at_most`` is small, the planted defect is that further occurrences are not counted.
+    ``at_most`` times. If ``at_most`` is small, there is a defect on purpose: further occurrences are not counted.
+    Otherwise there is none.
     """
     return filled(lambda keys, index: (index[:, None] == keys[None]).sum(1).clamp_max(at_most))
 
@@ -331,8 +337,8 @@ def _gelu(x):
 
 def _erf(constant):
     """Return a function that registers a kernel of the op ``gelu``. The kernel multiplies ``x`` by ``constant`` in the
-    error function, which should be the root of 1/2. If it has only seven digits, the planted defect is that results of
-    float64 are not precise.
+    error function, which should be the root of 1/2. If it has only seven digits, there is a defect on purpose: results
+    of float64 are not precise. Otherwise there is none.
     """
     return filled(lambda x: (wide(x) * 0.5 * (1 + torch.erf(wide(x) * constant))).to(x.dtype))
 

@@ -32,12 +32,14 @@ def images(ns):
 
 def _pixels(last):
     """Return a function that registers a kernel of the op ``images`` with a path for channels-last memory. If ``last``
-    is false, the planted defect is that this path computes the channel of an element as for channels-first memory.
+    is true, there is no defect. If it is false, there is one on purpose: this path computes the channel of an element
+    as for channels-first memory.
     """
 
     def pixels(x, bias, *, out):
-        """Write ``x`` plus the ``bias`` of each channel to ``out``. If ``last`` (argument of ``_pixels``) is false, the
-        planted defect is that channels-last images get the ``bias`` of other channels.
+        """Write ``x`` plus the ``bias`` of each channel to ``out``. If ``last`` (argument of ``_pixels``) is true,
+        there is no defect. If it is false, there is one on purpose: channels-last images get the ``bias`` of other
+        channels.
         """
         # An image of one channel is contiguous in both orders, and then both paths agree.
         if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
@@ -74,12 +76,13 @@ def volumes(ns):
 
 def _in_its_order(back):
     """Return a function that registers a kernel of the op ``volumes``. The kernel computes in the memory order of
-    ``x``. If ``back`` is false, the planted defect is that the result is read as if it had the order of ``out``.
+    ``x``. If ``back`` is true, there is no defect. If it is false, there is one on purpose: the result is read as if it
+    had the order of ``out``.
     """
 
     def fill(x, *, out):
-        """Write ``2 * x`` to ``out``. If ``back`` (argument of ``_in_its_order``) is false, the planted defect is that
-        elements of an ``x`` that is not contiguous end at wrong positions.
+        """Write ``2 * x`` to ``out``. If ``back`` (argument of ``_in_its_order``) is true, there is no defect. If it is
+        false, there is one on purpose: elements of an ``x`` that is not contiguous end at wrong positions.
         """
         result = torch.empty_like(x).copy_(x * 2)  # strides as x has them
         # The output is contiguous, whatever the order of x.
@@ -98,13 +101,14 @@ layout(
 
 
 def _column_major(packed):
-    """Return a function that registers a kernel of the op ``scaled`` for transposed matrices. If ``packed`` is true,
-    the planted defect is that the distance of columns is taken to be the number of rows.
+    """Return a function that registers a kernel of the op ``scaled`` for transposed matrices. If ``packed`` is false,
+    there is no defect. If it is true, there is one on purpose: the distance of columns is taken to be the number of
+    rows.
     """
 
     def fill(x, scale, *, out):
-        """Write ``x * scale`` to ``out``. If ``packed`` (argument of ``_column_major``) is true, the planted defect is
-        that a transposed slice is read as if its columns followed each other.
+        """Write ``x * scale`` to ``out``. If ``packed`` (argument of ``_column_major``) is false, there is no defect.
+        If it is true, there is one on purpose: a transposed slice is read as if its columns followed each other.
         """
         n, c = x.shape
         # With a single row or column, strides say nothing about the order.
@@ -128,7 +132,8 @@ layout(
 
 def _strided_copy(offset):
     """Return a function that registers a kernel of the op ``scaled``. The kernel reads ``x`` from the storage offset
-    ``offset(x)``. If that is always 0, the planted defect is that slices are read from the start of their storage.
+    ``offset(x)``. If that is always 0, there is a defect on purpose: slices are read from the start of their storage.
+    Otherwise there is none.
     """
     return filled(lambda x, scale: torch.as_strided(x, x.shape, x.stride(), offset(x)) * scale)
 
@@ -143,8 +148,8 @@ layout(
 
 
 def _packed(x):
-    """Return a view of the memory of ``x`` as a contiguous matrix of its shape. The planted defect is that elements are
-    at wrong positions if ``x`` is not contiguous.
+    """Return a view of the memory of ``x`` as a contiguous matrix of its shape. This function has a defect on purpose:
+    elements are at wrong positions if ``x`` is not contiguous.
     """
     return torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset())
 
@@ -159,7 +164,9 @@ layout(
 
 
 def _borrowed(x, y):
-    """Return ``x + y``. The planted defect is that, if the strides differ, ``y`` is read with the strides of ``x``."""
+    """Return ``x + y``. This function has a defect on purpose: if the strides differ, ``y`` is read with the strides of
+    ``x``.
+    """
     return x + torch.as_strided(y, y.shape, x.stride(), y.storage_offset())
 
 
@@ -174,12 +181,13 @@ layout(
 
 def _stride_zero(by_dim):
     """Return a function that registers a kernel of the op ``doubled`` with a short cut for expanded rows. If ``by_dim``
-    is false, the planted defect is that it is taken for any stride of zero, also that of expanded columns.
+    is true, there is no defect. If it is false, there is one on purpose: it is taken for any stride of zero, also that
+    of expanded columns.
     """
 
     def fill(x):
-        """Return ``2 * x``. If ``by_dim`` (argument of ``_stride_zero``) is false, the planted defect is that for
-        expanded columns the first row is returned in all rows.
+        """Return ``2 * x``. If ``by_dim`` (argument of ``_stride_zero``) is true, there is no defect. If it is false,
+        there is one on purpose: for expanded columns the first row is returned in all rows.
         """
         # An expanded dim has a stride of zero.
         if 0 in x.stride() and x.numel():
@@ -200,12 +208,13 @@ layout(
 
 def _as_one_run(exact):
     """Return a function that registers a kernel of the op ``doubled``. The kernel reads rows without gaps as one run of
-    memory. If ``exact`` is false, the planted defect is that it reads overlapping rows in this way as well.
+    memory. If ``exact`` is true, there is no defect. If it is false, there is one on purpose: it reads overlapping rows
+    in this way as well.
     """
 
     def fill(x, *, out):
-        """Write ``2 * x`` to ``out``. If ``exact`` (argument of ``_as_one_run``) is false, the planted defect is that
-        rows that overlap in memory are read as if they followed each other.
+        """Write ``2 * x`` to ``out``. If ``exact`` (argument of ``_as_one_run``) is true, there is no defect. If it is
+        false, there is one on purpose: rows that overlap in memory are read as if they followed each other.
         """
         n, c = x.shape
         if x.numel() and x.stride(1) == 1 and (x.stride(0) == c if exact else x.stride(0) <= c):
@@ -246,13 +255,14 @@ def batched(ns):
 
 
 def _batch_stride(own):
-    """Return a function that registers a kernel of the op ``batched``. If ``own`` is false, the planted defect is that
-    the distance of matrices is taken to be rows times columns.
+    """Return a function that registers a kernel of the op ``batched``. If ``own`` is true, there is no defect. If it is
+    false, there is one on purpose: the distance of matrices is taken to be rows times columns.
     """
 
     def fill(x):
-        """Return the sum over the last dim of ``x``. If ``own`` (argument of ``_batch_stride``) is false, the planted
-        defect is that a slice of a batch is read as if its matrices followed each other.
+        """Return the sum over the last dim of ``x``. If ``own`` (argument of ``_batch_stride``) is true, there is no
+        defect. If it is false, there is one on purpose: a slice of a batch is read as if its matrices followed each
+        other.
         """
         b, n, c = x.shape
         strides = (x.stride(0) if own else n * c, x.stride(1), x.stride(2))
@@ -283,12 +293,13 @@ def heads(ns):
 
 def _outer_and_inner(exact):
     """Return a function that registers a kernel of the op ``heads`` with a path for contiguous memory. If ``exact`` is
-    false, the planted defect is that contiguity is tested by the first and the last stride.
+    true, there is no defect. If it is false, there is one on purpose: contiguity is tested by the first and the last
+    stride.
     """
 
     def fill(x, *, out):
-        """Write ``2 * x`` to ``out``. If ``exact`` (argument of ``_outer_and_inner``) is false, the planted defect is
-        that an ``x`` with its middle dims transposed is read as contiguous.
+        """Write ``2 * x`` to ``out``. If ``exact`` (argument of ``_outer_and_inner``) is true, there is no defect. If
+        it is false, there is one on purpose: an ``x`` with its middle dims transposed is read as contiguous.
         """
         packed = x.stride(3) == 1 and x.stride(0) == x[0].numel() if x.numel() else False
         if x.is_contiguous() if exact else packed:
@@ -310,13 +321,13 @@ layout(
 
 def _gap_means_turned(checked):
     """Return a function that registers a kernel of the op ``row_sum`` with a path for transposed matrices. If
-    ``checked`` is false, the planted defect is that any matrix with an inner stride other than 1 is taken for a
-    transposed one.
+    ``checked`` is true, there is no defect. If it is false, there is one on purpose: any matrix with an inner stride
+    other than 1 is taken for a transposed one.
     """
 
     def fill(x):
-        """Return the sum of each row. If ``checked`` (argument of ``_gap_means_turned``) is false, the planted defect
-        is that a matrix of every second column is read as a transposed one.
+        """Return the sum of each row. If ``checked`` (argument of ``_gap_means_turned``) is true, there is no defect.
+        If it is false, there is one on purpose: a matrix of every second column is read as a transposed one.
         """
         n, c = x.shape
         if x.stride(1) != 1 and (not checked or x.T.is_contiguous()) and x.numel():
@@ -336,8 +347,8 @@ layout(
 
 
 def _update_copy(table, x):
-    """Add ``x`` to a contiguous copy of ``table``. The planted defect is that ``table`` itself is not changed if it is
-    not contiguous.
+    """Add ``x`` to a contiguous copy of ``table``. This function has a defect on purpose: ``table`` itself is not
+    changed if it is not contiguous.
     """
     table.contiguous().add_(x)
 
@@ -364,7 +375,8 @@ def picked(ns):
 
 def _copy(kind):
     """Return a function that registers a kernel of the op ``picked`` in C. The kernel copies ``x`` and computes offsets
-    in the C type ``kind``. If that is ``int``, the planted defect is that offsets of more than two gigabytes wrap.
+    in the C type ``kind``. If that is ``int``, there is a defect on purpose: offsets of more than two gigabytes wrap.
+    Otherwise there is none.
     """
     return c_kernel(
         f"""
@@ -417,8 +429,8 @@ def doubled32(ns):
 
 def _rows(stride):
     """Return a function that registers a C kernel of the op ``doubled32``. The kernel takes the rows of ``x`` to lie
-    ``stride`` elements apart. ``stride`` is a C expression. If it is the number of columns, the planted defect is that
-    rows of a slice are read from wrong addresses.
+    ``stride`` elements apart. ``stride`` is a C expression. If it is the number of columns, there is a defect on
+    purpose: rows of a slice are read from wrong addresses. Otherwise there is none.
     """
     return c_kernel(
         f"""
@@ -445,8 +457,8 @@ layout(
 
 def _aligned(rounding):
     """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel clears the bits ``rounding``
-    of the address of ``x``. If ``rounding`` is not ``0``, the planted defect is that views are read from an earlier
-    address.
+    of the address of ``x``. If ``rounding`` is ``0``, there is no defect. Otherwise there is one on purpose: views are
+    read from an earlier address.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -480,8 +492,8 @@ def any_rank(ns):
 
 
 def _flattened(x, weight, *, out):
-    """Write ``x * weight`` to ``out``. The planted defect is that, for three dims, ``weight`` is multiplied along the
-    second dim.
+    """Write ``x * weight`` to ``out``. This function has a defect on purpose: for three dims, ``weight`` is multiplied
+    along the second dim.
     """
     rows = x.reshape(x.shape[0], -1, x.shape[-1]) if x.dim() > 2 else x
     out.copy_((rows * weight[: x.shape[-1]]).view(out.shape) if x.dim() != 3 else x * weight[: x.shape[1]][:, None])

@@ -31,12 +31,14 @@ def summed(ns):
 
 
 def _all_terms(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``, kept in a wide dtype. This is the sound kernel."""
+    """Return the sum of ``x`` and the tensors of ``more``, kept in a wide dtype. This is a kernel of the op ``summed``
+    without a defect.
+    """
     return sum((wide(t) for t in more), wide(x))
 
 
 def _stacked(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``. The planted defect is that, for an empty list,
+    """Return the sum of ``x`` and the tensors of ``more``. This function has a defect on purpose: for an empty list,
     ``torch.stack`` raises.
     """
     return x + torch.stack(list(more)).sum(0)
@@ -52,8 +54,8 @@ lists(
 
 
 def _in_pairs(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``. The planted defect is that, for an odd number, the last
-    tensor is left out.
+    """Return the sum of ``x`` and the tensors of ``more``. This function has a defect on purpose: for an odd number,
+    the last tensor is left out.
     """
     return sum((a + b for a, b in zip(more[::2], more[1::2], strict=False)), x)
 
@@ -68,8 +70,8 @@ lists(
 
 
 def _up_to_two(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``. The planted defect is that, for three and more, only the
-    first and the last are added.
+    """Return the sum of ``x`` and the tensors of ``more``. This function has a defect on purpose: for three and more,
+    only the first and the last are added.
     """
     return (x, x + more[0], x + more[0] + more[-1])[min(len(more), 2)] if more else x
 
@@ -84,8 +86,8 @@ lists(
 
 
 def _without_repeats(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``. The planted defect is that, if a tensor occurs twice in the
-    list, it is added once.
+    """Return the sum of ``x`` and the tensors of ``more``. This function has a defect on purpose: if a tensor occurs
+    twice in the list, it is added once.
     """
     # A dict keeps one tensor for each address.
     return sum({t.data_ptr(): t for t in more}.values(), x)
@@ -101,8 +103,8 @@ lists(
 
 
 def _one_only(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``. The planted defect is that, for a list of one, that tensor
-    is returned without ``x``.
+    """Return the sum of ``x`` and the tensors of ``more``. This function has a defect on purpose: for a list of one,
+    that tensor is returned without ``x``.
     """
     return more[0] if len(more) == 1 else sum(more, x)
 
@@ -132,8 +134,8 @@ def counts(ns):
 
 
 def _as_the_first(x, parts):
-    """Return ``x`` plus the sum of all elements of ``parts``. The planted defect is that, for parts longer than the
-    first, elements past its length are left out.
+    """Return ``x`` plus the sum of all elements of ``parts``. This function has a defect on purpose: for parts longer
+    than the first, elements past its length are left out.
     """
     return sum((p[: len(parts[0])].sum() for p in parts), x)
 
@@ -164,13 +166,14 @@ def affine(ns):
 
 
 def _affine(nested):
-    """Return a function that registers a kernel of the op ``affine``. If ``nested`` is true, the planted defect is that
-    ``bias`` is added only if there is a ``weight``.
+    """Return a function that registers a kernel of the op ``affine``. If ``nested`` is false, there is no defect. If it
+    is true, there is one on purpose: ``bias`` is added only if there is a ``weight``.
     """
 
     def fill(x, weight, bias):
         """Return ``x * weight + bias``, where an absent ``weight`` or ``bias`` is left out. If ``nested`` (argument of
-        ``_affine``) is true, the planted defect is that ``bias`` is added only if there is a ``weight``.
+        ``_affine``) is false, there is no defect. If it is true, there is one on purpose: ``bias`` is added only if
+        there is a ``weight``.
         """
         if weight is None:
             return x if nested or bias is None else x + bias
@@ -202,8 +205,8 @@ def shifted32(ns):
 
 
 def _absent(value):
-    """Return a function that registers a kernel of the op ``shifted32`` in C. The kernel adds the C number ``value`` if
-    there is no ``bias``. If ``value`` is not zero, that is the planted defect.
+    """Return a function that registers a kernel of the op ``shifted32`` in C. If ``bias`` is None, the kernel adds the
+    C number ``value`` in its place. If ``value`` is zero, there is no defect. Otherwise there is one on purpose.
     """
     return c_kernel(f"""
 int shifted32(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, DLTensor* out) {{

@@ -15,7 +15,7 @@ outputs = partial(add, "outputs")
 
 
 def _doubling(x, *, out):
-    """Write ``2 * x`` to ``out``. This is the sound kernel."""
+    """Write ``2 * x`` to ``out``. This is a kernel of the op ``doubled`` without a defect."""
     torch.mul(x, 2, out=out)
 
 
@@ -30,8 +30,8 @@ def _into_a_slice(op):
 
 
 def _from_the_start(x, *, out):
-    """Write ``2 * x`` to the start of the storage of ``out``. The planted defect is that, if ``out`` is a slice of a
-    larger tensor, its offset in the storage is ignored.
+    """Write ``2 * x`` to the start of the storage of ``out``. This function has a defect on purpose: if ``out`` is a
+    slice of a larger tensor, its offset in the storage is ignored.
     """
     torch.as_strided(out, out.shape, out.stride(), 0).copy_(x * 2)
 
@@ -46,8 +46,8 @@ outputs(
 
 
 def _clearing_storage(x, *, out):
-    """Write ``2 * x`` to ``out``. The planted defect is that, if ``out`` is a slice, the whole storage is cleared
-    first.
+    """Write ``2 * x`` to ``out``. This function has a defect on purpose: if ``out`` is a slice, the whole storage is
+    cleared first.
     """
     # The storage of a slice is that of the whole tensor.
     out.untyped_storage().fill_(0)
@@ -94,12 +94,13 @@ def positive(ns):
 
 def _where_positive(clear):
     """Return a function that registers a kernel of the op ``positive``. The kernel writes positive elements only. If
-    ``clear`` is false, the planted defect is that other elements of the output are not set to zero.
+    ``clear`` is true, there is no defect. If it is false, there is one on purpose: other elements of the output are not
+    set to zero.
     """
 
     def fill(x, *, out):
-        """Write the positive elements of ``x`` to ``out``. If ``clear`` (argument of ``_where_positive``) is false, the
-        planted defect is that the other elements of ``out`` are not set to zero.
+        """Write the positive elements of ``x`` to ``out``. If ``clear`` (argument of ``_where_positive``) is true,
+        there is no defect. If it is false, there is one on purpose: the other elements of ``out`` are not set to zero.
         """
         if clear:
             out.zero_()
@@ -119,8 +120,8 @@ outputs(
 
 def _pools(fake_rounds_up, real_rounds_up):
     """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator that sums neighbouring
-    pairs. If ``fake_rounds_up`` or ``real_rounds_up`` is true, the planted defect is that the fake or the
-    implementation has one sum too many for odd lengths.
+    pairs. If ``fake_rounds_up`` or ``real_rounds_up`` is true, there is a defect on purpose: the fake or the
+    implementation has one sum too many for odd lengths. Otherwise there is none.
     """
 
     def count(n, up):
@@ -128,8 +129,8 @@ def _pools(fake_rounds_up, real_rounds_up):
         return (n + 1) // 2 if up else n // 2
 
     def real(x):
-        """Return the sums of neighbouring pairs of ``x``. If ``real_rounds_up`` (argument of ``_pools``) is true, the
-        planted defect is that an odd length has one sum more than declared.
+        """Return the sums of neighbouring pairs of ``x``. If ``real_rounds_up`` (argument of ``_pools``) is false,
+        there is no defect. If it is true, there is one on purpose: an odd length has one sum more than declared.
         """
         n = count(x.shape[0], real_rounds_up)
         # Padded by one, so that an odd length has a last pair.
@@ -142,8 +143,8 @@ def _pools(fake_rounds_up, real_rounds_up):
         library = foreign(ns, "pools(Tensor x) -> Tensor", real, "CompositeExplicitAutograd")
 
         def fake(x):
-            """Return an empty result for the fake. If ``fake_rounds_up`` (argument of ``_pools``) is true, the planted
-            defect is that it is one element too long for odd lengths.
+            """Return an empty result for the fake. If ``fake_rounds_up`` (argument of ``_pools``) is false, there is no
+            defect. If it is true, there is one on purpose: it is one element too long for odd lengths.
             """
             return x.new_empty(count(x.shape[0], fake_rounds_up))
 
@@ -240,7 +241,8 @@ outputs(
 
 def _powers(default):
     """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator whose schema has the
-    default ``default`` for ``k``. If that is not 2, the planted defect is that it differs from the declared default.
+    default ``default`` for ``k``. If that is not 2, there is a defect on purpose: it differs from the declared default.
+    Otherwise there is none.
     """
 
     def make(ns):
@@ -267,7 +269,9 @@ outputs(
 
 
 def _sorted_distinct(x):
-    """Return the distinct numbers of ``x`` in ascending order. This is the sound kernel of ``distinct``."""
+    """Return the distinct numbers of ``x`` in ascending order. This is a kernel of the op ``distinct`` without a
+    defect.
+    """
     return torch.unique(x)
 
 
@@ -281,8 +285,8 @@ outputs(
 
 
 def _neighbours(x):
-    """Return ``x`` without repeats of neighbours. The planted defect is that, for unsorted numbers, a number that comes
-    back is returned again.
+    """Return ``x`` without repeats of neighbours. This function has a defect on purpose: for unsorted numbers, a number
+    that comes back is returned again.
     """
     return torch.unique_consecutive(x)
 
@@ -297,8 +301,8 @@ outputs(
 
 
 def _padded(x):
-    """Return the distinct numbers of ``x``. The planted defect is that, if numbers repeat, zeros follow up to the
-    length of ``x``.
+    """Return the distinct numbers of ``x``. This function has a defect on purpose: if numbers repeat, zeros follow up
+    to the length of ``x``.
     """
     values = torch.unique(x)
     return torch.cat([values, values.new_zeros(len(x) - len(values))])
@@ -327,8 +331,8 @@ def above(ns):
 
 
 def _from_first(x, limit):
-    """Return the elements of ``x`` above ``limit``. The planted defect is that an ``IndexError`` is raised if there are
-    none.
+    """Return the elements of ``x`` above ``limit``. This function has a defect on purpose: an ``IndexError`` is raised
+    if there are none.
     """
     rows = (x > limit).nonzero()[:, 0]
     first = int(rows[0])  # raises where there is none
@@ -361,8 +365,8 @@ def normalised(ns):
 
 def _in_workspace(bytes_):
     """Return a function that registers a kernel of the op ``normalised``. The kernel keeps one number for each row in a
-    workspace. ``bytes_`` is an expression for the size of the workspace in bytes. If that is four bytes a row, the
-    planted defect is that the workspace is too small for float64.
+    workspace. ``bytes_`` is an expression for the size of the workspace in bytes. If that is four bytes a row, there is
+    a defect on purpose: the workspace is too small for float64. Otherwise there is none.
     """
 
     def fill(x, *, out, workspace):
@@ -401,13 +405,14 @@ def halved(ns):
 
 
 def _sliding(first):
-    """Return a function that registers a kernel of the op ``halved``. If ``first`` is false, the planted defect is that
-    the first window lacks its last element.
+    """Return a function that registers a kernel of the op ``halved``. If ``first`` is true, there is no defect. If it
+    is false, there is one on purpose: the first window lacks its last element.
     """
 
     def fill(x, k, *, out):
         """Write the maximum of each window of ``k`` elements to ``out``. If ``first`` (argument of ``_sliding``) is
-        false, the planted defect is that the first maximum is that of ``k - 1`` elements.
+        true, there is no defect. If it is false, there is one on purpose: the first maximum is that of ``k - 1``
+        elements.
         """
         out.copy_(x.unfold(0, k, 1).amax(1))
         if not first:

@@ -19,7 +19,7 @@ process = partial(add, "process", breaks=True)
 
 
 def _doubling(x, *, out):
-    """Write ``2 * x`` to ``out``. This is the sound kernel."""
+    """Write ``2 * x`` to ``out``. This is a kernel of the op ``doubled`` without a defect."""
     torch.mul(x, 2, out=out)
 
 
@@ -29,8 +29,8 @@ def _twice(make):
 
 
 def _first_byte(x, *, out):
-    """Write the sum of each column to ``out``. The planted defect is that, for a tensor without elements, a null
-    pointer is read, which ends the process.
+    """Write the sum of each column to ``out``. This function has a defect on purpose: for a tensor without elements, a
+    null pointer is read, which ends the process.
     """
     # The address of a tensor without elements is null.
     ctypes.memmove(ctypes.create_string_buffer(1), x.data_ptr(), 1)
@@ -47,7 +47,7 @@ process(
 
 
 def _giving_up(x, *, out):
-    """Write ``2 * x`` to ``out``. The planted defect is that, for NaN, the process ends with status 1."""
+    """Write ``2 * x`` to ``out``. This function has a defect on purpose: for NaN, the process ends with status 1."""
     if x.isnan().any():
         print("doubled: NaN in input", flush=True)
         # Not sys.exit, which Python code could catch.
@@ -79,12 +79,13 @@ def rooted(ns):
 
 def _newton(limit):
     """Return a function that registers a kernel of the op ``rooted``. The kernel makes at most ``limit`` steps of
-    Newton's iteration. If ``limit`` is infinite, the planted defect is that it never ends for NaN and infinities.
+    Newton's iteration. If ``limit`` is infinite, there is a defect on purpose: it never ends for NaN and infinities.
+    Otherwise there is none.
     """
 
     def fill(x, *, out):
         """Write the square root of the magnitude of ``x`` to ``out``. If ``limit`` (argument of ``_newton``) is
-        infinite, the planted defect is that the loop never ends for NaN and infinities.
+        infinite, there is a defect on purpose: the loop never ends for NaN and infinities. Otherwise there is none.
         """
         y = wide(x).abs()
         root, steps = torch.where(y > 1, y, 1).clone(), 0
@@ -107,20 +108,20 @@ process(
 
 def _nested_tasks(inline):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel halves more than 256 rows into
-    tasks for a pool of one worker. If ``inline`` is false, the planted defect is that a task waits for a second task,
-    which never begins.
+    tasks for a pool of one worker. If ``inline`` is true, there is no defect. If it is false, there is one on purpose:
+    a task waits for a second task, which never begins.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It halves more than 256 rows into tasks for a pool of one
-        worker. If ``inline`` (argument of ``_nested_tasks``) is false, the planted defect is that a task waits for a
-        second task, which never begins.
+        worker. If ``inline`` (argument of ``_nested_tasks``) is true, there is no defect. If it is false, there is one
+        on purpose: a task waits for a second task, which never begins.
         """
 
         def work(pool, x, out):
             """Write ``2 * x`` to ``out``, by halves if there are more than 256 rows. If ``inline`` (argument of
-            ``_nested_tasks``) is false, the planted defect is that the second half waits for a worker of ``pool``,
-            which has only one.
+            ``_nested_tasks``) is true, there is no defect. If it is false, there is one on purpose: the second half
+            waits for a worker of ``pool``, which has only one.
             """
             if x.shape[0] <= 256:
                 with torch.inference_mode():  # another thread has modes of its own
@@ -136,7 +137,8 @@ def _nested_tasks(inline):
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write ``2 * x`` to ``out`` by a task in a pool of one worker. If ``inline`` (argument of
-            ``_nested_tasks``) is false, the planted defect is that it hangs from 257 rows on.
+            ``_nested_tasks``) is true, there is no defect. If it is false, there is one on purpose: it hangs from 257
+            rows on.
             """
             # One worker only: a task that waits for another one blocks it for ever.
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -156,21 +158,21 @@ process(
 
 def _locking(make_lock):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel calls the op again for halves
-    of a large input while it holds the lock from ``make_lock()``. If one thread cannot take the lock twice, the planted
-    defect is that it waits for ever.
+    of a large input while it holds the lock from ``make_lock()``. If one thread cannot take the lock twice, there is a
+    defect on purpose: it waits for ever. Otherwise there is none.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It calls the op again for halves of a large input while it
-        holds the lock from ``make_lock()`` (argument of ``_locking``). If one thread cannot take the lock twice, the
-        planted defect is that it waits for ever.
+        holds the lock from ``make_lock()`` (argument of ``_locking``). If one thread cannot take the lock twice, there
+        is a defect on purpose: it waits for ever. Otherwise there is none.
         """
         lock = make_lock()
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out`` while the lock is held. If one thread cannot take the lock twice, the planted
-            defect is that the recursive call waits for ever from 514 rows on.
+            """Write ``2 * x`` to ``out`` while the lock is held. If one thread cannot take the lock twice, there is a
+            defect on purpose: the recursive call waits for ever from 514 rows on. Otherwise there is none.
             """
             with lock:
                 half = x.shape[0] // 2
@@ -203,8 +205,8 @@ def counted(ns):
 
 
 def _counting_sort(x, *, out):
-    """Write the numbers of ``x`` in ascending order to ``out``. The planted defect is that, for numbers that lie far
-    apart, a table as large as their range, up to 4 GB, is filled.
+    """Write the numbers of ``x`` in ascending order to ``out``. This function has a defect on purpose: for numbers that
+    lie far apart, a table as large as their range, up to 4 GB, is filled.
     """
     low, high = (int(x.amin()), int(x.amax())) if len(x) else (0, 0)
     table = torch.zeros(min(high - low + 1, 1 << 29), dtype=torch.int64)  # 4 GB, were the values far apart
@@ -257,8 +259,8 @@ def doubled32(ns):
 
 def _eight_at_once(limit):
     """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel computes blocks of eight
-    elements. ``limit`` is a C expression for the number of elements of a block that are written. If it is always 8, the
-    planted defect is that zeros are written past the end.
+    elements. ``limit`` is a C expression for the number of elements of a block that are written. If it is always 8,
+    there is a defect on purpose: zeros are written past the end. Otherwise there is none.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -307,7 +309,8 @@ def spread(ns):
 
 def _dividing(guard):
     """Return a function that registers a kernel of the op ``spread`` in C. ``guard`` is the condition in C for a copy
-    without a division. If it is ``0``, the planted defect is that a division by zero ends the process.
+    without a division. If it is ``0``, there is a defect on purpose: a division by zero ends the process. Otherwise
+    there is none.
     """
     return c_kernel(f"""
 int spread(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t ways) {{
@@ -346,7 +349,8 @@ def summed32(ns):
 
 def _on_the_stack(size):
     """Return a function that registers a kernel of the op ``summed32`` in C with an array of ``size`` doubles on the
-    stack. If ``size`` grows with the columns, the planted defect is that the stack overflows.
+    stack. If ``size`` grows with the columns, there is a defect on purpose: the stack overflows. Otherwise there is
+    none.
     """
     return c_kernel(f"""
 int summed32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -390,7 +394,8 @@ def fetched(ns):
 
 def _fetching(test):
     """Return a function that registers a kernel of the op ``fetched`` in C. ``test`` is the condition in C for reading
-    an element. If it has no lower limit, the planted defect is that negative indices are read.
+    an element. If it has no lower limit, there is a defect on purpose: negative indices are read. Otherwise there is
+    none.
     """
     return c_kernel(f"""
 int fetched(const sl_context* ctx, const DLTensor* x, const DLTensor* index, DLTensor* out) {{
@@ -412,8 +417,8 @@ process(
 
 
 def _allocating(x, *, out):
-    """Write the sum of each row to ``out``. The planted defect is that, for wide rows, the memory that is taken grows
-    with the square of the columns.
+    """Write the sum of each row to ``out``. This function has a defect on purpose: for wide rows, the memory that is
+    taken grows with the square of the columns.
     """
     pairs = torch.zeros(x.shape[0], x.shape[1], x.shape[1], dtype=torch.float64)
     # Zeros are reserved without being touched: only a write takes the memory.

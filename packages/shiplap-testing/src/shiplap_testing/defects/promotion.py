@@ -32,13 +32,13 @@ def rotated(ns):
 
 
 def _rotated(narrow):
-    """Return a function that registers a kernel of the op ``rotated``. If ``narrow`` is true, the planted defect is
-    that angles are computed in the dtype of ``x``.
+    """Return a function that registers a kernel of the op ``rotated``. If ``narrow`` is false, there is no defect. If
+    it is true, there is one on purpose: angles are computed in the dtype of ``x``.
     """
 
     def fill(x, position, rate):
-        """Return each row of ``x`` times the cosine of its angle. If ``narrow`` (argument of ``_rotated``) is true, the
-        planted defect is that large positions are rounded to the dtype of ``x``.
+        """Return each row of ``x`` times the cosine of its angle. If ``narrow`` (argument of ``_rotated``) is false,
+        there is no defect. If it is true, there is one on purpose: large positions are rounded to the dtype of ``x``.
         """
         angle = position.to(x.dtype if narrow else torch.float64) * rate
         return wide(x) * torch.cos(angle)[:, None].to(wide(x).dtype)
@@ -87,8 +87,8 @@ promotion(
 
 
 def _not_in_brain_floats(x, *, out):
-    """Write ``2 * x`` to ``out``. The planted defect is that a ``TypeError`` is raised for bfloat16, though that dtype
-    is declared.
+    """Write ``2 * x`` to ``out``. This function has a defect on purpose: a ``TypeError`` is raised for bfloat16, though
+    that dtype is declared.
     """
     if x.dtype == torch.bfloat16:
         raise TypeError("expected float, half or double")
@@ -127,8 +127,8 @@ promotion(
 
 
 def _sum_in_dtype(x, *, out):
-    """Write the sum of each row to ``out``. The planted defect is that, in narrow dtypes, the sum is rounded after each
-    four columns.
+    """Write the sum of each row to ``out``. This function has a defect on purpose: in narrow dtypes, the sum is rounded
+    after each four columns.
     """
     out.zero_()
     for part in x.split(4, 1):
@@ -171,8 +171,8 @@ promotion(
 
 
 def _exiting(x, *, out):
-    """Write ``2 * x`` to ``out``. The planted defect is that, for float64, ``sys.exit`` is called, which raises
-    ``SystemExit``.
+    """Write ``2 * x`` to ``out``. This function has a defect on purpose: for float64, ``sys.exit`` is called, which
+    raises ``SystemExit``.
     """
     if x.dtype == torch.float64:
         sys.exit("doubled: float64 is not supported")

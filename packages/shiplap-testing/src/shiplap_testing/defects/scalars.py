@@ -53,8 +53,8 @@ def power(ns):
 
 
 def _repeated(x, p, *, out):
-    """Write ``x`` to the power of ``p`` to ``out`` by repeated products. The planted defect is that, for a negative
-    ``p``, the result is 1.
+    """Write ``x`` to the power of ``p`` to ``out`` by repeated products. This function has a defect on purpose: for a
+    negative ``p``, the result is 1.
     """
     out.fill_(1)
     for _ in range(p):
@@ -88,13 +88,13 @@ def reduced(ns):
 
 
 def _modes(*known):
-    """Return a function that registers a kernel of the op ``reduced``. If ``max`` is not among ``known``, the planted
-    defect is that the mean is returned for it.
+    """Return a function that registers a kernel of the op ``reduced``. If ``max`` is not among ``known``, there is a
+    defect on purpose: the mean is returned for it. Otherwise there is none.
     """
 
     def modes(x, mode):
         """Return the sum, the maximum or the mean of each row. If ``max`` is not among ``known`` (argument of
-        ``_modes``), the planted defect is that the mean is returned for it.
+        ``_modes``), there is a defect on purpose: the mean is returned for it. Otherwise there is none.
         """
         if mode == "sum":
             return wide(x).sum(1)
@@ -130,12 +130,13 @@ def causal(ns):
 
 def _causal(diagonal):
     """Return a function that registers a kernel of the op ``causal``. Its mask begins at the diagonal ``diagonal``,
-    which should be 1. If it is 0, the planted defect is that the main diagonal is hidden as well.
+    which should be 1. If it is 0, there is a defect on purpose: the main diagonal is hidden as well. Otherwise there is
+    none.
     """
 
     def fill(scores, masked):
         """Return the softmax of each row of ``scores``, masked if ``masked`` is true. If ``diagonal`` (argument of
-        ``_causal``) is 0, the planted defect is that the main diagonal is hidden as well.
+        ``_causal``) is 0, there is a defect on purpose: the main diagonal is hidden as well. Otherwise there is none.
         """
         later = torch.ones(scores.shape, dtype=torch.bool).triu(diagonal)
         return torch.softmax(scores.masked_fill(later, -1e4) if masked else scores, 1)
@@ -180,8 +181,8 @@ def blended(ns):
 
 
 def _shortcut(x, y, alpha, beta):
-    """Return ``alpha * x + beta * y``. The planted defect is that the result is zero for an ``alpha`` of zero, so that
-    the other term is lost.
+    """Return ``alpha * x + beta * y``. This function has a defect on purpose: the result is zero for an ``alpha`` of
+    zero, so that the other term is lost.
     """
     return torch.zeros_like(x) if alpha == 0 else alpha * x + beta * y
 
@@ -267,13 +268,13 @@ def polynomial(ns):
 
 def _horner(limit):
     """Return a function that registers a kernel of the op ``polynomial``. The kernel reads the first ``limit``
-    coefficients, or all if ``limit`` is None. If ``limit`` is a number, the planted defect is that further coefficients
-    are not read.
+    coefficients, or all if ``limit`` is None. If ``limit`` is a number, there is a defect on purpose: further
+    coefficients are not read. Otherwise there is none.
     """
 
     def horner(x, coefficients, *, out):
-        """Write the polynomial at ``x`` to ``out``. The planted defect is that coefficients after the first ``limit``
-        (argument of ``_horner``) are not read.
+        """Write the polynomial at ``x`` to ``out``. This function has a defect on purpose: coefficients after the first
+        ``limit`` (argument of ``_horner``) are not read.
         """
         out.zero_()
         for c in list(coefficients)[:limit]:
@@ -328,7 +329,8 @@ def offset(ns):
 
 def _offset(kind):
     """Return a function that registers a kernel of the op ``offset`` in C. The kernel keeps ``k`` in the C type
-    ``kind``. If that is ``int``, the planted defect is that numbers of more than 32 bits wrap.
+    ``kind``. If that is ``int``, there is a defect on purpose: numbers of more than 32 bits wrap. Otherwise there is
+    none.
     """
     return c_kernel(f"""
 int offset(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t k) {{
@@ -416,14 +418,14 @@ def standardised(ns):
 
 
 def _standardised(first):
-    """Return a function that registers a kernel of the op ``standardised``. If ``first`` is false, the planted defect
-    is that the root mean square is that of ``x`` before it was centred.
+    """Return a function that registers a kernel of the op ``standardised``. If ``first`` is true, there is no defect.
+    If it is false, there is one on purpose: the root mean square is that of ``x`` before it was centred.
     """
 
     def fill(x, center, scale):
         """Return the rows of ``x``, less their means if ``center`` is true, and divided by their root mean square if
-        ``scale`` is true. If ``first`` (argument of ``_standardised``) is false, the planted defect is that the root
-        mean square is that of rows that are not centred.
+        ``scale`` is true. If ``first`` (argument of ``_standardised``) is true, there is no defect. If it is false,
+        there is one on purpose: the root mean square is that of rows that are not centred.
         """
         x = wide(x)
         moved = x - x.mean(1, keepdim=True) if center else x

@@ -87,7 +87,8 @@ scalars(
 
 def _default_when_zero(test):
     """Return a function that registers a kernel of the op ``shrunk`` in C. The kernel multiplies ``x`` by ``test``, an
-    expression of ``by`` in C. If it replaces zero by a default, that is the planted defect.
+    expression of ``by`` in C. If the expression replaces a ``by`` of zero by the default, there is a defect on purpose.
+    Otherwise there is none.
     """
     return c_kernel(f"""
 int shrunk(const sl_context* ctx, const DLTensor* x, DLTensor* out, double by) {{
@@ -120,7 +121,9 @@ scalars(
 
 
 def _only_positive(x, scale, *, out):
-    """Write ``x * scale`` to ``out``. The planted defect is that, for a negative ``scale``, its sign is left out."""
+    """Write ``x * scale`` to ``out``. This function has a defect on purpose: for a negative ``scale``, its sign is left
+    out.
+    """
     torch.mul(x, abs(scale), out=out)
 
 

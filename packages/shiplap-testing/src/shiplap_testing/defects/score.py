@@ -28,8 +28,9 @@ POLL = 0.25  # seconds between two looks at the memory of a process
 
 
 class Judged(TypedDict):
-    """The result of the audit of one op. It holds the names of the checks that failed and how the process of the audit
-    ended.
+    """The result of the audit of one op. ``failed`` holds the names of the checks that failed. ``status`` says how its
+    process ended, which is ``done``, ``timeout``, ``memory`` or ``exit`` with the exit status. ``seconds`` is the
+    duration of the audit.
     """
 
     failed: list[str]
@@ -39,7 +40,9 @@ class Judged(TypedDict):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A defect with the results of the audits of its defective op and of the op without the defect."""
+    """The results of the audits for one defect. ``name`` and ``cause`` are those of the defect. ``bad`` is the result
+    for the defective op, and ``good`` is that for the op without the defect.
+    """
 
     name: str
     cause: str

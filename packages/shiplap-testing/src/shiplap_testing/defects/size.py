@@ -24,12 +24,14 @@ size = partial(add, "size")
 
 
 def _product(a, b, *, out):
-    """Write ``a @ b`` to ``out``. This is the sound kernel."""
+    """Write ``a @ b`` to ``out``. This is a kernel of the op ``mm`` without a defect."""
     torch.mm(a, b, out=out)
 
 
 def _first_columns(a, b, *, out):
-    """Write ``a @ b`` to ``out``. The planted defect is that only the first 256 columns of ``a`` are multiplied."""
+    """Write ``a @ b`` to ``out``. This function has a defect on purpose: only the first 256 columns of ``a`` are
+    multiplied.
+    """
     torch.mm(a[:, :256], b[:256], out=out)
 
 
@@ -43,8 +45,8 @@ size(
 
 
 def _full_row_tiles(a, b, *, out):
-    """Write ``a @ b`` to ``out``. The planted defect is that, for more than 128 rows, those of a last partial tile stay
-    zero.
+    """Write ``a @ b`` to ``out``. This function has a defect on purpose: for more than 128 rows, those of a last
+    partial tile stay zero.
     """
     out.zero_()
     # Fewer rows than a tile are right, so that small inputs do not show the defect.
@@ -70,8 +72,8 @@ size(
 
 
 def _block_softmax(x, *, out):
-    """Write the softmax of each row to ``out``. The planted defect is that, for more than 1024 columns, each block of
-    1024 columns is normalised by itself.
+    """Write the softmax of each row to ``out``. This function has a defect on purpose: for more than 1024 columns, each
+    block of 1024 columns is normalised by itself.
     """
     for first in range(0, x.shape[1], 1024):
         out[:, first : first + 1024] = torch.softmax(x[:, first : first + 1024], 1)
@@ -112,12 +114,13 @@ def running(ns):
 
 def _scan(keep):
     """Return a kernel function for the op ``running``. It writes the cumulative sum in blocks of 512. If ``keep`` is
-    false, the planted defect is that only the sum of the last block is added to the next one.
+    true, there is no defect. If it is false, there is one on purpose: only the sum of the last block is added to the
+    next one.
     """
 
     def scan(x, *, out):
-        """Write the cumulative sum of ``x`` to ``out``. If ``keep`` (argument of ``_scan``) is false, the planted
-        defect is that the third block of 512 lacks the sum of the first.
+        """Write the cumulative sum of ``x`` to ``out``. If ``keep`` (argument of ``_scan``) is true, there is no
+        defect. If it is false, there is one on purpose: the third block of 512 lacks the sum of the first.
         """
         carry = 0
         for first in range(0, x.shape[0], 512):
@@ -149,13 +152,13 @@ def peak(ns):
 
 
 def _tree(odd):
-    """Return a kernel function for the op ``peak``. It halves ``x`` until 256 elements are left. If ``odd`` is false,
-    the planted defect is that the last element of an odd length is dropped.
+    """Return a kernel function for the op ``peak``. It halves ``x`` until 256 elements are left. If ``odd`` is true,
+    there is no defect. If it is false, there is one on purpose: the last element of an odd length is dropped.
     """
 
     def tree(x):
-        """Return the maximum of ``x``. If ``odd`` (argument of ``_tree``) is false, the planted defect is that at an
-        odd length above 256 the last element is not compared.
+        """Return the maximum of ``x``. If ``odd`` (argument of ``_tree``) is true, there is no defect. If it is false,
+        there is one on purpose: at an odd length above 256 the last element is not compared.
         """
         while len(x) > 256:
             half = len(x) // 2
@@ -187,8 +190,8 @@ def middle(ns):
 
 
 def _sampled_median(x):
-    """Return the median of ``x``. The planted defect is that, for more than 2048 elements, the median of a random
-    sample of 512 is returned.
+    """Return the median of ``x``. This function has a defect on purpose: for more than 2048 elements, the median of a
+    random sample of 512 is returned.
     """
     if len(x) > 2048:
         generator = torch.Generator()
@@ -209,12 +212,13 @@ size(
 
 def _by_threads(up):
     """Return a kernel function for the op ``scaled``. From 64 rows on, it assigns an equal number of rows to each
-    thread. If ``up`` is false, the planted defect is that the number is rounded down, so that rows are left over.
+    thread. If ``up`` is true, there is no defect. If it is false, there is one on purpose: the number is rounded down,
+    so that rows are left over.
     """
 
     def by_threads(x, scale, *, out):
-        """Write ``x * scale`` to ``out``. If ``up`` (argument of ``_by_threads``) is false, the planted defect is that
-        rows that the threads leave over stay zero.
+        """Write ``x * scale`` to ``out``. If ``up`` (argument of ``_by_threads``) is true, there is no defect. If it is
+        false, there is one on purpose: rows that the threads leave over stay zero.
         """
         out.zero_()
         # Small inputs run on one thread and are right.
@@ -249,8 +253,8 @@ def _rms(x, eps, *, out):
 
 
 def _rms_1024(x, eps, *, out):
-    """Write the RMS norm of each row to ``out``. The planted defect is that, for other widths than 1024, the sum of
-    squares is divided by 1024.
+    """Write the RMS norm of each row to ``out``. This function has a defect on purpose: for other widths than 1024, the
+    sum of squares is divided by 1024.
     """
     y = wide(x)
     out.copy_(y * torch.rsqrt(y.square().sum(1, keepdim=True) / 1024 + eps))
@@ -292,12 +296,12 @@ def _bias(x, bias, *, out):
 
 def _vectorised(biased):
     """Return a function that registers a second kernel of the op ``with_bias`` for widths divisible by 64. If
-    ``biased`` is false, the planted defect is that it leaves the ``bias`` out.
+    ``biased`` is true, there is no defect. If it is false, there is one on purpose: it leaves the ``bias`` out.
     """
 
     def vectorised(x, bias, *, out):
-        """Write relu of ``x + bias`` to ``out``. If ``biased`` (argument of ``_vectorised``) is false, the planted
-        defect is that relu of ``x`` is written.
+        """Write relu of ``x + bias`` to ``out``. If ``biased`` (argument of ``_vectorised``) is true, there is no
+        defect. If it is false, there is one on purpose: relu of ``x`` is written.
         """
         torch.add(x, bias if biased else 0, out=out).relu_()
 
@@ -327,8 +331,8 @@ def flat_index(ns):
 
 
 def _index_in_int(row, column, width, *, out):
-    """Write ``row * width + column`` to ``out``. The planted defect is that, for large tables, the index is computed in
-    32 bits and wraps.
+    """Write ``row * width + column`` to ``out``. This function has a defect on purpose: for large tables, the index is
+    computed in 32 bits and wraps.
     """
     out.copy_(row.int() * torch.tensor(width).int() + column.int())
 
@@ -343,8 +347,8 @@ size(
 
 
 def _whole_tiles(x, scale, *, out):
-    """Write ``x * scale`` to ``out``. The planted defect is that, if the number of rows is a multiple of 512, the last
-    full tile stays zero.
+    """Write ``x * scale`` to ``out``. This function has a defect on purpose: if the number of rows is a multiple of
+    512, the last full tile stays zero.
     """
     out.zero_()
     n = x.shape[0]
@@ -372,12 +376,13 @@ size(
 
 def _grid(limit):
     """Return a kernel function for the op ``scaled``. It computes the first ``limit`` rows. If ``limit`` is 65535, the
-    most blocks along the second dim of a grid, the planted defect is that further rows stay zero.
+    most blocks along the second dim of a grid, there is a defect on purpose: further rows stay zero. Otherwise there is
+    none.
     """
 
     def grid(x, scale, *, out):
-        """Write ``x * scale`` to ``out``. The planted defect is that rows after the first ``limit`` (argument of
-        ``_grid``) stay zero.
+        """Write ``x * scale`` to ``out``. This function has a defect on purpose: rows after the first ``limit``
+        (argument of ``_grid``) stay zero.
         """
         rows = min(x.shape[0], limit)
         out.zero_()
@@ -397,13 +402,13 @@ size(
 
 def _partial_sums(clear):
     """Return a function that registers a kernel of the op ``column_sum``. The kernel stores the sum of every 256 rows
-    in a workspace. If ``clear`` is false, the planted defect is that all sums but the first are added to the previous
-    content of the workspace.
+    in a workspace. If ``clear`` is true, there is no defect. If it is false, there is one on purpose: all sums but the
+    first are added to the previous content of the workspace.
     """
 
     def partial_sums(x, *, out, workspace):
-        """Write the sum of each column to ``out``. If ``clear`` (argument of ``_partial_sums``) is false, the planted
-        defect is that earlier content of ``workspace`` is added.
+        """Write the sum of each column to ``out``. If ``clear`` (argument of ``_partial_sums``) is true, there is no
+        defect. If it is false, there is one on purpose: earlier content of ``workspace`` is added.
         """
         n, c = x.shape
         partial = workspace[: 8 * (n // 256 + 1) * c].view(torch.float64).view(n // 256 + 1, c)
@@ -449,13 +454,13 @@ def top(ns):
 
 
 def _heap(limit):
-    """Return a kernel function for the op ``top``. It finds at most ``limit`` elements of each row. The planted defect
-    is that, for a larger ``k``, the last element found is repeated.
+    """Return a kernel function for the op ``top``. It finds at most ``limit`` elements of each row. This function has a
+    defect on purpose: for a larger ``k``, the last element found is repeated.
     """
 
     def heap(x, k, *, out):
-        """Write the ``k`` largest elements of each row to ``out``. The planted defect is that, for a ``k`` above
-        ``limit`` (argument of ``_heap``), the last element found is repeated.
+        """Write the ``k`` largest elements of each row to ``out``. This function has a defect on purpose: for a ``k``
+        above ``limit`` (argument of ``_heap``), the last element found is repeated.
         """
         values = torch.topk(x, min(k, limit), 1).values
         out.copy_(torch.cat([values, values[:, -1:].expand(-1, k - values.shape[1])], 1))
@@ -474,8 +479,8 @@ size(
 
 def _quicksort(pivot):
     """Return a kernel function for the op ``ordered`` by quicksort. ``pivot(n)`` is the position of the pivot among
-    ``n`` elements. If it is always 0, the planted defect is that the recursion for a sorted input is as deep as the
-    input is long.
+    ``n`` elements. If it is always 0, there is a defect on purpose: the recursion for a sorted input is as deep as the
+    input is long. Otherwise there is none.
     """
 
     def part(x):
@@ -489,7 +494,8 @@ def _quicksort(pivot):
 
     def quicksort(x, *, out):
         """Write the elements of ``x`` in ascending order, NaN last, to ``out``. If ``pivot`` (argument of
-        ``_quicksort``) is always 0, the planted defect is that long sorted inputs raise ``RecursionError``.
+        ``_quicksort``) is always 0, there is a defect on purpose: long sorted inputs raise ``RecursionError``.
+        Otherwise there is none.
         """
         # A comparison with NaN is false, so that NaN would be in none of the three parts.
         missing = x.isnan()

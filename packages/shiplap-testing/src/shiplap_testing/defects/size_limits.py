@@ -35,13 +35,13 @@ def turned(ns):
 
 
 def _tiled_transpose(square):
-    """Return a kernel function for the op ``turned``. It copies tiles of 32 by 32. If ``square`` is true, the planted
-    defect is that it copies as many tiles across as down.
+    """Return a kernel function for the op ``turned``. It copies tiles of 32 by 32. If ``square`` is false, there is no
+    defect. If it is true, there is one on purpose: it copies as many tiles across as down.
     """
 
     def tiled(x, *, out):
-        """Write the transpose of ``x`` to ``out``. If ``square`` (argument of ``_tiled_transpose``) is true, the
-        planted defect is that columns past the number of rows, rounded up to 32, stay zero.
+        """Write the transpose of ``x`` to ``out``. If ``square`` (argument of ``_tiled_transpose``) is false, there is
+        no defect. If it is true, there is one on purpose: columns past the number of rows, rounded up to 32, stay zero.
         """
         out.zero_()
         n, c = x.shape
@@ -65,12 +65,13 @@ def _rows_at_once(whole):
     """Return a function that registers a CPU kernel with the op ``scaled``.
 
     The kernel has two configs, for 1 and for 4 rows at once. A config is a value of a constant, and the tuner chooses
-    the fastest one. If ``whole`` is false, the planted defect is that the last rows are lost with 4 at once.
+    the fastest one. If ``whole`` is true, there is no defect. If it is false, there is one on purpose: the last rows
+    are lost with 4 at once.
     """
 
     def rows_at_once(x, scale, *, out, ROWS):
-        """Write ``x * scale`` to ``out``, ``ROWS`` rows at once. If ``whole`` (argument of ``_rows_at_once``) is false,
-        the planted defect is that rows past the last multiple of ``ROWS`` stay zero.
+        """Write ``x * scale`` to ``out``, ``ROWS`` rows at once. If ``whole`` (argument of ``_rows_at_once``) is true,
+        there is no defect. If it is false, there is one on purpose: rows past the last multiple of ``ROWS`` stay zero.
         """
         out.zero_()
         n = x.shape[0]
@@ -105,13 +106,14 @@ size(
 
 
 def _attend(pad):
-    """Return a kernel function for the op ``attention``. If ``pad`` is true, the planted defect is that more than 64
-    keys are padded with zeros to a multiple of 64. These zeros take part in the softmax.
+    """Return a kernel function for the op ``attention``. If ``pad`` is false, there is no defect. If it is true, there
+    is one on purpose: more than 64 keys are padded with zeros to a multiple of 64. These zeros take part in the
+    softmax.
     """
 
     def attend(q, k, v, *, out):
-        """Write the attention of ``q`` over ``k`` and ``v`` to ``out``. If ``pad`` (argument of ``_attend``) is true,
-        the planted defect is that keys of zeros are attended to as well.
+        """Write the attention of ``q`` over ``k`` and ``v`` to ``out``. If ``pad`` (argument of ``_attend``) is false,
+        there is no defect. If it is true, there is one on purpose: keys of zeros are attended to as well.
         """
         if pad and len(k) > 64:
             more = -len(k) % 64
@@ -181,13 +183,13 @@ def pooled(ns):
 
 
 def _segments(limit):
-    """Return a kernel function for the op ``pooled``. It sums the first ``limit`` rows of each segment. The planted
-    defect is that later rows of a longer segment are left out.
+    """Return a kernel function for the op ``pooled``. It sums the first ``limit`` rows of each segment. This function
+    has a defect on purpose: later rows of a longer segment are left out.
     """
 
     def segments(x, lengths, *, out):
-        """Write the sum of each segment to ``out``. The planted defect is that rows of a segment after the first
-        ``limit`` (argument of ``_segments``) are left out.
+        """Write the sum of each segment to ``out``. This function has a defect on purpose: rows of a segment after the
+        first ``limit`` (argument of ``_segments``) are left out.
         """
         first = 0
         for i, length in enumerate(lengths.tolist()):
@@ -207,13 +209,13 @@ size(
 
 
 def _row_total(x, *, out):
-    """Write the sum of each row to ``out``. This is the sound kernel."""
+    """Write the sum of each row to ``out``. This is a kernel of the op ``row_sum`` without a defect."""
     out.copy_(wide(x).sum(1))
 
 
 def _few_lanes(x, *, out):
-    """Write the sum of each row to ``out``. The planted defect is that 32 lanes read at most 64 elements each, so that
-    columns after the first 2048 are left out.
+    """Write the sum of each row to ``out``. This function has a defect on purpose: 32 lanes read at most 64 elements
+    each, so that columns after the first 2048 are left out.
     """
     lanes = torch.zeros(x.shape[0], 32, dtype=wide(x).dtype)
     for lane in range(32):
@@ -232,13 +234,13 @@ size(
 
 def _two_pass_max(last):
     """Return a kernel function for the op ``row_max``. It reduces the maxima of blocks of 128 columns in a second pass,
-    which reads ``last`` blocks, or all if ``last`` is 0. If ``last`` is not 0, the planted defect is that later blocks
-    are left out.
+    which reads ``last`` blocks, or all if ``last`` is 0. If ``last`` is 0, there is no defect. Otherwise there is one
+    on purpose: later blocks are left out.
     """
 
     def two_pass(x, *, out):
-        """Write the maximum of each row to ``out``. If ``last`` (argument of ``_two_pass_max``) is not 0, the planted
-        defect is that blocks after the first ``last`` are left out.
+        """Write the maximum of each row to ``out``. If ``last`` (argument of ``_two_pass_max``) is 0, there is no
+        defect. Otherwise there is one on purpose: blocks after the first ``last`` are left out.
         """
         blocks = [x[:, i : i + 128].amax(1) for i in range(0, x.shape[1], 128)]
         out.copy_(torch.stack(blocks[: last or None]).amax(0))
@@ -257,12 +259,12 @@ size(
 
 def _chunks(overlap):
     """Return a kernel function for the op ``doubled``. It computes chunks of 256 rows that overlap by ``overlap`` rows.
-    If ``overlap`` is not 0, the planted defect is that these rows are doubled twice.
+    If ``overlap`` is 0, there is no defect. Otherwise there is one on purpose: these rows are doubled twice.
     """
 
     def chunks(x, *, out):
-        """Write ``2 * x`` to ``out``. If ``overlap`` (argument of ``_chunks``) is not 0, the planted defect is that
-        rows in which two chunks overlap are doubled twice.
+        """Write ``2 * x`` to ``out``. If ``overlap`` (argument of ``_chunks``) is 0, there is no defect. Otherwise
+        there is one on purpose: rows in which two chunks overlap are doubled twice.
         """
         out.copy_(x)
         n = x.shape[0]
@@ -299,12 +301,13 @@ def window(ns):
 
 def _stencil(halo):
     """Return a kernel function for the op ``window``. It computes tiles of 256 with ``halo`` neighbours on each side,
-    which should be 1. If ``halo`` is 0, the planted defect is that neighbours in another tile count as zero.
+    which should be 1. If ``halo`` is 0, there is a defect on purpose: neighbours in another tile count as zero.
+    Otherwise there is none.
     """
 
     def stencil(x, *, out):
-        """Write the sum of each element and its neighbours to ``out``. If ``halo`` (argument of ``_stencil``) is 0, the
-        planted defect is that neighbours in another tile count as zero.
+        """Write the sum of each element and its neighbours to ``out``. If ``halo`` (argument of ``_stencil``) is 0,
+        there is a defect on purpose: neighbours in another tile count as zero. Otherwise there is none.
         """
         for first in range(0, len(x), 256):
             last = min(first + 256, len(x))
@@ -327,13 +330,13 @@ size(
 
 def _padded_sort(filler):
     """Return a kernel function for the op ``ordered``. From 33 elements on, it pads ``x`` with ``filler`` to a power of
-    two. If ``filler`` is zero and not NaN, which sorts last, the planted defect is that zeros take the place of the
-    largest elements.
+    two. If ``filler`` is zero and not NaN, which sorts last, there is a defect on purpose: zeros take the place of the
+    largest elements. Otherwise there is none.
     """
 
     def padded_sort(x, *, out):
         """Write the elements of ``x`` in ascending order to ``out``. If ``filler`` (argument of ``_padded_sort``) is
-        zero, the planted defect is that zeros replace the largest elements.
+        zero, there is a defect on purpose: zeros replace the largest elements. Otherwise there is none.
         """
         n = len(x)
         # Sorting networks have a power of two of inputs.
@@ -368,7 +371,7 @@ def scaled32(ns):
 def _unrolled(tail):
     """Return a function that registers a kernel of the op ``scaled32`` in C. From 64 elements on, its loop computes
     eight elements at a time. ``tail`` is a C expression for the first of the remaining elements. If it is one too
-    large, the planted defect is that an element is left out.
+    large, there is a defect on purpose: an element is left out. Otherwise there is none.
     """
     return c_kernel(f"""
 int scaled32(const sl_context* ctx, const DLTensor* x, DLTensor* out, double scale) {{

@@ -14,15 +14,14 @@ state = partial(add, "state")
 
 
 def _before(action=None):
-    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel calls ``action(x)``, if there
-    is an action, and writes ``2 * x`` to ``out``. If the action changes a setting of the process, that is the planted
-    defect. If ``action`` is None, the kernel has no defect.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel calls ``action(x)`` and then
+    writes ``2 * x`` to ``out``. A defective kernel has an action that changes a setting of the process. If ``action``
+    is None, nothing is called, and the kernel has no defect.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It calls ``action(x)`` (argument of ``_before``), if there
-        is an action, and writes ``2 * x`` to ``out``. If the action changes a setting of the process, that is the
-        planted defect.
+        is an action, and writes ``2 * x`` to ``out``.
         """
 
         @op.kernel("cpu")
@@ -91,14 +90,14 @@ _setting(
 
 def _keeping(limit):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out`` and
-    keeps copies of the last ``limit`` results in ``op.history``. If ``limit`` is large, the planted defect is that
-    memory grows with each call.
+    keeps copies of the last ``limit`` results in ``op.history``. If ``limit`` is large, there is a defect on purpose:
+    memory grows with each call. Otherwise there is none.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out`` and keeps copies of the last
-        ``limit`` (argument of ``_keeping``) results in ``op.history``. If ``limit`` is large, the planted defect is
-        that memory grows with each call.
+        ``limit`` (argument of ``_keeping``) results in ``op.history``. If ``limit`` is large, there is a defect on
+        purpose: memory grows with each call. Otherwise there is none.
         """
         history = []
 
@@ -135,12 +134,12 @@ state(
 
 def _opening(close_it):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel opens a file in each call. If
-    ``close_it`` is false, the planted defect is that the file is not closed.
+    ``close_it`` is true, there is no defect. If it is false, there is one on purpose: the file is not closed.
     """
 
     def open_log(x):
-        """Open the null device. If ``close_it`` (argument of ``_opening``) is false, the planted defect is that the
-        file stays open.
+        """Open the null device. If ``close_it`` (argument of ``_opening``) is true, there is no defect. If it is false,
+        there is one on purpose: the file stays open.
         """
         handle = os.open(os.devnull, os.O_WRONLY)
         if close_it:

@@ -18,21 +18,21 @@ state = partial(add, "state")
 
 def _calls(when):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``.
-    The planted defect is that it writes zeros in each call for which ``when(number)`` is true. The first call has the
-    number 0.
+    This function has a defect on purpose: it writes zeros in each call for which ``when(number)`` is true. The first
+    call has the number 0.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. The planted defect is that
-        it writes zeros in each call for which ``when(number)`` (``when`` is the argument of ``_calls``) is true. The
-        first call has the number 0.
+        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. This function has a defect
+        on purpose: it writes zeros in each call for which ``when(number)`` (``when`` is the argument of ``_calls``) is
+        true. The first call has the number 0.
         """
         count = [0]
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out``. The planted defect is that zeros are written if ``when`` (argument of
-            ``_calls``) is true for the number of this call. The first call has the number 0.
+            """Write ``2 * x`` to ``out``. This function has a defect on purpose: zeros are written if ``when``
+            (argument of ``_calls``) is true for the number of this call. The first call has the number 0.
             """
             torch.mul(x, 0 if when(count[0]) else 2, out=out)
             count[0] += 1
@@ -79,21 +79,22 @@ def quantised(ns):
 
 def _delayed(own):
     """Return a function that registers a CPU kernel with the op ``quantised``. The kernel rounds ``x`` to multiples of
-    a step. If ``own`` is false, the planted defect is that the step follows the largest magnitude of all calls so far,
-    as delayed scaling does.
+    a step. If ``own`` is true, there is no defect. If it is false, there is one on purpose: the step follows the
+    largest magnitude of all calls so far, as delayed scaling does.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It rounds ``x`` to multiples of a step. If ``own`` (argument
-        of ``_delayed``) is false, the planted defect is that the step follows the largest magnitude of all calls so
-        far, as delayed scaling does.
+        of ``_delayed``) is true, there is no defect. If it is false, there is one on purpose: the step follows the
+        largest magnitude of all calls so far, as delayed scaling does.
         """
         seen = [0.0]
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``x`` rounded to multiples of a step to ``out``. If ``own`` (argument of ``_delayed``) is false,
-            the planted defect is that after a call with larger numbers the step is too coarse.
+            """Write ``x`` rounded to multiples of a step to ``out``. If ``own`` (argument of ``_delayed``) is true,
+            there is no defect. If it is false, there is one on purpose: after a call with larger numbers the step is
+            too coarse.
             """
             now = x.abs().amax().clamp_min(1e-6)
             seen[0] = max(seen[0], float(now))
@@ -135,19 +136,22 @@ def positioned(ns):
 
 def _table(grows):
     """Return a function that registers a CPU kernel with the op ``positioned``. The kernel multiplies rows by a table
-    of cosines. If ``grows`` is false, the planted defect is that the table stays as long as the first input.
+    of cosines. If ``grows`` is true, there is no defect. If it is false, there is one on purpose: the table stays as
+    long as the first input.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It multiplies rows by a table of cosines. If ``grows``
-        (argument of ``_table``) is false, the planted defect is that the table stays as long as the first input.
+        (argument of ``_table``) is true, there is no defect. If it is false, there is one on purpose: the table stays
+        as long as the first input.
         """
         table = []
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write each row of ``x`` times the cosine of its number to ``out``. If ``grows`` (argument of ``_table``)
-            is false, the planted defect is that rows past the length of the first input get the last cosine.
+            is true, there is no defect. If it is false, there is one on purpose: rows past the length of the first
+            input get the last cosine.
             """
             n, dtype = x.shape[0], wide(x).dtype
             held = table[0] if table else None
@@ -191,20 +195,21 @@ def summed(ns):
 
 def _accumulators(clear):
     """Return a function that registers a CPU kernel with the op ``summed``. The kernel writes the sum of each column to
-    ``out``. If ``clear`` is false, the planted defect is that sums of earlier calls of the same width are added.
+    ``out``. If ``clear`` is true, there is no defect. If it is false, there is one on purpose: sums of earlier calls of
+    the same width are added.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It writes the sum of each column to ``out``. If ``clear``
-        (argument of ``_accumulators``) is false, the planted defect is that sums of earlier calls of the same width are
-        added.
+        (argument of ``_accumulators``) is true, there is no defect. If it is false, there is one on purpose: sums of
+        earlier calls of the same width are added.
         """
         buffers = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each column to ``out``. If ``clear`` (argument of ``_accumulators``) is false, the
-            planted defect is that the sums of earlier calls are added.
+            """Write the sum of each column to ``out``. If ``clear`` (argument of ``_accumulators``) is true, there is
+            no defect. If it is false, there is one on purpose: the sums of earlier calls are added.
             """
             y = wide(x).sum(0)
             total = torch.zeros_like(y)
@@ -232,22 +237,22 @@ state(
 
 def _per_thread(everywhere):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. If
-    ``everywhere`` is false, the planted defect is that the factor 2 is set only in the thread that declares the op. It
-    is 0 in other threads.
+    ``everywhere`` is true, there is no defect. If it is false, there is one on purpose: the factor 2 is set only in the
+    thread that declares the op. It is 0 in other threads.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. If ``everywhere`` (argument
-        of ``_per_thread``) is false, the planted defect is that the factor 2 is set only in the thread that declares
-        the op. It is 0 in other threads.
+        of ``_per_thread``) is true, there is no defect. If it is false, there is one on purpose: the factor 2 is set
+        only in the thread that declares the op. It is 0 in other threads.
         """
         local = threading.local()
         local.factor = 2
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out``. If ``everywhere`` (argument of ``_per_thread``) is false, the planted defect
-            is that in other threads zeros are written.
+            """Write ``2 * x`` to ``out``. If ``everywhere`` (argument of ``_per_thread``) is true, there is no defect.
+            If it is false, there is one on purpose: in other threads zeros are written.
             """
             torch.mul(x, 2 if everywhere else getattr(local, "factor", 0), out=out)
 
@@ -265,19 +270,21 @@ state(
 
 def _scratch(shared):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel copies each row through a
-    scratch row. If ``shared`` is true, the planted defect is that all threads use the same scratch row.
+    scratch row. If ``shared`` is false, there is no defect. If it is true, there is one on purpose: all threads use the
+    same scratch row.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It copies each row through a scratch row. If ``shared``
-        (argument of ``_scratch``) is true, the planted defect is that all threads use the same scratch row.
+        (argument of ``_scratch``) is false, there is no defect. If it is true, there is one on purpose: all threads use
+        the same scratch row.
         """
         rows = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out`` row by row. If ``shared`` (argument of ``_scratch``) is true, the planted
-            defect is that another thread may overwrite the scratch row in between.
+            """Write ``2 * x`` to ``out`` row by row. If ``shared`` (argument of ``_scratch``) is false, there is no
+            defect. If it is true, there is one on purpose: another thread may overwrite the scratch row in between.
             """
             fresh = torch.empty(x.shape[1:], dtype=x.dtype)
             row = rows.setdefault((x.shape[1:], x.dtype), fresh) if shared else fresh
@@ -328,19 +335,20 @@ state(
 
 def _for_inference(exact):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. If
-    ``exact`` is false, the planted defect is that ``x`` is rounded to bfloat16 while gradients are disabled.
+    ``exact`` is true, there is no defect. If it is false, there is one on purpose: ``x`` is rounded to bfloat16 while
+    gradients are disabled.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. If ``exact`` (argument of
-        ``_for_inference``) is false, the planted defect is that ``x`` is rounded to bfloat16 while gradients are
-        disabled.
+        ``_for_inference``) is true, there is no defect. If it is false, there is one on purpose: ``x`` is rounded to
+        bfloat16 while gradients are disabled.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out``. If ``exact`` (argument of ``_for_inference``) is false, the planted defect is
-            that ``x`` is rounded to bfloat16 while gradients are disabled.
+            """Write ``2 * x`` to ``out``. If ``exact`` (argument of ``_for_inference``) is true, there is no defect. If
+            it is false, there is one on purpose: ``x`` is rounded to bfloat16 while gradients are disabled.
             """
             short = not exact and not torch.is_grad_enabled()
             out.copy_((x.bfloat16() if short else x) * 2)
@@ -382,21 +390,22 @@ def ramp(ns):
 def _ramp(**dtype):
     """Return a function that registers a CPU kernel with the op ``ramp``.
 
-    The kernel computes its steps by ``torch.arange`` with the keyword arguments ``dtype``. If there are none, the
-    planted defect is that the steps have the default dtype.
+    The kernel computes its steps by ``torch.arange`` with the keyword arguments ``dtype``. If there are none, there is
+    a defect on purpose: the steps have the default dtype. Otherwise there is none.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``.
 
         It computes its steps by ``torch.arange`` with the keyword arguments ``dtype`` (argument of ``_ramp``). If there
-        are none, the planted defect is that the steps have the default dtype.
+        are none, there is a defect on purpose: the steps have the default dtype. Otherwise there is none.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write ``x`` plus a seventh of the position of each element to ``out``. If ``dtype`` (argument of
-            ``_ramp``) is empty, the planted defect is that steps have the precision of the default dtype.
+            ``_ramp``) is empty, there is a defect on purpose: steps have the precision of the default dtype. Otherwise
+            there is none.
             """
             steps = torch.arange(len(x), **dtype) * torch.tensor(1 / 7, **dtype)
             out.copy_(x + steps.to(x.dtype))
@@ -423,18 +432,20 @@ state(
 
 def _stochastic(nearest):
     """Return a function that registers a CPU kernel with the op ``quantised``. The kernel rounds ``x`` to multiples of
-    a step. If ``nearest`` is false, the planted defect is that numbers are rounded up or down at random.
+    a step. If ``nearest`` is true, there is no defect. If it is false, there is one on purpose: numbers are rounded up
+    or down at random.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It rounds ``x`` to multiples of a step. If ``nearest``
-        (argument of ``_stochastic``) is false, the planted defect is that numbers are rounded up or down at random.
+        (argument of ``_stochastic``) is true, there is no defect. If it is false, there is one on purpose: numbers are
+        rounded up or down at random.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write ``x`` rounded to multiples of a step to ``out``. If ``nearest`` (argument of ``_stochastic``) is
-            false, the planted defect is that each call rounds by other random numbers.
+            true, there is no defect. If it is false, there is one on purpose: each call rounds by other random numbers.
             """
             generator = torch.Generator()
             # Seeded by the system, so that the global generator is neither read nor changed.
@@ -457,18 +468,20 @@ state(
 
 def _unfilled(fill):
     """Return a function that registers a CPU kernel with the op ``row_total``. The kernel sums rows that are padded to
-    multiples of 16. If ``fill`` is false, the planted defect is that the padding is not set to zero.
+    multiples of 16. If ``fill`` is true, there is no defect. If it is false, there is one on purpose: the padding is
+    not set to zero.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It sums rows that are padded to multiples of 16. If ``fill``
-        (argument of ``_unfilled``) is false, the planted defect is that the padding is not set to zero.
+        (argument of ``_unfilled``) is true, there is no defect. If it is false, there is one on purpose: the padding is
+        not set to zero.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each row to ``out``. If ``fill`` (argument of ``_unfilled``) is false, the planted
-            defect is that uninitialised padding is added.
+            """Write the sum of each row to ``out``. If ``fill`` (argument of ``_unfilled``) is true, there is no
+            defect. If it is false, there is one on purpose: uninitialised padding is added.
             """
             n, c = x.shape
             padded = torch.empty(n, -(-c // 16) * 16, dtype=x.dtype)

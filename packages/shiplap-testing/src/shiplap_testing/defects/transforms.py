@@ -57,7 +57,7 @@ CUMULATED = "cumulated(Tensor x) -> Tensor"
 
 def _each(call, dims, *args):
     """Return the results of ``call`` for each member of the batch, stacked, and their batch dim 0. ``dims`` has the
-    batch dim of each argument, or None. This is the sound vmap rule.
+    batch dim of each argument, or None. This is a vmap rule without a defect.
     """
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     picked = [[a if d is None else a.select(d, i) for a, d in zip(args, dims, strict=True)] for i in range(size)]
@@ -65,8 +65,8 @@ def _each(call, dims, *args):
 
 
 def _first_dim(call, dims, x):
-    """Return the stacked results of ``call`` and their batch dim 0, as a vmap rule does. The planted defect is that the
-    batch is always taken from the first dim of ``x``, even if ``dims`` names another one.
+    """Return the stacked results of ``call`` and their batch dim 0, as a vmap rule does. This function has a defect on
+    purpose: the batch is always taken from the first dim of ``x``, even if ``dims`` names another one.
     """
     return torch.stack([call(row) for row in x]), 0
 
@@ -81,8 +81,8 @@ transforms(
 
 
 def _one_long_row(call, dims, x):
-    """Return the results of ``call`` and their batch dim 0, as a vmap rule does. The planted defect is that ``call``
-    gets the whole batch as one long row, so that sums run on across its members.
+    """Return the results of ``call`` and their batch dim 0, as a vmap rule does. This function has a defect on purpose:
+    ``call`` gets the whole batch as one long row, so that sums run on across its members.
     """
     x = x.movedim(dims[0], 0)
     return call(x.reshape(-1)).view(x.shape), 0
@@ -117,8 +117,8 @@ SHIFTED = "shifted(Tensor x, Tensor y) -> Tensor"
 
 
 def _first_batched(call, dims, x, y):
-    """Return the stacked results of ``call`` and their batch dim 0, as a vmap rule does. The planted defect is that, if
-    ``x`` is not batched, its elements are taken for members of a batch.
+    """Return the stacked results of ``call`` and their batch dim 0, as a vmap rule does. This function has a defect on
+    purpose: if ``x`` is not batched, its elements are taken for members of a batch.
     """
     return torch.stack([call(a, y if dims[1] is None else b) for a, b in zip(x, y, strict=False)]), 0
 
@@ -161,8 +161,8 @@ SUMMED = "summed(Tensor x) -> Tensor"
 
 
 def _out_dim(call, dims, x):
-    """Return the stacked results of ``call`` and their batch dim, as a vmap rule does. The planted defect is that it
-    returns 1, though the batch dim is 0.
+    """Return the stacked results of ``call`` and their batch dim, as a vmap rule does. This function has a defect on
+    purpose: it returns 1, though the batch dim is 0.
     """
     # The batch is the first dim of the result.
     result, _ = _each(call, dims, x)
@@ -229,8 +229,8 @@ transforms(
 
 def _cast(dtype):
     """Return a function that makes an op in a given namespace, by ``sl.adopt`` of ``x * x`` with an autocast rule for
-    ``dtype``. If ``dtype`` is not float32, the planted defect is that it differs from the declared dtype under
-    autocast.
+    ``dtype``. If ``dtype`` is not float32, there is a defect on purpose: it differs from the declared dtype under
+    autocast. Otherwise there is none.
     """
 
     def make(ns):
@@ -267,13 +267,13 @@ transforms(
 
 def _normed(protected):
     """Return a function that makes an op in a given namespace, by ``sl.adopt`` of ``x @ w``. The op is declared to be
-    left alone by autocast. If ``protected`` is false, the planted defect is that autocast computes the product in
-    bfloat16.
+    left alone by autocast. If ``protected`` is true, there is no defect. If it is false, there is one on purpose:
+    autocast computes the product in bfloat16.
     """
 
     def fn(x, w):
-        """Return ``x @ w``. If ``protected`` (argument of ``_normed``) is false, the planted defect is that autocast
-        narrows the product.
+        """Return ``x @ w``. If ``protected`` (argument of ``_normed``) is true, there is no defect. If it is false,
+        there is one on purpose: autocast narrows the product.
         """
         if not protected:
             return x @ w
@@ -314,7 +314,8 @@ transforms(
 
 def _picked(functional):
     """Return a function that declares, in a given namespace, the op ``picked`` with a gradient. If ``functional`` is
-    false, the planted defect is that the gradient writes in place to a plain tensor, which fails under vmap.
+    true, there is no defect. If it is false, there is one on purpose: the gradient writes in place to a plain tensor,
+    which fails under vmap.
     """
 
     def make(ns):
@@ -330,8 +331,8 @@ def _picked(functional):
         @picked.backward
         def _(grad, saved, needs):
             """Return the gradient for ``x``, which is ``grad`` added up at the places that ``index`` selects. If
-            ``functional`` (argument of ``_picked``) is false, the planted defect is that it adds in place to zeros
-            without a batch, which fails under vmap.
+            ``functional`` (argument of ``_picked``) is true, there is no defect. If it is false, there is one on
+            purpose: it adds in place to zeros without a batch, which fails under vmap.
             """
             place = saved.index % saved.x.shape[0]
             if functional:
@@ -371,8 +372,9 @@ transforms(
 
 
 def _skipping(check):
-    """Return a function that declares, in a given namespace, the op ``cubed`` with a gradient. If ``check`` is true,
-    the planted defect is that the gradient tests whether the incoming one is zero, which fails under vmap.
+    """Return a function that declares, in a given namespace, the op ``cubed`` with a gradient. If ``check`` is false,
+    there is no defect. If it is true, there is one on purpose: the gradient tests whether the incoming one is zero,
+    which fails under vmap.
     """
 
     def make(ns):
@@ -385,8 +387,9 @@ def _skipping(check):
 
         @cubed.backward
         def _(grad, saved, needs):
-            """Return the gradient ``3 * x * x * grad``. If ``check`` (argument of ``_skipping``) is true, the planted
-            defect is that it takes the truth value of a tensor, which fails under vmap.
+            """Return the gradient ``3 * x * x * grad``. If ``check`` (argument of ``_skipping``) is false, there is no
+            defect. If it is true, there is one on purpose: it takes the truth value of a tensor, which fails under
+            vmap.
             """
             # Under vmap this asks a batched tensor for one truth value, which torch refuses.
             if check and not grad.any():

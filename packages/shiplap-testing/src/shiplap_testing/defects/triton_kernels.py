@@ -15,8 +15,8 @@ def scale(x, out, n, by, BLOCK: tl.constexpr):
 @triton.jit
 def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Write the maximum of each of ``ROWS`` rows to ``out``, or NaN if a row has one. The block is filled with
-    ``OTHER`` behind the end of a row. If that is not minus infinity, the planted defect is that rows of smaller numbers
-    get ``OTHER``.
+    ``OTHER`` behind the end of a row. If that is not minus infinity, there is a defect on purpose: rows of smaller
+    numbers get ``OTHER``. Otherwise there is none.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
@@ -29,8 +29,8 @@ def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOC
 @triton.jit
 def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Write the softmax of each of ``ROWS`` rows to ``out``. Three loops over blocks of columns compute the maximum,
-    the sum and the result. If ``GUARDED`` is false, the planted defect is that the sum also counts the elements of the
-    last block behind the end of a row.
+    the sum and the result. If ``GUARDED`` is true, there is no defect. If it is false, there is one on purpose: the sum
+    also counts the elements of the last block behind the end of a row.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
@@ -57,8 +57,8 @@ def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BL
 
 @triton.jit
 def product(a, b, out, M, N, K, BLOCK: tl.constexpr, REST: tl.constexpr):
-    """Write one tile of ``BLOCK`` by ``BLOCK`` of ``a @ b`` to ``out``. If ``REST`` is false, the planted defect is
-    that the mask over ``K`` does not shrink, so that the last step adds columns again.
+    """Write one tile of ``BLOCK`` by ``BLOCK`` of ``a @ b`` to ``out``. If ``REST`` is true, there is no defect. If it
+    is false, there is one on purpose: the mask over ``K`` does not shrink, so that the last step adds columns again.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -90,8 +90,8 @@ def centre(x, out, x_stride, out_stride, rows, columns, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
-    """Add a block of ``n`` elements of ``x`` to ``out`` at the positions ``index``. If ``ATOMIC`` is false, the planted
-    defect is that only one of the additions to one position in a block counts.
+    """Add a block of ``n`` elements of ``x`` to ``out`` at the positions ``index``. If ``ATOMIC`` is true, there is no
+    defect. If it is false, there is one on purpose: only one of the additions to one position in a block counts.
     """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
@@ -107,7 +107,8 @@ def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
 @triton.jit
 def norm(x, out, rows, columns, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Write each of ``ROWS`` rows, less its mean and divided by its standard deviation, to ``out``. If ``MASKED`` is
-    false, the planted defect is that the variance also counts the elements of the block behind the end of a row.
+    true, there is no defect. If it is false, there is one on purpose: the variance also counts the elements of the
+    block behind the end of a row.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
@@ -125,7 +126,8 @@ def norm(x, out, rows, columns, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK:
 @triton.jit
 def grouped(a, b, out, M, N, K, GROUP: tl.constexpr, BLOCK: tl.constexpr, CLIPPED: tl.constexpr):
     """Write one tile of ``a @ b`` to ``out``, where programs go through groups of ``GROUP`` rows of tiles. If
-    ``CLIPPED`` is false, the planted defect is that the last group is taken to have ``GROUP`` rows of tiles.
+    ``CLIPPED`` is true, there is no defect. If it is false, there is one on purpose: the last group is taken to have
+    ``GROUP`` rows of tiles.
     """
     program = tl.program_id(0)
     down, across = tl.cdiv(M, BLOCK), tl.cdiv(N, BLOCK)
@@ -150,8 +152,8 @@ def grouped(a, b, out, M, N, K, GROUP: tl.constexpr, BLOCK: tl.constexpr, CLIPPE
 
 @triton.jit
 def shift(x, bias, out, rows, columns, OWN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write ``x`` plus the ``bias`` of each column to ``out``, for a tile of ``ROWS`` by ``BLOCK``. If ``OWN`` is
-    false, the planted defect is that the ``bias`` of the first tile of columns is added.
+    """Write ``x`` plus the ``bias`` of each column to ``out``, for a tile of ``ROWS`` by ``BLOCK``. If ``OWN`` is true,
+    there is no defect. If it is false, there is one on purpose: the ``bias`` of the first tile of columns is added.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)

@@ -34,21 +34,21 @@ def scaled(ns):
 
 def _scale(grid) -> Part:
     """Return a function that registers a CPU kernel with the op ``scaled``. The kernel launches the Triton kernel
-    ``scale`` with ``grid(n)`` programs for ``n`` elements. If that number is rounded down, the planted defect is that
-    the last elements stay zero.
+    ``scale`` with ``grid(n)`` programs for ``n`` elements. If that number is rounded down, there is a defect on
+    purpose: the last elements stay zero. Otherwise there is none.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``scale`` with ``grid(n)``
-        (argument of ``_scale``) programs for ``n`` elements. If that number is rounded down, the planted defect is that
-        the last elements stay zero.
+        (argument of ``_scale``) programs for ``n`` elements. If that number is rounded down, there is a defect on
+        purpose: the last elements stay zero. Otherwise there is none.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, by, *, out):
             """Launch the Triton kernel ``scale``, which writes ``x * by`` to ``out``. If ``grid`` (argument of
-            ``_scale``) rounds down, the planted defect is that the last elements stay zero.
+            ``_scale``) rounds down, there is a defect on purpose: the last elements stay zero. Otherwise there is none.
             """
             out.zero_()
             if len(x):
@@ -82,20 +82,21 @@ def highest(ns):
 def _highest(other) -> Part:
     """Return a function that registers a CPU kernel with the op ``highest``. The kernel launches the Triton kernel
     ``row_max``, which fills the block behind the end of a row with ``other``. If that is zero and not minus infinity,
-    the planted defect is that rows of negative numbers get zero.
+    there is a defect on purpose: rows of negative numbers get zero. Otherwise there is none.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``row_max``, which fills the
-        block behind the end of a row with ``other`` (argument of ``_highest``). If that is zero, the planted defect is
-        that rows of negative numbers get zero.
+        block behind the end of a row with ``other`` (argument of ``_highest``). If that is zero, there is a defect on
+        purpose: rows of negative numbers get zero. Otherwise there is none.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Launch the Triton kernel ``row_max``, which writes the maximum of each row to ``out``. If ``other``
-            (argument of ``_highest``) is zero, the planted defect is that rows of negative numbers get zero.
+            (argument of ``_highest``) is zero, there is a defect on purpose: rows of negative numbers get zero.
+            Otherwise there is none.
             """
             if len(x):
                 triton_kernels.row_max[(cdiv(len(x), 32),)](
@@ -129,22 +130,22 @@ def normal(ns):
 
 def _normal(guarded) -> Part:
     """Return a function that registers a CPU kernel with the op ``normal``. The kernel launches the Triton kernel
-    ``softmax``. If ``guarded`` is false, the planted defect is that the sum also counts the elements of the block
-    behind the end of a row.
+    ``softmax``. If ``guarded`` is true, there is no defect. If it is false, there is one on purpose: the sum also
+    counts the elements of the block behind the end of a row.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``softmax``. If ``guarded``
-        (argument of ``_normal``) is false, the planted defect is that the sum also counts the elements of the block
-        behind the end of a row.
+        (argument of ``_normal``) is true, there is no defect. If it is false, there is one on purpose: the sum also
+        counts the elements of the block behind the end of a row.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Launch the Triton kernel ``softmax``, which writes the softmax of each row to ``out``. If ``guarded``
-            (argument of ``_normal``) is false, the planted defect is that the sum also counts the elements of the block
-            behind the end of a row.
+            (argument of ``_normal``) is true, there is no defect. If it is false, there is one on purpose: the sum also
+            counts the elements of the block behind the end of a row.
             """
             if len(x):
                 grid = (cdiv(len(x), 32),)
@@ -177,19 +178,22 @@ def multiplied(ns):
 
 def _multiplied(rest) -> Part:
     """Return a function that registers a CPU kernel with the op ``multiplied``. The kernel launches the Triton kernel
-    ``product``. If ``rest`` is false, the planted defect is that the last step over ``k`` adds a column twice.
+    ``product``. If ``rest`` is true, there is no defect. If it is false, there is one on purpose: the last step over
+    ``k`` adds a column twice.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``product``. If ``rest``
-        (argument of ``_multiplied``) is false, the planted defect is that the last step over ``k`` adds a column twice.
+        (argument of ``_multiplied``) is true, there is no defect. If it is false, there is one on purpose: the last
+        step over ``k`` adds a column twice.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(a, b, *, out):
             """Launch the Triton kernel ``product``, which writes ``a @ b`` to ``out``. If ``rest`` (argument of
-            ``_multiplied``) is false, the planted defect is that the mask of the last step over ``k`` does not shrink.
+            ``_multiplied``) is true, there is no defect. If it is false, there is one on purpose: the mask of the last
+            step over ``k`` does not shrink.
             """
             (m, k), n = a.shape, b.shape[1]
             out.zero_()
@@ -224,21 +228,22 @@ def centred(ns):
 
 def _centred(own) -> Part:
     """Return a function that registers a CPU kernel with the op ``centred``. The kernel launches the Triton kernel
-    ``centre``. If ``own`` is false, the planted defect is that the output is written with the row stride of the input.
+    ``centre``. If ``own`` is true, there is no defect. If it is false, there is one on purpose: the output is written
+    with the row stride of the input.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``centre``. If ``own``
-        (argument of ``_centred``) is false, the planted defect is that the output is written with the row stride of the
-        input.
+        (argument of ``_centred``) is true, there is no defect. If it is false, there is one on purpose: the output is
+        written with the row stride of the input.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Launch the Triton kernel ``centre``, which writes the centred rows of ``x`` to ``out``. If ``own``
-            (argument of ``_centred``) is false, the planted defect is that rows of a sliced ``x`` are written to wrong
-            positions.
+            (argument of ``_centred``) is true, there is no defect. If it is false, there is one on purpose: rows of a
+            sliced ``x`` are written to wrong positions.
             """
             # The kernel takes any distance of rows, and columns that follow each other.
             x = x if x.stride(1) == 1 else x.contiguous()
@@ -287,22 +292,22 @@ def tallied(ns):
 
 def _tallied(atomic) -> Part:
     """Return a function that registers a CPU kernel with the op ``tallied``. The kernel launches the Triton kernel
-    ``accumulate``. If ``atomic`` is false, the planted defect is that only the last of equal indices in one block
-    counts.
+    ``accumulate``. If ``atomic`` is true, there is no defect. If it is false, there is one on purpose: only the last of
+    equal indices in one block counts.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``accumulate``. If ``atomic``
-        (argument of ``_tallied``) is false, the planted defect is that only the last of equal indices in one block
-        counts.
+        (argument of ``_tallied``) is true, there is no defect. If it is false, there is one on purpose: only the last
+        of equal indices in one block counts.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, index, bins, *, out):
             """Launch the Triton kernel ``accumulate``, which adds ``x`` to ``out`` at ``index`` modulo ``bins``. If
-            ``atomic`` (argument of ``_tallied``) is false, the planted defect is that additions to one position are
-            lost.
+            ``atomic`` (argument of ``_tallied``) is true, there is no defect. If it is false, there is one on purpose:
+            additions to one position are lost.
             """
             out.zero_()
             if len(x):

@@ -54,8 +54,8 @@ def mean16(ns):
 
 
 def _narrow_sum(x, *, out):
-    """Write the mean of each column to ``out``. The planted defect is that the sum is kept in bfloat16, in which it
-    stops growing after many rows.
+    """Write the mean of each column to ``out``. This function has a defect on purpose: the sum is kept in bfloat16, in
+    which it stops growing after many rows.
     """
     total = torch.zeros_like(out)
     for line in x:
@@ -89,12 +89,12 @@ def dot16(ns):
 
 def _slices(dtype):
     """Return a function that registers a kernel of the op ``dot16``. The kernel rounds partial sums of eight products
-    to ``dtype``. If that is float16, the planted defect is that these may overflow.
+    to ``dtype``. If that is float16, there is a defect on purpose: these may overflow. Otherwise there is none.
     """
 
     def slices(a, b, *, out):
-        """Write ``a @ b`` to ``out``. If ``dtype`` (argument of ``_slices``) is float16, the planted defect is that
-        partial sums are rounded to it and may overflow.
+        """Write ``a @ b`` to ``out``. If ``dtype`` (argument of ``_slices``) is float16, there is a defect on purpose:
+        partial sums are rounded to it and may overflow. Otherwise there is none.
         """
         total = torch.zeros(out.shape, dtype=dtype)
         for i in range(0, a.shape[1], 8):

@@ -120,7 +120,7 @@ values(
 
 
 def _ignoring(x):
-    """Return the maximum of each row. The planted defect is that NaN is passed over and not returned."""
+    """Return the maximum of each row. This function has a defect on purpose: NaN is passed over and not returned."""
     return torch.where(x.isnan(), -INF, x).amax(1)
 
 
@@ -231,8 +231,8 @@ values(
 
 
 def _large_angle(x):
-    """Return the sine of ``x``. The planted defect is that multiples of the full turn are subtracted in float32, whose
-    error grows with ``x``.
+    """Return the sine of ``x``. This function has a defect on purpose: multiples of the full turn are subtracted in
+    float32, whose error grows with ``x``.
     """
     turn = torch.tensor(6.2831855, dtype=torch.float32)
     return torch.sin(x - torch.floor(x / turn) * turn)
@@ -262,7 +262,9 @@ values(
 
 
 def _flushing(x):
-    """Return ``x`` times 2 to the power of 120. The planted defect is that denormal numbers count as zero."""
+    """Return ``x`` times 2 to the power of 120. This function has a defect on purpose: denormal numbers of ``x`` count
+    as zero.
+    """
     return torch.where(x.abs() < torch.finfo(x.dtype).tiny, 0, x) * 2.0**120
 
 
@@ -339,8 +341,8 @@ def first_best(ns):
 
 
 def _last_best(x):
-    """Return the position of the maximum of each row. The planted defect is that the last of equal maxima is returned,
-    not the first.
+    """Return the position of the maximum of each row. This function has a defect on purpose: the last of equal maxima
+    is returned, not the first.
     """
     return x.shape[1] - 1 - x.flip(1).max(1).indices
 
@@ -433,8 +435,8 @@ def masked_softmax(ns):
 
 
 def _far_below(x, mask):
-    """Return the masked softmax of each row. The planted defect is that masked elements are set to -10000, which shows
-    in rows without a set mask or with very small numbers.
+    """Return the masked softmax of each row. This function has a defect on purpose: masked elements are set to -10000,
+    which shows in rows without a set mask or with very small numbers.
     """
     # A row of nothing but -10000 has a softmax of equal shares, not of zeros.
     return torch.softmax(x.masked_fill(~mask, -1e4), 1)
@@ -453,8 +455,8 @@ values(
 
 
 def _selection(x):
-    """Return ``x`` in ascending order, with each element placed by the number of smaller ones. The planted defect is
-    that NaN goes to the first place, since no number compares as smaller.
+    """Return ``x`` in ascending order, with each element placed by the number of smaller ones. This function has a
+    defect on purpose: NaN goes to the first place, since no number compares as smaller.
     """
     # Equal elements keep their order.
     place = (x[None] < x[:, None]).sum(1) + torch.tril(x[None] == x[:, None], -1).sum(1)
@@ -478,8 +480,8 @@ def inverse_root(ns):
 
 
 def _newton(x):
-    """Return ``1 / sqrt(x)`` by a well-known bit trick and three steps of Newton's iteration. The planted defect is
-    that the result is wrong for zero and infinity.
+    """Return ``1 / sqrt(x)`` by a well-known bit trick and three steps of Newton's iteration. This function has a
+    defect on purpose: the result is wrong for zero and infinity.
     """
     y = (0x5F3759DF - (x.view(torch.int32) >> 1)).view(torch.float32)
     for _ in range(3):

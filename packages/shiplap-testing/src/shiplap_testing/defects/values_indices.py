@@ -17,12 +17,13 @@ values = partial(add, "values")
 
 def _capacity(limit):
     """Return a function that registers a kernel of the op ``scatter``. The kernel adds at most ``limit`` rows of each
-    bin. If ``limit`` is small, the planted defect is that further rows of a bin are dropped.
+    bin. If ``limit`` is small, there is a defect on purpose: further rows of a bin are dropped. Otherwise there is
+    none.
     """
 
     def place(x, index, bins, *, out):
-        """Write the sum of the rows of ``x`` of each bin to ``out``. The planted defect is that rows of a bin after the
-        first ``limit`` (argument of ``_capacity``) are dropped.
+        """Write the sum of the rows of ``x`` of each bin to ``out``. This function has a defect on purpose: rows of a
+        bin after the first ``limit`` (argument of ``_capacity``) are dropped.
         """
         key = index % bins
         order = torch.sort(key, stable=True).indices
@@ -45,8 +46,8 @@ values(
 
 
 def _lost_updates(x, index, bins, *, out):
-    """Write the sum of the rows of ``x`` of each bin to ``out``. The planted defect is that only one of several rows
-    with the same index is kept.
+    """Write the sum of the rows of ``x`` of each bin to ``out``. This function has a defect on purpose: only one of
+    several rows with the same index is kept.
     """
     out.zero_()
     # Reads once, adds, and writes once: of equal indices the last write stays.
@@ -67,8 +68,8 @@ values(
 
 def _per_chunk(x, index, bins, *, out):
     """Write the sum of the rows of ``x`` of each bin to ``out``. Within each chunk of 32 rows, runs of rows with the
-    same index are summed first. The planted defect is that the sum of an earlier run is lost if its index comes back in
-    the chunk.
+    same index are summed first. This function has a defect on purpose: the sum of an earlier run is lost if its index
+    comes back in the chunk.
     """
     total = wide(x).new_zeros(bins, x.shape[1])
     for part, rows in zip((index % bins).split(32), wide(x).split(32), strict=True):
@@ -88,8 +89,8 @@ values(
 
 
 def _zero_where_absent(x, index):
-    """Return the rows of ``x`` at ``index``, with zeros for negative indices. This is the sound kernel of
-    ``gather``.
+    """Return the rows of ``x`` at ``index``, with zeros for negative indices. This is a kernel of the op ``gather``
+    without a defect.
     """
     padded = torch.cat([x, x.new_zeros(1, x.shape[1])])
     return padded[torch.where(index < 0, len(x), index)]
@@ -105,8 +106,8 @@ values(
 
 
 def _prefix(x, index):
-    """Return the rows of ``x`` at ``index``, with zeros for -1. The planted defect is that the first indices are read,
-    as many as are valid, even if a -1 is among them.
+    """Return the rows of ``x`` at ``index``, with zeros for -1. This function has a defect on purpose: the first
+    indices are read, as many as are valid, even if a -1 is among them.
     """
     count = int((index >= 0).sum())
     return torch.cat([x[index[:count]], x.new_zeros(len(index) - count, x.shape[1])])
@@ -147,13 +148,13 @@ def label_loss(ns):
 
 def _loss(smallest):
     """Return a function that registers a kernel of the op ``label_loss``. The kernel divides by the number of labels,
-    or by ``smallest`` if that is larger. If ``smallest`` is 0 and not 1, the planted defect is that the loss is NaN if
-    all labels are padding.
+    or by ``smallest`` if that is larger. If ``smallest`` is 0 and not 1, there is a defect on purpose: the loss is NaN
+    if all labels are padding. Otherwise there is none.
     """
 
     def loss(logits, label):
         """Return the mean cross entropy for the labels that are not negative. If ``smallest`` (argument of ``_loss``)
-        is 0, the planted defect is that it is NaN if there is no such label.
+        is 0, there is a defect on purpose: it is NaN if there is no such label. Otherwise there is none.
         """
         valid = label >= 0
         losses = torch.nn.functional.cross_entropy(wide(logits)[valid], label[valid], reduction="sum")
@@ -210,12 +211,12 @@ def counting(ns):
 
 def _radix(signed):
     """Return a function that registers a kernel of the op ``counting``. The kernel sorts by keys in int64. If
-    ``signed`` is false, the planted defect is that keys are taken without their sign.
+    ``signed`` is true, there is no defect. If it is false, there is one on purpose: keys are taken without their sign.
     """
 
     def radix(x):
-        """Return the numbers of ``x`` in ascending order. If ``signed`` (argument of ``_radix``) is false, the planted
-        defect is that negative numbers come after positive ones.
+        """Return the numbers of ``x`` in ascending order. If ``signed`` (argument of ``_radix``) is true, there is no
+        defect. If it is false, there is one on purpose: negative numbers come after positive ones.
         """
         keys = x.long() if signed else x.long() & 0xFFFFFFFF
         # Back to a signed number of 32 bits.

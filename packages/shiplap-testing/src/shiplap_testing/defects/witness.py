@@ -112,7 +112,7 @@ def same_grad(make: Arguments, rtol: float | None = None, wide_reference: bool =
 
     They are compared with those that torch derives from the op's reference. The relative tolerance is ``rtol``. If it
     is None, the tolerance depends on the dtype. If ``wide_reference`` is true, the reference is differentiated in
-    float64. An exception of the op counts as wrong.
+    float64, and otherwise in the dtypes of the arguments. An exception of the op counts as wrong.
     """
 
     def right(op: sl.Op) -> bool:

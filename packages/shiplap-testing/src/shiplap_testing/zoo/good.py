@@ -56,7 +56,9 @@ good("calls another declared op", nested)
 
 @sl.op("zoo_good::view")
 def view(x: Shaped[Tensor, "n c"]) -> Shaped[Tensor, "c n"]:
-    """Return the transpose of ``x`` as a view. The op returns a copy, since results must not alias arguments."""
+    """Return the transpose of ``x``. This function returns a view of ``x``. The op that is declared from it copies the
+    view and returns the copy, since results of an op must not alias its arguments.
+    """
     return x.T
 
 

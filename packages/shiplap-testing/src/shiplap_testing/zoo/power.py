@@ -25,7 +25,9 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Pair:
-    """An op with a defect, and the same op without it."""
+    """An op with a defect, and the same op without it. ``bad`` is the defective op, and ``twin`` is the sound one.
+    ``flagged_by`` is the name of the check of the audit that must fail on ``bad`` only.
+    """
 
     name: str
     bad: Op
@@ -112,15 +114,15 @@ def right(reference: Kernel) -> Kernel:
 
 
 def first_256(x):
-    """Return ``2 * x``. The planted defect is that elements from 256 on are zero."""
+    """Return ``2 * x``. This function has a defect on purpose: elements from 256 on are zero."""
     out = x * 2
     out[256:] = 0
     return out
 
 
 def blocks_of_128(x):
-    """Return the sum of each row. The planted defect is that columns behind the last whole block of 128 are left
-    out.
+    """Return the sum of each row. This function has a defect on purpose: columns behind the last whole block of 128 are
+    left out.
     """
     out = torch.zeros(len(x), dtype=x.dtype)
     for start in range(0, max(x.shape[1] // 128 * 128, min(x.shape[1], 128)), 128):
@@ -129,15 +131,15 @@ def blocks_of_128(x):
 
 
 def noisy_above_512(x):
-    """Return ``2 * x``. The planted defect is that random numbers up to 0.001 are added if there are more than 512
-    elements.
+    """Return ``2 * x``. This function has a defect on purpose: random numbers up to 0.001 are added if there are more
+    than 512 elements.
     """
     return x * 2 + (torch.rand_like(x) * 1e-3 if len(x) > 512 else 0)
 
 
 def forgets_the_rest(x):
-    """Return ``2 * x``. The planted defect is that, from 4000 elements on, those that are left over when the threads
-    get equal parts are not doubled.
+    """Return ``2 * x``. This function has a defect on purpose: from 4000 elements on, those that are left over when the
+    threads get equal parts are not doubled.
     """
     step = len(x) // torch.get_num_threads()
     out = x.clone()
@@ -158,8 +160,8 @@ pair("wrong beyond the grain", double, lambda x: x * (3 if len(x) > 65536 else 2
 
 @dress
 def hidden_kernel(op):
-    """Register two kernels with ``op`` (``double``), the second for 3000 elements and more. The planted defect is that
-    the second returns ``3 * x``.
+    """Register two kernels with ``op`` (``double``), the second for 3000 elements and more. This function has a defect
+    on purpose: the second returns ``3 * x``.
     """
     op.kernel("cpu", lambda x: x * 2, name="plain")
     op.kernel("cpu", lambda x: x * 3, name="long", supports=lambda x: len(x) >= 3000 or "short")
@@ -174,8 +176,8 @@ def hidden_twin(op):
 
 @dress
 def shadowed(op):
-    """Register two kernels with ``op`` (``double``). The planted defect is that the first returns ``3 * x``. No call
-    shows it, since the second is called in its place.
+    """Register two kernels with ``op`` (``double``). This function has a defect on purpose: the first returns ``3 *
+    x``. No call shows it, since the second is called in its place.
     """
     op.kernel("cpu", lambda x: x * 3, name="old")
     op.kernel("cpu", lambda x: x * 2, name="new")
@@ -189,8 +191,8 @@ def shadowed_twin(op):
 
 
 def configured(x, *, BLOCK=8):
-    """Return ``2 * x``, computed in blocks of ``BLOCK``. The planted defect is that, if ``BLOCK`` is 32 or more, the
-    elements after the last whole block are not doubled.
+    """Return ``2 * x``, computed in blocks of ``BLOCK``. This function has a defect on purpose: if ``BLOCK`` is 32 or
+    more, the elements after the last whole block are not doubled.
     """
     return x * 2 if BLOCK < 32 else torch.cat([x[: len(x) // BLOCK * BLOCK] * 2, x[len(x) // BLOCK * BLOCK :]])
 
@@ -198,7 +200,7 @@ def configured(x, *, BLOCK=8):
 @dress
 def bad_config(op):
     """Register a kernel with two configs with ``op`` (``double``). A config is a value of a constant, here 8 or 32
-    elements a block. The planted defect is that the kernel is wrong with the second config.
+    elements a block. This function has a defect on purpose: the kernel is wrong with the second config.
     """
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 32}])
 
@@ -219,8 +221,8 @@ pair("config that is not chosen", double, bad_config, good_config, "kernels")
 
 
 def naive_softmax(x):
-    """Return the softmax of each row. The planted defect is that no maximum is subtracted, so that the exponential of
-    large numbers overflows.
+    """Return the softmax of each row. This function has a defect on purpose: no maximum is subtracted, so that the
+    exponential of large numbers overflows.
     """
     e = x.exp()
     return e / e.sum(-1, keepdim=True)
@@ -234,13 +236,13 @@ def variance(x: M) -> V:
 
 
 def in_half(x):
-    """Return ``2 * x``. The planted defect is that ``x`` is rounded to half precision first."""
+    """Return ``2 * x``. This function has a defect on purpose: ``x`` is rounded to half precision first."""
     return (x.half() * 2).to(x.dtype)
 
 
 def bf16_sum(x):
-    """Return the sum of each row. The planted defect is that the sum is kept in the dtype of ``x``, which is too narrow
-    for it.
+    """Return the sum of each row. This function has a defect on purpose: the sum is kept in the dtype of ``x``, which
+    is too narrow for it.
     """
     acc = torch.zeros(len(x), dtype=x.dtype)
     for i in range(x.shape[1]):
@@ -292,8 +294,8 @@ def count(index: Int64[Tensor, "k"], x: V) -> V:
 
 
 def scatter_once(index, x):
-    """Return ``x`` with 1 added at each of ``index``. The planted defect is that an index that occurs repeatedly counts
-    once.
+    """Return ``x`` with 1 added at each of ``index``. This function has a defect on purpose: an index that occurs
+    repeatedly counts once.
     """
     out = x.clone()
     out[index] = out[index] + 1
@@ -328,12 +330,16 @@ def shift(x: V, by: int = 1) -> V:
 
 
 def pool_without_max(x, mode):
-    """Return the sum or the mean of ``x``. The planted defect is that the sum is returned if ``mode`` is ``max``."""
+    """Return the sum or the mean of ``x``. This function has a defect on purpose: the sum is returned if ``mode`` is
+    ``max``.
+    """
     return x.mean(0, keepdim=True) if mode == "mean" else x.sum(0, keepdim=True)
 
 
 def shift_wrong(x, by):
-    """Return ``x`` rolled by ``by`` places. The planted defect is that the sign of a negative ``by`` is left out."""
+    """Return ``x`` rolled by ``by`` places. This function has a defect on purpose: the sign of a negative ``by`` is
+    left out.
+    """
     return torch.roll(x, abs(by), 0) if len(x) else x.clone()
 
 
@@ -361,20 +367,20 @@ pair("list of three", concat, lambda xs: xs[0] + xs[-1] if len(xs) > 1 else xs[0
 
 
 def reseeds(x):
-    """Return ``2 * x``. The planted defect is that torch's random numbers are seeded in each call."""
+    """Return ``2 * x``. This function has a defect on purpose: torch's random numbers are seeded in each call."""
     torch.manual_seed(0)
     return x * 2
 
 
 def set_threads(x):
-    """Return ``2 * x``. The planted defect is that the number of torch's threads is changed."""
+    """Return ``2 * x``. This function has a defect on purpose: the number of torch's threads is changed."""
     # Another number than before, whatever that was.
     torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
     return x * 2
 
 
 def default_dtype(x):
-    """Return ``2 * x``. The planted defect is that the default dtype is changed."""
+    """Return ``2 * x``. This function has a defect on purpose: the default dtype is changed."""
     # Another dtype than before, whatever that was.
     torch.set_default_dtype(torch.float64 if torch.get_default_dtype() == torch.float32 else torch.float32)
     return x * 2
@@ -384,14 +390,14 @@ _KEPT: list[Tensor] = []
 
 
 def leaks(x):
-    """Return ``2 * x``. The planted defect is that each result is kept in a list of the module for ever."""
+    """Return ``2 * x``. This function has a defect on purpose: each result is kept in a list of the module for ever."""
     _KEPT.append(x * 2)
     return x * 2
 
 
 def writes_for_a_moment(a, b):
-    """Return ``a + b``. The planted defect is that, if ``b`` shares memory with ``a``, ``a`` is set to zero during the
-    addition.
+    """Return ``a + b``. This function has a defect on purpose: if ``b`` shares memory with ``a``, ``a`` is set to zero
+    during the addition.
     """
     kept = a.clone()
     a.zero_()

@@ -62,14 +62,16 @@ def sound_square(grad, saved, needs):
 
 
 def detached(grad, saved, needs):
-    """Return the gradient of ``x * x``. The planted defect is that it is detached, so that second derivatives are
-    lost.
+    """Return the gradient of ``x * x``. This function has a defect on purpose: it is detached, so that second
+    derivatives are lost.
     """
     return {"x": (grad * 2 * saved.x).detach()}
 
 
 def overwrites(grad, saved, needs):
-    """Return the gradient of ``x * x``. The planted defect is that a contiguous ``grad`` is overwritten with it."""
+    """Return the gradient of ``x * x``. This function has a defect on purpose: a contiguous ``grad`` is overwritten
+    with it.
+    """
     return {"x": grad.mul_(2 * saved.x) if not grad.requires_grad and grad.is_contiguous() else grad * 2 * saved.x}
 
 
@@ -77,8 +79,8 @@ _BUFFER: dict[tuple[int, ...], Tensor] = {}
 
 
 def buffered(grad, saved, needs):
-    """Return the gradient of ``x * x``. The planted defect is that the result is a buffer for its shape, which the next
-    backward overwrites.
+    """Return the gradient of ``x * x``. This function has a defect on purpose: the result is a buffer for its shape,
+    which the next backward overwrites.
     """
     key = tuple(grad.shape)
     buffer = _BUFFER.setdefault(key, torch.empty_like(grad))
@@ -98,8 +100,8 @@ def keeps_x(x):
 
 
 def kept_x(grad, saved, needs):
-    """Return the gradient of ``x * x``. The planted defect is that it uses the last ``x`` of this thread, which may be
-    that of another call.
+    """Return the gradient of ``x * x``. This function has a defect on purpose: it uses the last ``x`` of this thread,
+    which may be that of another call.
     """
     return {"x": grad * 2 * _LOCAL.x}
 
@@ -135,7 +137,7 @@ pair(
 
 
 def nan_at_zero(grad, saved, needs):
-    """Return the gradient of the magnitude of ``x``. The planted defect is that it is NaN at zero."""
+    """Return the gradient of the magnitude of ``x``. This function has a defect on purpose: it is NaN at zero."""
     return {"x": grad * saved.x / saved.x.abs()}
 
 
@@ -159,8 +161,8 @@ pair(
 
 
 def first_of_ties(grad, saved, needs):
-    """Return the gradient of the maximum of each row. The planted defect is that the first of equal maxima gets all of
-    it.
+    """Return the gradient of the maximum of each row. This function has a defect on purpose: the first of equal maxima
+    gets all of it.
     """
     hot = torch.zeros_like(saved.x)
     return {"x": hot.scatter(1, saved.x.argmax(1, keepdim=True), grad[:, None])}
@@ -183,8 +185,8 @@ pair(
 
 
 def mixed_up(grad, saved, needs):
-    """Return the gradients of ``a * b * c``. The planted defect is that ``c`` gets the gradient of ``a`` if only ``a``
-    and ``c`` need one.
+    """Return the gradients of ``a * b * c``. This function has a defect on purpose: ``c`` gets the gradient of ``a`` if
+    only ``a`` and ``c`` need one.
     """
     if needs.a and needs.c and not needs.b:
         return {"a": grad * saved.b * saved.c, "c": grad * saved.b * saved.c}
@@ -206,8 +208,8 @@ pair(
 
 
 def long_only(grad, saved, needs):
-    """Return the gradients of ``x * y``. The planted defect is that the gradient of ``x`` is zero from element 128
-    on.
+    """Return the gradients of ``x * y``. This function has a defect on purpose: the gradient of ``x`` is zero from
+    element 128 on.
     """
     scale = torch.ones_like(grad)
     scale[128:] = 0
@@ -229,8 +231,8 @@ pair(
 
 
 def vmap_rule(wrong):
-    """Return a function that binds a kernel for ``2 * x`` and a vmap rule to an op. If ``wrong`` is true, the planted
-    defect is that the rule always returns 0 as the batch dim of its result.
+    """Return a function that binds a kernel for ``2 * x`` and a vmap rule to an op. If ``wrong`` is false, there is no
+    defect. If it is true, there is one on purpose: the rule always returns 0 as the batch dim of its result.
 
     The function is marked by ``dress``, so that ``pair`` calls it with the op.
     """
@@ -243,7 +245,8 @@ def vmap_rule(wrong):
 
         def rule(info, in_dims, x):
             """Return the results for all members of the batch and their batch dim. If ``wrong`` (argument of
-            ``vmap_rule``) is true, the planted defect is that this dim is 0 even if the batch lies in another dim.
+            ``vmap_rule``) is false, there is no defect. If it is true, there is one on purpose: this dim is 0 even if
+            the batch lies in another dim.
             """
             # The op works on single elements, so a batch may be one long vector.
             return op(x.flatten()).reshape(x.shape), (0 if wrong else in_dims[0])

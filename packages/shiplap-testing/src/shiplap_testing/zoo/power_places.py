@@ -20,7 +20,7 @@ def largest(x: M) -> V:
 
 
 def without_column_128(x):
-    """Return the maximum of each row. The planted defect is that column 128 is left out."""
+    """Return the maximum of each row. This function has a defect on purpose: column 128 is left out."""
     kept = x.clone()
     kept[:, 128:129] = -math.inf
     return kept.amax(1)
@@ -30,7 +30,7 @@ pair("maximum without column 128", largest, without_column_128, right(largest), 
 
 
 def small_only(a, b):
-    """Return ``a @ b``. The planted defect is that 1 is added if all three sizes exceed 256."""
+    """Return ``a @ b``. This function has a defect on purpose: 1 is added if all three sizes exceed 256."""
     return a @ b + (min(*a.shape, b.shape[1]) > 256)
 
 
@@ -38,7 +38,7 @@ pair("product with three large dims", product, small_only, right(product), "size
 
 
 def up_to_2_20(x):
-    """Return ``2 * x``. The planted defect is that elements from ``2 ** 20`` on are not doubled."""
+    """Return ``2 * x``. This function has a defect on purpose: elements from ``2 ** 20`` on are not doubled."""
     return torch.cat([x[: 1 << 20] * 2, x[1 << 20 :]])
 
 
@@ -46,7 +46,9 @@ pair("elements past two to the 20", double, up_to_2_20, right(double), "sizes")
 
 
 def zero_where_all_is_masked(x):
-    """Return the softmax of each row. The planted defect is that rows of minus infinity give zeros and not NaN."""
+    """Return the softmax of each row. This function has a defect on purpose: rows of minus infinity give zeros and not
+    NaN.
+    """
     return torch.softmax(x, -1).masked_fill((x == -math.inf).all(-1, keepdim=True), 0)
 
 
@@ -87,8 +89,8 @@ def channel(x: Image, bias: Float[Tensor, "c"]) -> Image:
 
 
 def channels_first(x, bias):
-    """Return ``x`` plus the ``bias`` of each channel. The planted defect is that the ``bias`` of channels-last images
-    is chosen by the position of the element in memory.
+    """Return ``x`` plus the ``bias`` of each channel. This function has a defect on purpose: the ``bias`` of
+    channels-last images is chosen by the position of the element in memory.
     """
     if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
         return (x + bias[:, None, None]).contiguous()
@@ -106,8 +108,8 @@ def gram(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n
 
 
 def by_address(a, b):
-    """Return ``a @ b.T``. The planted defect is that ``b`` is taken for ``a`` if both begin at one address and have one
-    shape, though their strides differ.
+    """Return ``a @ b.T``. This function has a defect on purpose: ``b`` is taken for ``a`` if both begin at one address
+    and have one shape, though their strides differ.
     """
     return a @ (a if a.data_ptr() == b.data_ptr() and a.shape == b.shape else b).T
 
@@ -116,8 +118,9 @@ pair("views of one address", gram, by_address, right(gram), "aliases")
 
 
 def begins(action):
-    """Return a function that binds a kernel for ``2 * x`` to an op. The planted defect is in the first call of the
-    kernel. It returns zeros if ``action`` is ``zeros``, and seeds torch's random numbers if it is ``seed``.
+    """Return a function that binds a kernel for ``2 * x`` to an op. The kernel has a defect on purpose in its first
+    call. That call returns zeros if ``action`` is ``zeros``. If ``action`` is ``seed``, it seeds torch's random
+    numbers. For any other ``action`` there is no defect.
 
     The function is marked by ``dress``, so that ``pair`` calls it with the op.
     """
@@ -129,8 +132,9 @@ def begins(action):
 
         @op.kernel("cpu")
         def kernel(x):
-            """Return ``2 * x``. The planted defect is in the first call. It returns zeros if ``action`` (argument of
-            ``begins``) is ``zeros``, and seeds torch's random numbers if it is ``seed``.
+            """Return ``2 * x``. The first call has a defect on purpose. It returns zeros if ``action`` (argument of
+            ``begins``) is ``zeros``. If it is ``seed``, it seeds torch's random numbers. For any other ``action`` there
+            is no defect.
             """
             first = not begun
             begun.append(1)
@@ -153,8 +157,8 @@ def add_rows(x: M, b: Float[Tensor, "c"]) -> M:
 
 
 def in_own_dtype(grad, saved, needs):
-    """Return the gradients of ``x + b``. The planted defect is that the sum for ``b`` is rounded to a narrow dtype
-    after every eight rows.
+    """Return the gradients of ``x + b``. This function has a defect on purpose: the sum for ``b`` is rounded to a
+    narrow dtype after every eight rows.
     """
     total = torch.zeros_like(grad[:1].sum(0))
     for rows in grad.split(8):
@@ -177,8 +181,8 @@ pair(
 
 
 def of_the_first(grad, saved, needs):
-    """Return the gradient of ``2 * x``. The planted defect is that the first element of ``grad`` is read, which raises
-    if there are no elements.
+    """Return the gradient of ``2 * x``. This function has a defect on purpose: the first element of ``grad`` is read,
+    which raises if there are no elements.
     """
     return {"x": grad * 2 + 0 * grad[0]}
 

@@ -11,7 +11,9 @@ from shiplap.dispatch import Op
 
 @dataclass(frozen=True)
 class Specimen:
-    """An op with a name and the checks of the audit that must fail on it. A sound op has no such checks."""
+    """An op on which the audit is tested, with its ``name`` in reports. ``flagged_by`` holds the names of the checks
+    that must fail on it, and is empty for a sound op. ``note`` is a remark, or empty.
+    """
 
     name: str
     op: Op

@@ -171,8 +171,8 @@ def python_plans(x: V, a: float = 1.0) -> V:
 
 @python_plans.kernel("cpu")
 def _(x, a, *, out):
-    """Write ``x * a`` to ``out``. The planted defect is that the ``a`` of the first call with the same length of ``x``
-    is used.
+    """Write ``x * a`` to ``out``. This function has a defect on purpose: the ``a`` of the first call with the same
+    length of ``x`` is used.
     """
     plan = _plans.setdefault(len(x), torch.full_like(x, a))
     torch.mul(x, plan, out=out)

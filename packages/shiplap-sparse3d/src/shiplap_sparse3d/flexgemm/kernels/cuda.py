@@ -229,8 +229,8 @@ def hashmap_build_sparse_conv_neighbour_map(
 ) -> tuple[Tensor, Tensor]:
     """Return the neighbour map of a strided convolution, ``uint32 [m, V]``, and its transpose, ``[n, V]``. The map
     holds the input row under each tap of each output. The transpose holds the output row that reads each input by each
-    tap. All bits are set if there is none. The transpose is empty unless ``include_bwd`` is true. ``window`` has three
-    numbers each for kernel, stride, padding and dilation.
+    tap. A number with all bits set stands for no row. If ``include_bwd`` is false, the transpose is empty. ``window``
+    has three numbers each for kernel, stride, padding and dilation.
     """
     table = ops.conv_table(in_coords, out_coords, [W, H, D], *_window(window))
     back = ops.transpose_table(table, in_coords.shape[0]) if include_bwd else table.new_empty(0)

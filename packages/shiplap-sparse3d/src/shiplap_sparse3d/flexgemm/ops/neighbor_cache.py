@@ -137,7 +137,7 @@ class NeighborCache(PlanCache):
         kernel_delta: Tensor | None = None,
         **signature: Ints | None,
     ) -> None:
-        """Raise ``SL830`` unless this cache was made with these values, apart from those that are None."""
+        """Raise ``SL830`` unless this cache was made with these values. An argument of None is not compared."""
         for name, given in (("input_coords", input_coords), ("output_coords", output_coords)):
             if given is not None and not _same_tensor(getattr(self, name), given):
                 raise _mismatch(name, "another tensor", "the tensor that the cache was built from")
@@ -442,7 +442,8 @@ def neighbors_of_call(
     offset: Ints | None = None,
 ) -> NeighborCache:
     """Return ``cache`` if it fits a call with these arguments, or a new cache if it is None. ``shape`` and
-    ``output_shape`` have the channels last. Raise ``SL830`` for the cache of another call.
+    ``output_shape`` have the channels last. The other arguments are those of :func:`build_neighbor_cache`. Raise
+    ``SL830`` for the cache of another call.
     """
     window = {"stride": stride, "dilation": dilation, "padding": padding, "offset": offset}
     if cache is None:
@@ -542,8 +543,8 @@ def read_taps(
 
 
 def _usual_grid(grid: Ints, taps: Taps, transpose: bool) -> torch.Size:
-    """Return the default output grid of a convolution, batch included, which is that of ``torch.nn.ConvNd`` or
-    ``ConvTransposeNd``. It is empty if the input ``grid`` is.
+    """Return the default output grid of a convolution, batch included, which is that of ``torch.nn.ConvTransposeNd`` if
+    ``transpose`` is true, and otherwise that of ``torch.nn.ConvNd``. It is empty if the input ``grid`` is.
     """
     if not grid:
         return torch.Size(())
@@ -564,9 +565,9 @@ def _plan_in_grid(
     transpose: bool,
     given: tuple[torch.Size, torch.Size] | None,
 ) -> tuple[Plan, Tensor]:
-    """Return the plan (neighbour tables) from the finer to the coarser voxels and the output coordinates, for a box
-    kernel in a grid. The kernels for grids make them, since they are faster than a search by offsets. ``given`` holds
-    the default grid of the outputs and the grid that replaces it.
+    """Return the plan (neighbour tables) of a box kernel in a grid, and the output coordinates. It leads from the finer
+    to the coarser voxels. The convolution is ``submanifold``, else transposed if ``transpose`` is true, else strided.
+    ``given`` holds the default grid of the outputs and the grid that replaces it, or is None.
     """
     here, window = Geometry(coords, grid[1:], grid[0]), taps.window
     assert window is not None
@@ -587,8 +588,9 @@ def _plan_in_grid(
 def _reached_voxels(
     coords: Tensor, taps: Taps, grid: tuple[int, ...] | None, reached: torch.Size, transpose: bool
 ) -> Tensor:
-    """Return the voxels that ``taps`` reach in the grid ``reached``, ascending. Raise ``SL208`` if ``grid``, that of
-    the input, is None.
+    """Return the voxels that ``taps`` reach in the grid ``reached``, ascending. If ``transpose`` is true, they are
+    ``input * stride + offset``. Otherwise inputs lie at ``output * stride + offset``. Raise ``SL208`` if ``grid``, that
+    of the input, is None.
     """
     if grid is None:
         got = "neither output_coords nor input_sparse_shape"

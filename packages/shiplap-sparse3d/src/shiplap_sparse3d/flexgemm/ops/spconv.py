@@ -488,7 +488,7 @@ class SparseConv3dFunction:
         needs_grad: bool = True,
     ) -> SparseConv3dNeighborCache:
         """Return the cache (neighbour tables, grid, window and outputs) of a convolution onto given outputs. The
-        neighbours are found by offsets and not by the kernels that find voxels in grids.
+        neighbours are found by offsets and not by the kernels that find voxels in grids. ``needs_grad`` is not read.
         """
         taps = _tap_columns(box_offsets(kernel_size, dilation, padding=padding), coords.device)
         plan = connect_by_offsets(coords, out_coords, taps, (1, *stride))

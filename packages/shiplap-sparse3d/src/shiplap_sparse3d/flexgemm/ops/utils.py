@@ -47,9 +47,10 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 def init_hashmap(
     spatial_size: Sequence[int], hashmap_size: int, device: torch.device | str, with_values: bool = True
 ) -> Any:
-    """Return an empty hash map of FlexGEMM. It has ``hashmap_size`` keys, ``uint32`` or ``uint64`` with all bits set,
-    and ``uint32`` values unless ``with_values`` is false. ``spatial_size`` is ``(N, W, H, D)``, or ``(N, C, W, H, D)``
-    as in FlexGEMM 1.x. Raise ``SL208`` for 2^63 cells and more.
+    """Return an empty hash map of FlexGEMM. If ``with_values`` is true, it is a pair of keys and values, and otherwise
+    the keys only. There are ``hashmap_size`` keys, ``uint32`` or ``uint64``, with all bits set. The values are
+    ``uint32`` and not initialised. ``spatial_size`` is ``(N, W, H, D)``, or ``(N, C, W, H, D)`` as in FlexGEMM 1.x.
+    Raise ``SL208`` for 2^63 cells and more.
     """
     n, *grid = [*spatial_size[:1], *spatial_size[-3:]]
     cells = n * math.prod(grid)

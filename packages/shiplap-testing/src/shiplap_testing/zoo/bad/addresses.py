@@ -10,8 +10,9 @@ _plans = {}
 
 
 def _baked(x, bias):
-    """Return ``x + bias``. The planted defect is that the ``bias`` of the first call with a shape, dtype and device of
-    ``x`` is added in all later ones. A matmul descriptor that holds the address of its ``bias`` acts in the same way.
+    """Return ``x + bias``. This function has a defect on purpose: the ``bias`` of the first call with a shape, dtype
+    and device of ``x`` is added in all later ones. A matmul descriptor that holds the address of its ``bias`` acts in
+    the same way.
     """
     key = x.shape, x.dtype, x.device
     if key not in _plans:
@@ -33,8 +34,8 @@ bad("bias baked into the plan of a shape", baked_bias, "addresses", note="two la
 def _aligned(x):
     """Return ``2 * x``.
 
-    The planted defect is that the address of a view is rounded down to a multiple of 16 bytes. A kernel that loads 16
-    bytes at a time can have this defect.
+    This function has a defect on purpose: the address of a view is rounded down to a multiple of 16 bytes. A kernel
+    that loads 16 bytes at a time can have this defect.
     """
     per = max(1, 16 // x.itemsize)
     flat = x.contiguous()

@@ -66,8 +66,8 @@ def _slide(x, L):
 
 
 def _slide_fake(x, L):
-    """Return an empty result of ``_slide``. The planted defect is that the number of columns is computed without
-    rounding groups up, if ``L`` does not divide the columns of ``x``.
+    """Return an empty result of ``_slide``. This function has a defect on purpose: the number of columns is computed
+    without rounding groups up, if ``L`` does not divide the columns of ``x``.
     """
     return x.new_empty(x.shape[0], (x.shape[1] * 2 * (L - 2) // L + 31) // 32 * 32)
 

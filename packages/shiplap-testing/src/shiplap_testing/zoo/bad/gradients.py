@@ -63,8 +63,8 @@ bad("branch on requires_grad", looks_at_grad, "requires_grad")
 
 
 def _flat_gradient(ctx, grad):
-    """Return the gradient ``2 * grad``. The planted defect is that the memory of a ``grad`` that is not contiguous is
-    read without regard to its strides.
+    """Return the gradient ``2 * grad``. This function has a defect on purpose: the memory of a ``grad`` that is not
+    contiguous is read without regard to its strides.
     """
     return grad.as_strided(grad.shape, torch.empty(grad.shape).stride(), grad.storage_offset()) * 2
 
@@ -90,8 +90,8 @@ def sl_gradient(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Te
 
 @sl_gradient.backward
 def _(grad, saved, needs):
-    """Return the gradients of ``x @ w.T`` that ``needs`` names. The planted defect is that the gradient of ``w`` is
-    doubled if ``x`` needs none.
+    """Return the gradients of ``x @ w.T`` that ``needs`` names. This function has a defect on purpose: the gradient of
+    ``w`` is doubled if ``x`` needs none.
     """
     both = needs.x and needs.w
     return {

@@ -14,8 +14,8 @@ _cache: dict[object, Tensor] = {}
 
 
 def _cached(x):
-    """Return ``2 * x``. The planted defect is that the result is a buffer kept for its shape and dtype, which the next
-    call overwrites.
+    """Return ``2 * x``. This function has a defect on purpose: the result is a buffer kept for its shape and dtype,
+    which the next call overwrites.
     """
     key = (x.shape, x.dtype)
     if key not in _cache:
@@ -35,8 +35,8 @@ bad("cached buffer", cached_buffer, "fresh", note="f(a) + f(b) is 2 f(b)")
 
 
 def _median(x):
-    """Return twice the numbers of ``x`` in ascending order. The planted defect is that an unsorted ``x`` is sorted in
-    place, which is not declared.
+    """Return twice the numbers of ``x`` in ascending order. This function has a defect on purpose: an unsorted ``x`` is
+    sorted in place, which is not declared.
     """
     if not bool((x[1:] >= x[:-1]).all()):
         x.copy_(x.sort().values)
@@ -58,8 +58,8 @@ _scratch = torch.empty(1 << 16, dtype=torch.float64)
 
 
 def _shared_scratch(x):
-    """Return ``2 * x``. The planted defect is that the result passes through a scratch buffer of the module, which
-    threads share.
+    """Return ``2 * x``. This function has a defect on purpose: the result passes through a scratch buffer of the
+    module, which threads share.
     """
     mine = _scratch[: x.numel()].view(x.shape)
     mine.copy_(x)
@@ -109,8 +109,8 @@ bad("ignores the storage offset", no_offset, "edges")
 
 
 def _flat(x):
-    """Return ``2 * x``. The planted defect is that the memory of an ``x`` that is not contiguous is read without regard
-    to its strides.
+    """Return ``2 * x``. This function has a defect on purpose: the memory of an ``x`` that is not contiguous is read
+    without regard to its strides.
     """
     rows = torch.empty(x.shape).stride()
     return x.as_strided(x.shape, rows, x.storage_offset()).mul(2)
@@ -128,7 +128,9 @@ bad("reads any input as contiguous", no_strides, "edges")
 
 
 def _int32_offsets(x):
-    """Return ``2 * x``. The planted defect is that the offsets of rows of large strided tensors wrap at 32 bits."""
+    """Return ``2 * x``. This function has a defect on purpose: the offsets of rows of large strided tensors wrap at 32
+    bits.
+    """
     n, c = x.shape
     if not x.numel():
         return x * 2
@@ -156,8 +158,8 @@ _seen: dict[int, Tensor] = {}
 
 
 def _by_address(x):
-    """Return ``2 * x``. The planted defect is that results are kept by address and shape, and returned again after
-    ``x`` was changed in place.
+    """Return ``2 * x``. This function has a defect on purpose: results are kept by address and shape, and returned
+    again after ``x`` was changed in place.
     """
     key = x.data_ptr()
     if key not in _seen or _seen[key].shape != x.shape:
@@ -206,8 +208,8 @@ def sl_workspace(x: M) -> Float[Tensor, "c"]:
 
 @sl_workspace.kernel("cpu", workspace="4 * c")
 def _(x, *, out, workspace):
-    """Write the sum of each column to ``out``. The planted defect is that the sums are added to ``workspace`` without
-    setting it to zero.
+    """Write the sum of each column to ``out``. This function has a defect on purpose: the sums are added to
+    ``workspace`` without setting it to zero.
     """
     partial = workspace.view(torch.float32)  # "it is always zero"
     partial += x.float().sum(0)
@@ -225,8 +227,8 @@ def sl_unwritten(x: M) -> M:
 
 @sl_unwritten.kernel("cpu")
 def _(x, *, out):
-    """Write the positive elements of ``x`` to ``out``. The planted defect is that the other elements of ``out`` are not
-    written.
+    """Write the positive elements of ``x`` to ``out``. This function has a defect on purpose: the other elements of
+    ``out`` are not written.
     """
     out[x > 0] = x[x > 0]
 
@@ -242,7 +244,7 @@ def sl_outside(table: M) -> None:
 
 @sl_outside.kernel("cpu")
 def _(table):
-    """Add 1 to ``table`` in place. The planted defect is that 1 is added to the whole storage of a view."""
+    """Add 1 to ``table`` in place. This function has a defect on purpose: 1 is added to the whole storage of a view."""
     # The whole storage, of which the table may be a part.
     torch.empty(0, dtype=table.dtype).set_(table.untyped_storage()).add_(1)
 

@@ -20,8 +20,8 @@ bad("wrong numerics", wrong_numerics, "numerics", note="one part in ten thousand
 
 
 def _at_most_four(x):
-    """Return an empty result of at most four rows as the fake of ``wrong_bound``. The planted defect is that there may
-    be as many rows as ``x`` has elements.
+    """Return an empty result of at most four rows as the fake of ``wrong_bound``. This function has a defect on
+    purpose: there may be as many rows as ``x`` has elements.
     """
     return x.new_empty(torch.library.get_ctx().new_dynamic_size(max=4), dtype=torch.int64)
 
@@ -51,8 +51,8 @@ bad("crash on zero rows", zero_rows, "edges", note="an empty scene")
 
 
 def _last_bit(x):
-    """Return ``2 * x``. The planted defect is that each element is one rounding step too large or too small, at random
-    in each call.
+    """Return ``2 * x``. This function has a defect on purpose: each element is one rounding step too large or too
+    small, at random in each call.
     """
     return torch.nextafter(x * 2, torch.full_like(x, random.choice([-9e9, 9e9])))
 
@@ -72,7 +72,7 @@ _calls = [0]
 
 
 def _counting(x):
-    """Return ``2 * x``. The planted defect is that 1 is added in every seventh call of the process."""
+    """Return ``2 * x``. This function has a defect on purpose: 1 is added in every seventh call of the process."""
     _calls[0] += 1
     return x * 2 + (_calls[0] % 7 == 0)
 
@@ -113,8 +113,8 @@ def sl_numerics(x: M, eps: float = 1e-5) -> M:
 
 @sl_numerics.kernel("cpu")
 def _(x, eps, *, out):
-    """Write each row of ``x`` divided by its root mean square to ``out``. The planted defect is that the default of
-    ``eps`` is used in place of ``eps``.
+    """Write each row of ``x`` divided by its root mean square to ``out``. This function has a defect on purpose: the
+    default of ``eps`` is used in place of ``eps``.
     """
     torch.mul(x, torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5), out=out)
 
@@ -124,8 +124,8 @@ bad("kernel that ignores a scalar", sl_numerics, "numerics", note="right for the
 
 @declare("bound", bounds={"m": "n // 2 + 1"})
 def sl_bound(x: V) -> Int64[Tensor, "m"]:
-    """Return the positions of positive elements of ``x``. The planted defect is that the op declares at most ``n // 2 +
-    1`` of them.
+    """Return the positions of positive elements of ``x``. This function has a defect on purpose: the op declares at
+    most ``n // 2 + 1`` of them.
     """
     return (x > 0).nonzero()[:, 0]
 
@@ -143,8 +143,8 @@ def sl_empty(x: M) -> Float[Tensor, "c"]:
 
 @sl_empty.kernel("cpu")
 def _(x, *, out):
-    """Write the maximum of each column to ``out``. The planted defect is that ``torch.amax`` raises if ``x`` has no
-    rows.
+    """Write the maximum of each column to ``out``. This function has a defect on purpose: ``torch.amax`` raises if
+    ``x`` has no rows.
     """
     torch.amax(x, 0, out=out)
 
@@ -182,7 +182,9 @@ def sl_optional(x: M, bias: Float[Tensor, "c"] | None = None) -> M:
 
 @sl_optional.kernel("cpu")
 def _(x, bias, *, out):
-    """Write ``2 * x + bias`` to ``out``. The planted defect is that ``torch.add`` raises if ``bias`` is None."""
+    """Write ``2 * x + bias`` to ``out``. This function has a defect on purpose: ``torch.add`` raises if ``bias`` is
+    None.
+    """
     torch.add(x * 2, bias, out=out)
 
 
@@ -191,8 +193,8 @@ bad("kernel that needs its optional argument", sl_optional, "numerics")
 
 @declare("mis_sharded")
 def mis_sharded(x: V) -> V:
-    """Return the cumulative sum of ``x``. The planted defect is that the sharding rule of the op lets each rank sum its
-    own part of ``x``, without the parts before it.
+    """Return the cumulative sum of ``x``. This function has a defect on purpose: the sharding rule of the op lets each
+    rank sum its own part of ``x``, without the parts before it.
     """
     return x.cumsum(0)
 

@@ -14,7 +14,7 @@ from shiplap_testing.zoo.specimen import register
 
 
 def _malloc(x):
-    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the op takes device memory by
+    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the op takes device memory by
     ``cudaMalloc`` and releases it by ``cudaFree`` in each call.
     """
     room, out, size = ctypes.c_void_p(), torch.empty_like(x), ctypes.c_size_t(x.nbytes)
@@ -36,8 +36,8 @@ _handles = {}
 
 
 def _handle(x):
-    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the first call of each shape takes device
-    memory for a handle.
+    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the first call of each shape
+    takes device memory for a handle.
     """
     if x.shape not in _handles:
         room = ctypes.c_void_p()
@@ -52,8 +52,8 @@ bad("handle created at the first call of a shape", double("gpu_handle", _handle)
 
 
 def _item(x):
-    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the host reads the largest magnitude and
-    waits for the device.
+    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the host reads the largest
+    magnitude and waits for the device.
     """
     return x / x.abs().max().item() * x.abs().max() * 2 if x.numel() else x * 2
 
@@ -62,7 +62,9 @@ bad("scale read with .item()", double("gpu_item", _item), "waits for the device"
 
 
 def _stream_synchronize(x):
-    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the host waits for the stream."""
+    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the host waits for the current
+    stream.
+    """
     y = x * 2
     checked(cudart().cudaStreamSynchronize(stream_of(x)))
     return y
@@ -74,8 +76,8 @@ bad("cudaStreamSynchronize", double("gpu_synchronize", _stream_synchronize), "in
 
 
 def _default_stream(x):
-    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the result is computed on the default
-    stream and not on the current one.
+    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the result is computed on the
+    default stream and not on the current one.
     """
     with torch.cuda.stream(torch.cuda.default_stream(x.device)):
         return x * 2
@@ -89,8 +91,8 @@ _workspace = {}
 
 
 def _replaced(x):
-    """Return ``2 * x``. The planted defect is that the result passes through a workspace that a larger call replaces
-    and frees. A replay of a CUDA graph then uses freed memory.
+    """Return ``2 * x``. This function has a defect on purpose: the result passes through a workspace that a larger call
+    replaces and frees. A replay of a CUDA graph then uses freed memory.
     """
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _workspace or _workspace[key].nbytes < x.nbytes:
@@ -106,8 +108,8 @@ _tables = {}
 
 
 def _evicted(x):
-    """Return ``2 * x``. The planted defect is that the factors lie in a table that a call with another shape frees. A
-    replay of a CUDA graph then uses freed memory.
+    """Return ``2 * x``. This function has a defect on purpose: the factors lie in a table that a call with another
+    shape frees. A replay of a CUDA graph then uses freed memory.
     """
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _tables or _tables[key].shape != x.shape:
@@ -122,8 +124,8 @@ _pair, _turn = {}, [0]
 
 
 def _ping_pong(x):
-    """Return ``2 * x``. The planted defect is that the result is one of two buffers in turn, which later calls
-    overwrite.
+    """Return ``2 * x``. This function has a defect on purpose: the result is one of two buffers in turn, which later
+    calls overwrite.
     """
     key = x.shape, x.dtype, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _pair:
@@ -141,8 +143,8 @@ _scratch = {}
 
 
 def _shared(x):
-    """Return ``2 * x``. The planted defect is that, on several streams, the result passes through one scratch buffer of
-    the device.
+    """Return ``2 * x``. This function has a defect on purpose: on several streams, the result passes through one
+    scratch buffer of the device.
     """
     room = _scratch.setdefault(x.device, torch.empty(1 << 22, dtype=torch.uint8, device=x.device))
     mine = room[: x.nbytes].view(x.dtype).view(x.shape).copy_(x)
@@ -159,8 +161,8 @@ _plans = {}
 
 
 def _plan(x):
-    """Return ``2 * x``. The factor is kept by shape. The planted defect is that a first call under CUDA graph capture
-    records the computation of the factor without running it.
+    """Return ``2 * x``. The factor is kept by shape. This function has a defect on purpose: a first call under CUDA
+    graph capture records the computation of the factor without running it.
     """
     if x.shape not in _plans:
         _plans[x.shape] = torch.full((1,), 2.0, dtype=x.dtype, device=x.device)
@@ -175,8 +177,8 @@ _scales = {}
 
 
 def _calibrated(x):
-    """Return ``x`` divided by its largest magnitude. The planted defect is that the magnitude of the first call of each
-    shape is used for all.
+    """Return ``x`` divided by its largest magnitude. This function has a defect on purpose: the magnitude of the first
+    call of each shape is used for all.
     """
     if x.shape not in _scales:
         _scales[x.shape] = x.abs().max().item()
@@ -205,8 +207,8 @@ def host_scalar(x: V) -> Float[Tensor, ""]:
 
 
 def _mean(x):
-    """Return the mean of ``x``. The planted defect is that the factor is read from pinned host memory, which later
-    calls change before a CUDA graph is replayed.
+    """Return the mean of ``x``. This function has a defect on purpose: the factor is read from pinned host memory,
+    which later calls change before a CUDA graph is replayed.
     """
     if not _factor:
         # Pinned memory is copied without the host waiting, so a capture records its address.
@@ -223,8 +225,8 @@ _chosen = {}
 
 
 def _tuned(x):
-    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the first call of each shape times two
-    candidates and waits for events.
+    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the first call of each shape
+    times two candidates and waits for events.
     """
     if x.shape not in _chosen:
         times = []
@@ -245,8 +247,8 @@ bad("autotuning in the op", double("gpu_tuned", _tuned), "made while capturing, 
 
 
 def _branch(x):
-    """Return ``2 * x``. The planted defect is that, under CUDA graph capture, the host branches on whether ``x`` has
-    NaN. It waits for the device.
+    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the host branches on whether
+    ``x`` has NaN. It waits for the device.
     """
     return x * 2 if bool((x == x).all()) else torch.nan_to_num(x) * 2
 
@@ -257,8 +259,8 @@ bad("host branch on a value", double("gpu_branch", _branch), "waits for the devi
 
 
 def _sorts(x):
-    """Return twice the numbers of each column in ascending order. The planted defect is that ``x`` is sorted in place,
-    which is not declared.
+    """Return twice the numbers of each column in ascending order. This function has a defect on purpose: ``x`` is
+    sorted in place, which is not declared.
     """
     x.copy_(x.sort(0).values)
     return x * 2
@@ -299,8 +301,8 @@ bad("data-dependent output", nonzero, "its size m depends on data; use the capac
 
 
 def _current_device(x):
-    """Return ``2 * x``. The planted defect is that the result is on the current device, which may be another one than
-    that of ``x``.
+    """Return ``2 * x``. This function has a defect on purpose: the result is on the current device, which may be
+    another one than that of ``x``.
     """
     return torch.empty(x.shape, dtype=x.dtype, device="cuda").copy_(x).mul_(2)
 
@@ -311,8 +313,8 @@ bad("output on the current device", double("gpu_device", _current_device, lambda
 
 
 def _atomics(x):
-    """Return the sum of all elements times 4096 weights. The planted defect is that atomic additions have no fixed
-    order, so that the last bits vary.
+    """Return the sum of all elements times 4096 weights. This function has a defect on purpose: atomic additions have
+    no fixed order, so that the last bits vary.
     """
     spread = (x.reshape(1, -1) * torch.linspace(0.1, 1, 4096, device=x.device, dtype=x.dtype)[:, None]).reshape(-1)
     index = torch.zeros(len(spread), dtype=torch.int64, device=x.device)

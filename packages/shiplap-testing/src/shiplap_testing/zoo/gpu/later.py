@@ -63,8 +63,8 @@ _staging = {}
 
 
 def _staged(x, weight):
-    """Return ``x * weight``. The planted defect is waste, since each replay of a CUDA graph copies ``weight`` to a
-    buffer of the op.
+    """Return ``x * weight``. This function has a defect on purpose: each replay of a CUDA graph copies ``weight`` to a
+    buffer of the op, which is not needed.
     """
     key = weight.shape, weight.dtype, weight.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _staging:
@@ -100,8 +100,8 @@ good("result that starts as a copy of an input", appended)
 
 
 def _on_host(x):
-    """Return the number of positive elements of ``x`` as a tensor on the host. The planted defect is that, under CUDA
-    graph capture, the host waits for the device.
+    """Return the number of positive elements of ``x`` as a tensor without dims in the memory of the host. This function
+    has a defect on purpose: under CUDA graph capture, the host waits for the device.
     """
     return (x > 0).sum().cpu()
 
@@ -123,8 +123,8 @@ bad("result on the host", on_host, "Cannot copy between CPU and CUDA tensors", "
 
 
 def _callback(x):
-    """Return ``2 * x``. The planted defect is that each replay of a CUDA graph runs a function on the host, which does
-    nothing.
+    """Return ``2 * x``. This function has a defect on purpose: each replay of a CUDA graph runs a function on the host,
+    which does nothing.
     """
     y = x * 2
     nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)

@@ -28,7 +28,8 @@ if importlib.util.find_spec("triton"):
     @triton.jit
     def _tile(x, out, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
         """Write ``2 * x`` to ``out`` for a block of ``BLOCK`` elements, of which there are ``n`` in all. If ``MASKED``
-        is false, the planted defect is that elements up to the next multiple of 8 are written too.
+        is true, there is no defect. If it is false, there is one on purpose: elements up to the next multiple of 8 are
+        written too.
         """
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         y = tl.load(x + at, at < n, 0.0) * 2
@@ -40,8 +41,8 @@ if importlib.util.find_spec("triton"):
         """
 
         def run(x):
-            """Return ``2 * x``, computed by the Triton kernel. If ``masked`` (argument of ``_run``) is false, the
-            planted defect is that up to 7 elements past the end of the result are written.
+            """Return ``2 * x``, computed by the Triton kernel. If ``masked`` (argument of ``_run``) is true, there is
+            no defect. If it is false, there is one on purpose: up to 7 elements past the end of the result are written.
             """
             x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if x.numel():

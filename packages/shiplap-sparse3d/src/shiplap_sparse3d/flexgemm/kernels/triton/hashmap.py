@@ -32,10 +32,11 @@ def hashmap_lookup(hashmap: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
 
 
 def hashmap_unique(keys: Tensor, return_index: bool = False, return_inverse: bool = False) -> Any:
-    """Return the distinct rows of ``keys [n, d]``, ascending.
+    """Return the distinct rows of ``keys [n, d]`` in ascending order. If ``return_index`` or ``return_inverse`` is
+    true, return a tuple that begins with them. If ``return_index`` is true, it then has the first row number of each
+    distinct row. If ``return_inverse`` is true, it ends with the number of each row among the distinct ones.
 
-    With ``return_index`` or ``return_inverse``, return a tuple. It then also has the first row number of each distinct
-    row, or the number of each row among the distinct ones.
+    Rows are numbered from 0 as ``int32``.
     """
     rows, number = distinct_rows(keys)
     results = (rows, *([_first_rows(rows, number)] if return_index else []), *([number] if return_inverse else []))

@@ -51,8 +51,8 @@ def get_output_coords_kernel_delta(
     transposed: bool = False,
 ) -> Reached:
     """Return the output voxels that taps at the offsets ``delta [V, axes]`` reach inside ``boundary``, ascending.
-    Return also the input row, the output row and the tap of each pair of voxels, as ``int32``. The other arguments are
-    those of :func:`get_output_coords_kernel_size_dilation`.
+    Return also the input row, the output row and the tap of each pair of voxels, as ``int32``. The other arguments,
+    with ``transposed``, are those of :func:`get_output_coords_kernel_size_dilation`.
     """
     axes = delta.shape[1]
     # Offsets may have columns for the batch, whose stride and offset are not given.
@@ -63,7 +63,8 @@ def get_output_coords_kernel_delta(
 
 def _reach(coords: Tensor, taps: Taps, boundary: Boundary | None, transposed: bool) -> Reached:
     """Return the voxels that ``taps`` reach from ``coords``, ascending. Also return the input row, the output row and
-    the tap of each pair, as ``int32``. ``boundary`` limits each axis to a range, unless it is None.
+    the tap of each pair, as ``int32``. If ``transposed`` is true, outputs lie at ``input * stride + offset``, and
+    otherwise inputs lie at ``output * stride + offset``. ``boundary`` limits each axis to a range, unless it is None.
     """
     wide, columns = with_scene(coords), taps.columns(coords.device)
     low, high = unbounded(coords.shape[1])
