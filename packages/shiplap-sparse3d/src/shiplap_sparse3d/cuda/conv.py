@@ -36,8 +36,8 @@ def _tile_columns(sizes: Sizes, columns: str) -> int:
 
 
 def _tile_depth(sizes: Sizes, channels: int, itemsize: int = 2) -> int:
-    """Return how many channels a tile multiplies at a time. It is ``channels`` rounded up to a power of two, at least
-    16 and at most 128 bytes of ``itemsize``.
+    """Return how many channels a tile multiplies at a time. It is ``channels`` rounded up to a power of two, but at
+    least 16 and at most ``128 // itemsize``. ``sizes`` is not read.
     """
     return min(128 // itemsize, max(16, 1 << (max(1, channels) - 1).bit_length()))
 

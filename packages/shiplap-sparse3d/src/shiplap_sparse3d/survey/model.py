@@ -130,7 +130,9 @@ class SurveyModel:
             raise survey_error("SL825", "SurveyModel.net", got, expected, what=what) from failure
 
     def check(self) -> Field:
-        """Check the field, the context and the number of logits, each with a probe. Raises SL820 and SL825."""
+        """Run the network on small probes and return the receptive field that was measured. Raise ``SL820`` if it is
+        larger than that of the network's sparse layers, and ``SL825`` if the features or the logits have a wrong shape.
+        """
         self._check_features()
         return probe(self.net, self.channels, self.field, lambda voxels: self.answer(_scene_of(voxels)))
 

@@ -245,8 +245,8 @@ class SizeRange:
 
 
 def size_range(call: SizedCall) -> SizeRange:
-    """Return the range of sizes at which the graph of ``call`` may be run, as far as a candidate can be tested over it.
-    The range is empty for a call of fixed sizes.
+    """Return the range of sizes at which a candidate for ``call`` is tested. It is the range in which the graph may be
+    run, cut to sizes that a test can hold. It has no symbols if all sizes of the call are fixed.
     """
     sizes = [n for value in call.env.values() for n in (value if isinstance(value, (list, tuple)) else [value])]
     symbols = inductor_lowering.symbols_of([n for n in sizes if isinstance(n, torch.SymInt)])

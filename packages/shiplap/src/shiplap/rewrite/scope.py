@@ -90,8 +90,8 @@ class Rewrites:
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The records of the parts of the graphs compiled so far that a rewrite would have replaced if there were not
-        one obstacle.
+        """The near misses in the graphs compiled so far. A near miss is a part of a graph that a rewrite would have
+        replaced but for a single obstacle.
         """
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 

@@ -153,8 +153,8 @@ class RewriteSurvey:
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The records of the parts of the graphs that a rewrite would have replaced if there were not one obstacle,
-        over all graphs.
+        """The near misses in all graphs. A near miss is a part of a graph that a rewrite would have replaced but for a
+        single obstacle.
         """
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 

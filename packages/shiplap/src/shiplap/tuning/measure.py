@@ -191,9 +191,10 @@ class Timing:
 def race_runs(
     runs: Mapping[int, CandidateRun], clock: Clock, plan: RacePlan, at: Callable[[int], None] = lambda index: None
 ) -> dict[int, Timing]:
-    """Time ``runs`` in turns and return the timings by index. Clearly slower ones are dropped early.
+    """Time ``runs`` in turns. Return the timing of each run by index.
 
-    ``plan`` has the limits on rounds and seconds. ``at`` is called with the index before each run.
+    A run that is clearly slower is dropped early. Its timing then has fewer samples and is marked as dropped. ``plan``
+    has the limits on rounds and seconds. ``at`` is called with the index before each run.
     """
     deadline = monotonic() + plan.seconds
     samples: dict[int, list[float]] = {}

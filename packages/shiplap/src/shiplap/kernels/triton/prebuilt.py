@@ -104,7 +104,7 @@ def _kernel_source_parts(kernel: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _jit_function_type() -> type[Any]:
-    """Return the class of functions that Triton has decorated. Triton is imported."""
+    """Import Triton and return the class of the functions that its decorator ``triton.jit`` makes."""
     from triton.runtime.jit import JITCallable
 
     kind: type[Any] = JITCallable
