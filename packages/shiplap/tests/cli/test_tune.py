@@ -102,7 +102,7 @@ def test_what_cannot_be_tuned(run: Any, arguments: tuple[str, ...], id: str, got
     assert f"got      {got}" in result.stderr
     assert (
         id != "SL613"
-        or "fix      pass what 'expected' shows. Run 'shiplap tune --help' to list the arguments" in result.stderr
+        or "fix      pass what 'expected' shows. Run the command with --help to list its arguments" in result.stderr
     )
     assert result.stdout == ""
 

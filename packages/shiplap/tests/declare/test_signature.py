@@ -106,7 +106,7 @@ def test_the_parentheses_are_missing(declare):
         "SL101",
         where="@sl.op",
         got="function op",
-        fix='give the op a name of this form, such as @sl.op("mylib::scale")',
+        fix='choose a name of this form with a namespace of your own, such as @sl.op("mylib::scale")',
     ):
 
         @declare
@@ -151,12 +151,12 @@ class Pair(NamedTuple):
         (dict[str, int], "dict[str, int]", "pass the entries as separate arguments"),
         (dict, "dict", "pass the entries as separate arguments"),
         (Tensor, "Tensor", 'say the dtype and dims: Float[Tensor, "n c"]'),
-        (int | str, "int | str", "pass those of its fields that the op reads"),
-        (set[int], "set[int]", "pass those of its fields that the op reads"),
-        (tuple[int, str], "tuple[int, str]", "pass those of its fields that the op reads"),
-        (tuple[F, V], "tuple", "pass those of its fields that the op reads"),
-        (bytes, "bytes", "pass those of its fields that the op reads"),
-        (typing.Any, "Any", "pass those of its fields that the op reads"),
+        (int | str, "int | str", "pass each field that the op reads as an argument"),
+        (set[int], "set[int]", "pass each field that the op reads as an argument"),
+        (tuple[int, str], "tuple[int, str]", "pass each field that the op reads as an argument"),
+        (tuple[F, V], "tuple", "pass each field that the op reads as an argument"),
+        (bytes, "bytes", "pass each field that the op reads as an argument"),
+        (typing.Any, "Any", "pass each field that the op reads as an argument"),
     ],
 )
 def test_types_a_schema_cannot_carry_say_how_to_split_them(ns, annotation, got, fix):
