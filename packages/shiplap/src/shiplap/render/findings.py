@@ -120,7 +120,7 @@ class CellFields(Protocol):
 
     @property
     def state(self) -> str:
-        """The state of the cell as text, such as ``ok``, ``untouched`` (no sample was checked) or ``does not apply``."""
+        """The state of the cell, such as ``ok``, ``untouched`` (no sample was checked) or ``does not apply``."""
 
     @property
     def samples(self) -> int:
