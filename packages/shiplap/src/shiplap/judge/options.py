@@ -83,7 +83,7 @@ class StepDeadline:
 
 @dataclass(frozen=True)
 class JudgeBudget:
-    """The time that one judgement may take. ``began`` is its start by ``time.monotonic``, and ``seconds`` its length."""
+    """The time for one judgement. ``began`` is its start by ``time.monotonic``, and ``seconds`` its length."""
 
     began: float
     seconds: float

@@ -116,7 +116,7 @@ def _natural_order(path: Path) -> list[Any]:
 
 
 def _unusable_problem(name: str, kind: str, why: str) -> SuiteProblem:
-    """Return the problem ``name`` in the format ``kind``, marked as one that cannot be judged, with the reason ``why``."""
+    """Return the problem ``name`` of the format ``kind``, marked as unusable for the reason ``why``."""
     return SuiteProblem(name, kind, unusable=why)
 
 

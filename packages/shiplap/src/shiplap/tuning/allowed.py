@@ -18,8 +18,8 @@ WORKER = "_SHIPLAP_TUNE_WORKER"  # set in the worker's own environment, by the w
 
 
 def blocked() -> str:
-    """Return why kernels may not be measured now, or an empty text. Such a reason is that a graph is being captured, or
-    that an op is being called.
+    """Return the place in which kernels may not be measured now, such as ``a CUDA graph capture`` or ``an op``. Return
+    an empty string if they may be measured.
     """
     # The process id is compared because a child that the worker starts inherits the variable.
     if os.environ.get(WORKER) == str(os.getpid()):
@@ -35,7 +35,7 @@ def blocked() -> str:
 
 
 def _inside_op() -> bool:
-    """Return whether this thread is inside the call of an op.
+    """Return whether a call of ``Op.execute`` is on this thread's stack. Calls of ops then need not be counted.
 
     The function searches the stack of the thread. Calls of ops then need not be counted.
     """
@@ -46,7 +46,8 @@ def _inside_op() -> bool:
 
 
 def require_quiet(where: str) -> None:
-    """Raise ``SL608`` if kernels may not be measured now.
+    """Raise ``SL608`` if kernels may not be measured now. They may not inside an op, a backward, a trace, a CUDA graph
+    capture or a worker process. ``where`` is the name of the caller's function, for the error.
 
     They may not inside an op, a backward, a trace, a CUDA graph capture or a worker process. ``where`` is the name of
     the function that was called, for the error.
