@@ -24,7 +24,9 @@ CandidateRun = Callable[[], tuple[Tensor, ...]]
 
 
 class CandidateRefused(Exception):
-    """The error that a candidate does not support these arguments. Such a candidate is not wrong, but it is not timed."""
+    """The error that a candidate does not support these arguments. Such a candidate is not wrong, but it is not
+    timed.
+    """
 
 
 class Candidate(ABC):
@@ -115,7 +117,9 @@ class KernelCandidate(Candidate):
         return partial(self.bound.run_call, call)
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile the kernel for a call with ``args`` without running it. Do nothing if the kernel refuses such a call."""
+        """Compile the kernel for a call with ``args`` without running it. Do nothing if the kernel refuses such
+        a call.
+        """
         call = self.op.bind(args)
         if not self.bound.why_refused(call):
             self.bound.compile(call)

@@ -352,7 +352,9 @@ class RemoteBench:
 
     @cached_property
     def _judged(self) -> JudgedBench:
-        """The bench that runs the candidates of this task in sandboxed processes, and checks the times that they claim."""
+        """The bench that runs the candidates of this task in sandboxed processes, and checks the times that
+        they claim.
+        """
         task = self.task
         opening = _opening_message(task, self.provider)  # without the environment, which may hold secrets
         return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, opening)
