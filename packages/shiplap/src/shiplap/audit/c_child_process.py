@@ -101,7 +101,6 @@ class CFunctionCall:
 
     def buffer(self, content: bytes) -> int:
         """Return the address of a copy of ``content`` in new, aligned memory, which lives as long as this object.
-        Unused bytes on both sides absorb small overruns.
 
         Unused bytes on both sides absorb small overruns.
         """

@@ -122,10 +122,11 @@ def record_cuda_graph(
     pool: Any = None,
     mode: str = "global",
 ) -> GraphRecording:
-    """Return a CUDA graph of ``call`` on copies of ``args``, captured on ``stream``. The memory pool is ``pool``, or a
-    new one if it is None. Raise ``CaptureError`` with the reason if the capture fails.
+    """Capture ``call`` on copies of ``args`` into a CUDA graph on ``stream``, and return the recording. Raise
+    ``CaptureError`` with the reason if the capture fails.
 
-    **Warning**: replay only a graph captured in ``mode="global"``. Other modes accept calls that can crash a replay.
+    The memory pool is ``pool``, or a new one if it is None. ``mode`` is CUDA's capture mode. A graph that was not
+    captured in the mode ``"global"`` must not be replayed, since other modes accept calls that can crash a replay.
     """
     with on_stream(stream):
         static = tree_map(clone_exactly, args)
@@ -213,8 +214,8 @@ def _read_copy_node(runtime: Any, node: int) -> CopyNode | None:
 
 
 class Canaries:
-    """Free memory of torch's caches, allocated and filled with a pattern. Memory that is used after it was freed
-    changes the pattern or reads it.
+    """Free memory of torch's caches, allocated and filled with a pattern. A write to freed memory then changes the
+    pattern, and a read of freed memory returns it.
 
     It consists of device memory of every stream and of page-locked host memory in blocks of up to 64 KiB. The memory is
     freed with this object.

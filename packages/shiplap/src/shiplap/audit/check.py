@@ -104,22 +104,22 @@ class Check:
 
     Attributes:
         name: the id of the check, which is the name of its module.
-        observes: the comparison in one line.
+        observes: one line of text that says what the check compares.
         observe: the function that observes one sample. An exception in it counts as a problem.
-        cases: the function that yields the samples, plain ones first.
-        fix: the usual repair.
+        cases: the function that yields the samples, the simplest ones first.
+        fix: advice on how an op that fails is usually repaired.
         order: the rank of the check in an audit, which runs its checks by ascending rank. It is 0 for a check that runs
             on request only.
-        skips: a function that returns the reason why the check cannot apply to an op, or an empty text.
-        needs: the checks that must succeed before this one runs. If one of them fails, this check would find nothing
+        skips: a function that returns the reason why the check cannot apply to an op, or an empty string.
+        needs: the names of the checks that must succeed before this one runs. If one of them fails, this check would find nothing
             new or could end the process.
-        sequence: a function that observes all samples together, after the single ones, or None.
-        error: the format of the largest ``Observation.error``.
-        symbol: the variable that holds the check in its module.
+        sequence: a function that observes all samples together, after each was observed alone, or None.
+        error: the format string for the largest ``Observation.error``.
+        symbol: the name of the variable that holds the check in its module.
         patience: the seconds of processor time after which a sample counts as hanging, if more than usual.
-        obligations: the obligations of the ledger that the check observes on each sample.
-        varies: the axes of the ledger that the check itself varies on each sample.
-        alone: whether no other sample may run on the device meanwhile, such as those of an audit of another op.
+        obligations: what the check observes on each sample, such as ``value`` or ``gradient``.
+        varies: the properties, such as ``thread``, that the check itself varies on each sample.
+        alone: whether samples of other audits must not run on the device while a sample of this check runs.
         quiet: the seconds without any work after which a deadlock is supposed, if more than usual. Compilers may wait
             that long for the compilations of other processes.
     """
@@ -182,7 +182,7 @@ class Check:
         return tally.finding()
 
     def _observe_once(self, subject: AuditSubject, case: SampleCase) -> Observation:
-        """Return the observation of one sample. An exception becomes its problem, with three exceptions.
+        """Return the observation of one sample. An exception becomes its problem, except in the following cases.
 
         If an earlier check has reported the same error, or torch lacks a kernel for the dtype, the observation is
         ``missed``. If the reference refuses generated arguments, or a launch takes too long, the observation is a

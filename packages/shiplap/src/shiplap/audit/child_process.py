@@ -105,7 +105,7 @@ def stream_events(
     """Yield the events that ``work(send)`` sends from a forked child. An event is a dict of values that JSON can
     represent.
 
-    If the child ends before ``work`` has returned, raises an exception or exceeds one of ``limits``, a ``ChildDeath``
+    If the child raises an exception, exceeds one of ``limits`` or ends before ``work`` has returned, a ``ChildDeath``
     is yielded last. If ``limits`` is None, they are those of ``ChildLimits()``.
     """
     limits = limits or ChildLimits()

@@ -57,7 +57,7 @@ def take_turn(folder: Path, device: str, *, alone: bool) -> Iterator[None]:
     is true, and otherwise shared.
 
     A second lock, called the gate, keeps new samples from starting while a sample waits for the exclusive lock. While
-    it is held, no other thread of this process opens a lock file, since a check may count open files.
+    the exclusive lock is held, no other thread of this process opens a lock file, since a check may count open files.
     """
     name = re.sub(r"\W", "-", device)
     operation = fcntl.LOCK_EX if alone else fcntl.LOCK_SH

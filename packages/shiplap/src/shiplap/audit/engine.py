@@ -73,7 +73,7 @@ def audit(
         budget: the time, in seconds or as text such as ``"5m"``. Checks that are not finished by then are
             *incomplete*.
         progress: called with each finding as soon as it is there.
-        examined: called with the name of a check and the samples that it examined.
+        examined: called with the name of a check and the description of a sample, for each sample that was examined.
         isolate: whether the samples run in a separate process. By default they do if this process can be forked.
         limits: the limits of that process, which are the seconds for one sample and the memory.
 

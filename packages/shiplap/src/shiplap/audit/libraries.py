@@ -17,9 +17,9 @@ from shiplap.dispatch import Op
 
 @lru_cache(maxsize=2)
 def _owners(searched: tuple[str, ...]) -> Mapping[str, list[str]]:
-    """Return a mapping from each top-level package in the folders ``searched`` to the names of the distributions that
-    provide it. The result is cached, since reading all metadata takes 0.3 s. The current folders of ``sys.path`` are
-    read, and ``searched`` is only the key of the cache.
+    """Return a mapping from each top-level package of the installed distributions to the names of the distributions
+    that provide it. The result is cached, since reading all metadata takes 0.3 s. ``searched`` must be the folders of
+    ``sys.path``, and is the key of the cache.
     """
     return packages_distributions()
 

@@ -53,8 +53,8 @@ class SanitizerReport:
         errors: the number of records that the tool counted.
         samples: the number of samples that the script began.
         finished: whether the script came to its end.
-        problem: the reason why there is no verdict, such as a missing tool, a missing device or a timeout. Empty if
-            there is a verdict.
+        problem: the reason why there is no verdict, such as a missing tool, a missing device or a timeout. It is
+            empty if there is a verdict.
         last_line: the last line on stderr.
     """
 

@@ -41,7 +41,7 @@ class AuditPlan:
     ``lethal`` are results of those that ran. ``builder`` makes the arguments of samples, or is None.
 
     Attributes:
-        lethal: the check in which a sample ended a process, by the label of the sample.
+        lethal: a mapping from labels of samples that ended a process to the name of the check in which they did.
         tried: whether the base sample has been called already.
     """
 

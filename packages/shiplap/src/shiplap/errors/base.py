@@ -10,12 +10,13 @@ from types import FrameType, MappingProxyType
 
 
 class ShiplapError(Exception):
-    """The base class of all errors of the catalogue.
+    """The base class of all errors of the catalogue, which :func:`error` makes.
 
-    :func:`error` makes them. The class has no constructor of its own: ``torch.compile`` cannot trace the construction
-    of such an exception, and would report that in place of the error.
+    The class has no constructor of its own. ``torch.compile`` cannot trace a call of one, and would report that instead
+    of the error.
 
-    Attributes: ``id`` (``"SL202"``), ``what``, ``got``, ``expected``, ``where`` (op, argument or file), ``fix``.
+    ``id`` is the id, such as ``SL202``, and ``what`` says what failed. ``got`` is the wrong value, and ``expected``
+    says what is accepted. ``where`` names the op, argument or file, and ``fix`` says how to correct it.
     """
 
     id: str

@@ -43,7 +43,7 @@ GRADIENT_LAYOUTS = ("plain", "one", "turned")  # memory layouts of the gradients
 
 @dataclass
 class JudgeSession:
-    """The state of one judgement: its request, and the faults, gaps and times that were found so far.
+    """The state of one judgement. It holds the request, and the faults, gaps and times that were found so far.
 
     Attributes:
         subject: the reference, with the arguments that its constructor takes.
@@ -56,9 +56,10 @@ class JudgeSession:
         unchecked: properties that the verdict does not cover.
         timings: the times, one entry for each timed form of inputs (shapes and kind of values).
         calls: the number of the candidate's calls whose results were compared.
-        ledger: the cells (pairs of an axis and an obligation) to which these calls belong.
-        tried: the axes of the ledger that some form of inputs varies.
-        waived: the required cells of the ledger that do not apply, with the reason.
+        ledger: the numbers of these calls, for each property of inputs (such as ``size``) and each thing that is
+            compared (such as ``gradient``).
+        tried: the properties of inputs that some form of inputs varies.
+        waived: the required pairs of a property and a thing to compare that do not apply, with the reason.
     """
 
     options: JudgeOptions

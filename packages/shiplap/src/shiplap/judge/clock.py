@@ -51,7 +51,7 @@ DISTRUST, SLACK = 0.5, 500e-6  # the greatest difference of the two clocks: shar
 
 
 class ImplausibleTiming(CandidateError):
-    """An error that says that measured times are not plausible.
+    """The error that measured times are not plausible.
 
     ``busy`` is the share (0 to 1) of the wall time in which the timed processes waited for a processor. The candidate's
     calls are left out, since a candidate can make itself wait.

@@ -68,7 +68,7 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
 
 @dataclass
 class JudgeProblem:
-    """What a candidate has to compute: the base class of all problems.
+    """What a candidate has to compute. This is the base class of all problems.
 
     ``call`` is the reference as a function of the arguments. ``wide`` is the reference for arguments in float64.
     ``tolerance`` is a relative error that is accepted in addition to rounding. ``terms`` caches the number of summed
@@ -348,8 +348,8 @@ def _result_tensors(result: Any) -> list[Tensor]:
 
 
 class OpProblem(JudgeProblem):
-    """The problem of implementing a declared op. The reference of the op is the reference, and the inputs are samples
-    like those of an audit.
+    """The problem of implementing a declared op. The expected results are those of the op's reference, and the inputs
+    are samples like those of an audit.
     """
 
     def __init__(self, op: Op, sizes: Sequence[dict[str, Any]], device: str) -> None:
@@ -553,8 +553,8 @@ class FunctionProblem(JudgeProblem):
         """Return the arguments of one call with inputs of ``form`` (shapes and kind of values), varied with a new,
         secret seed.
 
-        The reference's input function draws them first. That takes long for large inputs. If the form replaces their
-        values or reduces their shapes, the inputs of the first draw are varied instead.
+        The reference's input function makes the arguments that are varied. For large inputs that takes long. If the
+        form replaces their values or reduces their shapes, the arguments of the first draw are varied instead.
         """
         large = sum(t.numel() for t in tensors_among(self.first)) > LARGE
         made = self.first if large and (form.reduced or form.kind != "drawn") else self._make_arguments()

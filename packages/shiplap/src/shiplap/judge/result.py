@@ -78,9 +78,9 @@ class JudgeResult(ResultWithVerdict):
         verdict: ``"refused"`` if there is at least one reason. ``"incomplete"`` if there is no reason, but ``missing``
             is not empty. Otherwise ``"accepted"``.
         reasons: the faults of the candidate.
-        missing: pairs of a required comparison or part of the sandbox, and why it is missing.
+        missing: pairs of the name of a required comparison or part of the sandbox that is missing, and the reason.
         unchecked: properties about which the verdict says nothing, as text.
-        timings: one entry for each timed shape. Empty if the candidate was refused before.
+        timings: the times of each timed shape. It is empty if the candidate was refused before.
         calls: the number of calls of the candidate that were compared with the reference.
         seconds: the duration of the whole judgement.
         ledger: the cells to which the calls belong. A cell joins an axis (what inputs vary) and an obligation (what is

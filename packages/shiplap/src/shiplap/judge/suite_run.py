@@ -42,7 +42,7 @@ class SuiteVerdict:
         speedup, min_speedup: the speedups that ``JudgeResult`` has.
         seconds: the duration of the judgement.
         reason: the first fault, gap or error.
-        result: the whole verdict as plain values.
+        result: the fields of the ``JudgeResult`` as a dict, or None for an unusable problem.
     """
 
     problem: str

@@ -33,7 +33,7 @@ class SuiteProblem:
         name: the path of the problem in its suite.
         format: the name of the format.
         reference, candidate: targets of :func:`shiplap.judge.judge`.
-        unusable: why the problem cannot be judged. Empty if it can.
+        unusable: why the problem cannot be judged. It is empty if the problem can be judged.
         vary_shapes: whether the reference accepts other shapes than those of its inputs.
     """
 

@@ -120,7 +120,7 @@ class JudgeSubject:
     """The problem of a judgement, and the data with which both processes load their target.
 
     Attributes:
-        kind: how the child process loads the reference.
+        kind: ``"reference"`` if the reference is that of a declared op, and otherwise ``"function"``.
         init: the arguments of the constructor.
         state: the parameters of the reference, which the candidate gets as well.
         seed: the seed of the parameters.

@@ -107,8 +107,8 @@ def plain_json(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def relative_place(where: str) -> str:
-    """Return the file in ``where``, written ``file:line``, relative to the working folder. If it does not lie below
-    that folder, return ``where`` unchanged.
+    """Return ``where``, a location ``file:line``, with the path of the file relative to the working folder. If the file
+    does not lie below that folder, return ``where`` unchanged.
     """
     try:
         return str(Path(where).relative_to(Path.cwd()))

@@ -96,7 +96,7 @@ class ResultWithVerdict(ABC):
 
 def exit_status(verdicts: Iterable[str]) -> int:
     """Return the exit status of a verb (subcommand) whose results have these verdicts. It is 0 if all verdicts are
-    good, such as ``proven``. It is 3 if the others are all ``incomplete``, and 1 otherwise.
+    good, such as ``proven``. It is 3 if all that are not good are ``incomplete``, and 1 otherwise.
     """
     bad = {v for v in verdicts if STYLES[v][1] != "ok"}
     return 0 if not bad else 3 if bad == {"incomplete"} else 1

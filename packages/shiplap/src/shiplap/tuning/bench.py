@@ -107,7 +107,7 @@ class Bench(Protocol):
 
 
 class LocalBench:
-    """A bench that runs candidates in this process. A candidate that crashes ends the process."""
+    """A bench that verifies and times candidates in this process. A candidate that crashes ends the process."""
 
     confirms = "incomplete", "tuned in the calling process, without the sandbox"
 

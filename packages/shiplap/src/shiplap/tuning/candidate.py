@@ -35,7 +35,7 @@ class Candidate(ABC):
 
     Attributes:
         fixed: whether the candidate supports only the sizes of this call.
-        opaque: whether the outputs are allocated outside Python, where they cannot be poisoned.
+        opaque: whether the outputs are allocated outside Python, where Shiplap cannot fill them with a byte first.
         copies: whether :meth:`prepare` copies the arguments, so that a later write to them does not reach the run.
         compiles: whether :meth:`precompile` can be called.
     """

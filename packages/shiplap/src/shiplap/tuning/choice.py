@@ -21,19 +21,19 @@ class Choice:
 
     Attributes:
         op, device, bucket, dtypes, layout: the calls that the choice is for. ``device`` is a device type.
-        kernel, config: the candidate. The kernel ``"reference"`` is the plain PyTorch body.
+        kernel, config: the candidate. The kernel ``"reference"`` is the op's reference.
         time: the median seconds of a run, or 0.0 if nothing was measured.
         runner_up, runner_up_time: the label and the time of the second fastest candidate. The label is empty if there
             is none.
         default_time: the time of the declared default, or 0.0 if it was not measured.
         reason: the reason of the choice on one line.
-        findings: the candidates that were dropped, and why. Empty in a choice read from the store or a table.
+        findings: the candidates that were dropped, and why.
         tried: the number of candidates that were considered.
         origin: ``"measured"``, ``"stored"``, ``"frozen"``, ``"default"``, ``"received"`` (from another rank),
             ``"in force"`` (in compiled code, received or from a package), or ``"left out"``. In the last case the
             budget ended before this bucket had a choice, and ``kernel`` is empty.
         sizes: the recipe of the call that was measured.
-        unverified: the reason why the kernel is not verified. Empty for a verified kernel.
+        unverified: the reason why the kernel is not verified. It is empty for a verified kernel.
         place: further fields of the key as (name, value), which describe the code around a call in a compiled graph. It
             is empty for a choice that eager calls use.
     """

@@ -143,7 +143,7 @@ def _make_local_bench(task: SelectionTask) -> Bench:
 
 
 def _frozen_choice(op: Op, drawn: Inputs, key: Key) -> Choice:
-    """Return the choice of the installed frozen table (a file of fixed choices) for the calls like ``drawn``.
+    """Return the choice of the installed frozen table (a file of fixed choices) for calls like those of ``drawn``.
 
     If the table has none, return the declared default. In strict mode, raise ``SL607`` instead.
     """

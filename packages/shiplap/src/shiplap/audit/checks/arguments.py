@@ -184,8 +184,8 @@ def _axes_of_fixed_size(op: Op, case: SampleCase, arg: Arg) -> Iterator[int]:
 
 
 def _dim_of_each_axis(op: Op, case: SampleCase, arg: Arg) -> list[str]:
-    """Return, for each axis of an argument, the name of its dim, or an empty string for a dim of fixed or computed
-    size. An axis of a dim that broadcasts has the name of the dim unless its size is 1.
+    """Return, for each axis of an argument, the name of its dim, or an empty string if the declaration fixes or
+    computes its size. For a dim annotated ``#n``, which broadcasts, the name is ``n`` unless the axis has size 1.
     """
     value = case.args[op.spec.args.index(arg)]
     dims = arg.tensor.dims if arg.tensor is not None else ()

@@ -74,12 +74,12 @@ def observe_autocast(op: Op, case: SampleCase) -> Observation:
 
 
 def _narrowings(op: Op, present: list[str]) -> list[set[str]]:
-    """Return sets of argument names, a subset of ``present``. For each set, the check makes one call in which the
-    arguments in the set are bfloat16. If the op has an autocast rule and several arguments, each set has one name, so
-    that dtypes are mixed.
+    """Return a list of sets of argument names. For each set, the check makes one call in which the arguments in the set
+    are bfloat16.
 
-    Calls with mixed dtypes are among them if the op has an autocast rule. ``present`` has the names of the arguments
-    that can be narrowed.
+    ``present`` has the names of the arguments that can be bfloat16. If the op has an autocast rule and ``present`` has
+    several names, each set has one of them, so that dtypes are mixed. Otherwise one set is empty, and another one has
+    all names if their dtypes admit bfloat16.
     """
     if op.spec.autocast is None:  # mixed calls are refused, and nothing else may change
         kinds = [a.tensor.dtypes for a in op.spec.tensors if a.tensor and a.name in present]

@@ -65,7 +65,7 @@ class CCallAttempt:
 @dataclass(frozen=True)
 class ProcessDeath:
     """The end of a child process during a call of the C function. ``call`` is the index of the call, ``status`` the
-    exit status of the process, and ``stderr`` its output there.
+    exit status of the process, and ``stderr`` what it wrote to stderr.
     """
 
     call: int

@@ -50,7 +50,7 @@ def _make_doubled_call(op: Op) -> Callable[..., tuple[Tensor, ...]]:
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        """Return the results of the op, with each floating-point one doubled."""
+        """Return the results of the op on ``args``, with each floating-point tensor multiplied by two."""
         return _double_results(run_on(op, args))
 
     return program
@@ -82,10 +82,10 @@ def observe_compile(op: Op, case: SampleCase) -> Observation:
 
 def observe_all_sizes(op: Op, cases: list[SampleCase]) -> Observation:
     """Run samples of several sizes through one compiled function, once with the backend aot_eager and once with
-    inductor. The returned observation has a problem if results are wrong, if the graph breaks or if there are too many
-    recompiles.
+    inductor.
 
-    The observation has a problem if results are wrong, if the graph breaks or if there are too many recompiles.
+    The returned observation has a problem if results are wrong, if the graph breaks or if there are too many
+    recompiles.
     """
     plain = [
         c for c in cases if not c.recipe.layouts and c.graph_key == cases[0].graph_key and not _broadcasts_a_size(op, c)

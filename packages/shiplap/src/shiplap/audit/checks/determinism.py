@@ -17,7 +17,7 @@ REPEATED_CALLS = 3
 
 def determinism_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``determinism`` calls the op. There is one for each kind of random values,
-    such as normal, positive or constant.
+    such as normal, positive or constant, at the base sizes. The same kinds of values at larger sizes follow.
     """
     yield from samples.values()
 

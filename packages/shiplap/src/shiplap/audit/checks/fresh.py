@@ -93,8 +93,8 @@ def _observe_stale_result(op: Op, case: SampleCase, changed: SampleCase) -> Obse
 
 def _find_shared_memory(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input") -> tuple[int, str] | None:
     """Return ``(index, text)`` of the first of ``outs`` that shares memory with one of ``others`` or with an earlier
-    output. The text names that tensor, as in ``input 0``, where ``name`` stands for ``others``. Return None if there is
-    none. Tensors without elements share nothing.
+    output. The text names that tensor, such as ``input 0`` or ``output 1``. ``name`` is the word for a tensor of
+    ``others``. Return None if there is none. Tensors without elements share nothing.
     """
     for i, out in enumerate(outs):
         pointer = out.untyped_storage().data_ptr()

@@ -93,7 +93,9 @@ def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _unlike_by_memory(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples in which all tensors start behind the begin of their storage, or have gaps between their rows."""
+    """Yield samples in which all tensors begin behind the first element of their storage, or have gaps between their
+    rows.
+    """
     yield from (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") in ("offset", "padded"))
 
 
@@ -247,11 +249,10 @@ def _gradients_of_inputs(
     op: Op, names: list[str], directions: AnyCallable, forward: AnyCallable, args: tuple[Any, ...], leaf: bool = True
 ) -> list[Tensor]:
     """Return the gradients of the results of ``forward(args)`` with respect to the arguments ``names``.
-    ``directions(outputs)`` returns the gradients of the outputs. An unused input gets zeros. If ``leaf`` is false, the
-    inputs are results of another operation. Raise ``RuntimeError`` if no output requires a gradient.
 
-    ``directions(outputs)`` returns the gradients of the outputs. An unused input gets zeros. If ``leaf`` is false, the
-    inputs are no autograd leaves. Raise ``RuntimeError`` if no output requires a gradient.
+    ``directions(outputs)`` returns the gradients of the outputs. An unused input gets zeros. If ``leaf`` is true, the
+    inputs are autograd leaves, and otherwise results of another operation. Raise ``RuntimeError`` if no output requires
+    a gradient.
     """
     given = arguments_by_name(op, args)
     wanted = [given[n].requires_grad_() for n in names]

@@ -118,7 +118,7 @@ def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], A
 
 
 def _set_environment(values: dict[str, str]) -> None:
-    """Set the environment variables of the process to ``values``, and delete those that it lacks."""
+    """Set the environment variables of the process to exactly ``values``. All other variables are deleted."""
     # os.environ passes each change on to the C library, which a new dict would not.
     for key in {*os.environ, *values}:
         if key not in values:

@@ -25,8 +25,8 @@ from shiplap.sampling.samples import Samples
 def schema_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``schema`` calls the op.
 
-    They are samples with all kinds of values, all dtypes and all layouts, and large ones. All dtypes are tried because
-    an op may copy an input only to convert its dtype, and write to inputs of another.
+    They are samples with all kinds of values, all dtypes and all layouts, and large ones. An op may copy an input only
+    to convert its dtype, and write to inputs of any other dtype. So all dtypes are tried.
     """
     yield from chain(samples.values(), samples.dtypes())  # what converts an input copies it in other dtypes alone
     yield from (c for c in samples.layouts() if "every" in dict(c.recipe.layouts))

@@ -50,8 +50,8 @@ def why_skip_stateless(op: Op) -> str:
 
 def observe_stateless(op: Op, case: SampleCase) -> Observation:
     """Read the symbol tables of all libraries of the op. The returned observation has a problem if a library has
-    writable globals or thread-local memory. It is ``missed`` if the symbols do not tell, and a ``skip`` if the library
-    declares what it keeps.
+    writable globals or thread-local memory. It is ``missed`` if the symbols do not show whether it has some, and a
+    ``skip`` if the library declares what it keeps.
     """
     notes, unclear, admitted = [], [], []
     there, absent = find_libraries(op)
@@ -84,8 +84,8 @@ def observe_stateless(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_unclear(name: str, state: LibraryState) -> str:
-    """Return why ``state``, the variables of the library ``name``, proves nothing, or an empty string if it does. It
-    proves nothing if the file was stripped or has a C++ runtime linked in.
+    """Return why ``state``, the variables of the library ``name``, proves nothing, as for a stripped file or one with a
+    C++ runtime linked in. Return an empty string if it proves something.
     """
     if state.linked_in:
         return f"{name} has a C++ runtime linked in, whose private state looks like its own: link libstdc++ dynamically"

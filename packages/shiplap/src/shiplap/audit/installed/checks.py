@@ -132,9 +132,10 @@ def check_mutation(op: Any, make: Make) -> str:
 
 def check_alias(op: Any, make: Make) -> str:
     """Call the op on the arguments that ``make()`` returns. Return a text that names a result that shares memory with
-    another result or an argument although the schema does not allow it, or an empty string.
+    another result or with an argument, or an empty string.
 
-    Arguments with which the schema lets a result share memory are left out. ``make()`` returns the arguments.
+    Arguments with which the schema lets a result share memory are left out. If there are such arguments, results may
+    share memory, too.
     """
     arguments, allowed = make(), aliased_names(op)
     results = [t for t in tensors_in(call_op(op, arguments)) if t.numel()]

@@ -278,8 +278,8 @@ def _range_of(dtype: str) -> tuple[float, float]:
 
 
 def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, CallRecipe]]:
-    """Yield ``(description, call)`` for calls whose arguments do not fit each other. In each, one integer tensor holds
-    a number far out of range, or one tensor has only its first row's size.
+    """Yield ``(description, call)`` for calls whose arguments do not fit each other. In each call, one integer tensor
+    holds a number far out of range, or one tensor has a single row.
     """
     fields: Sequence[SchemaField] = form.arguments
     for field in fields:

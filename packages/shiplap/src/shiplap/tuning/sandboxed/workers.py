@@ -120,7 +120,7 @@ class KernelProcesses:
         self._places = [*places, *([str(Path(opening.file).parent)] if opening.file else [])]
 
     def close(self) -> None:
-        """Kill all processes of kernels."""
+        """Kill the processes of all kernels."""
         for witness, _ in self._running.values():
             witness.prisoner.kill()
         self._running.clear()
