@@ -111,8 +111,8 @@ class Check:
         order: the rank of the check in an audit, which runs its checks by ascending rank. It is 0 for a check that runs
             on request only.
         skips: a function that returns the reason why the check cannot apply to an op, or an empty string.
-        needs: the names of the checks that must succeed before this one runs. If one of them fails, this check would find nothing
-            new or could end the process.
+        needs: the names of the checks that must succeed before this one runs. If one of them fails, this check would find
+            nothing new or could end the process.
         sequence: a function that observes all samples together, after each was observed alone, or None.
         error: the format string for the largest ``Observation.error``.
         symbol: the name of the variable that holds the check in its module.

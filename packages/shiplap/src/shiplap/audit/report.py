@@ -27,9 +27,9 @@ class Report(ResultWithVerdict):
         findings: one finding for each check, in the order of the checks.
         required: the names of the checks on which the verdict rests.
         ledger: the cells that these checks have covered. A cell is a combination of a property that samples vary (such
-            as ``size``) and of what a check observes (such as ``gradient``). The ledger is empty if nothing was recorded.
-        verdict: ``"failed"`` if a check failed. Otherwise it is ``"incomplete"`` if a required check did not examine all
-            its samples, or a required cell of the ledger has no sample. It is ``"proven"`` in all other cases.
+            as ``size``) and of what a check observes (such as ``gradient``). There are none if nothing was recorded.
+        verdict: ``"failed"`` if a check failed. Otherwise it is ``"incomplete"`` if a required check did not examine
+            all its samples, or a required cell of the ledger has no sample. It is ``"proven"`` in all other cases.
     """
 
     subject: str

@@ -75,8 +75,8 @@ class JudgeResult(ResultWithVerdict):
 
     Attributes:
         reference, candidate: the names of what was compared.
-        verdict: ``"refused"`` if there is at least one reason. ``"incomplete"`` if there is no reason, but ``missing``
-            is not empty. Otherwise ``"accepted"``.
+        verdict: ``"refused"`` if there is at least one reason. Otherwise it is ``"incomplete"`` if ``missing`` is not
+            empty, and ``"accepted"`` if it is.
         reasons: the faults of the candidate.
         missing: pairs of the name of a required comparison or part of the sandbox that is missing, and the reason.
         unchecked: properties about which the verdict says nothing, as text.

@@ -21,9 +21,9 @@ class TuneResult(ResultWithVerdict):
     Attributes:
         choices: one choice for each bucket, in the order of the samples. A second one follows for a bucket whose
             templates were measured in compiled code.
-        verdict: ``"failed"`` if a candidate was wrong, crashed or hung. ``"incomplete"`` if none did, but the budget
-            was spent before each bucket had a choice, or a kernel was chosen without being verified
-            (``Choice.unverified`` says why). Otherwise ``"chosen"``.
+        verdict: ``"failed"`` if a candidate was wrong, crashed or hung. Otherwise it is ``"incomplete"`` if the
+            budget was spent before each bucket had a choice, or if a kernel was chosen without being verified
+            (``Choice.unverified`` says why). It is ``"chosen"`` in all other cases.
     """
 
     choices: tuple[Choice, ...]
