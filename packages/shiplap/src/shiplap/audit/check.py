@@ -51,7 +51,9 @@ class AuditSubject:
     """The op under audit with its samples, and the results of the audit so far.
 
     ``failed`` has the names of the failed checks, and ``deadline`` is the time by ``time.monotonic`` after which no
-    sample begins. ``begins`` is called before a sample is observed, and ``looked`` after it.
+    sample begins. ``raised`` maps errors to the check that reports them, and ``lethal`` labels of samples to the check
+    in which they ended the process. ``begins`` is called before a sample is observed, and ``looked`` after it.
+    ``ledger`` counts the samples, and ``failing`` is the label of the last sample that a finding shows as failing.
     """
 
     op: Op
@@ -111,8 +113,8 @@ class Check:
         order: the rank of the check in an audit, which runs its checks by ascending rank. It is 0 for a check that runs
             on request only.
         skips: a function that returns the reason why the check cannot apply to an op, or an empty string.
-        needs: the names of the checks that must succeed before this one runs. If one of them fails, this check would find
-            nothing new or could end the process.
+        needs: the names of the checks that must succeed before this one runs. If one of them fails, this check would
+            find nothing new or could end the process.
         sequence: a function that observes all samples together, after each was observed alone, or None.
         error: the format string for the largest ``Observation.error``.
         symbol: the name of the variable that holds the check in its module.

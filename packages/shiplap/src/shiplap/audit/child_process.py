@@ -245,7 +245,7 @@ class _ChildWatch:
         self.began = self.used = _processor_seconds(self.child)
 
     def _exceeded_limit(self) -> str:
-        """Return a text that names the limit of memory or time that the child has exceeded, or an empty string."""
+        """Return a message that names the limit of memory or time that the child has exceeded, or an empty string."""
         # The child shares the parent's pages, so only its growth counts.
         if resident_bytes(self.child) - self.base > self.limits.memory:
             return f"memory exhausted: more than {self.limits.memory / 2**30:.3g} GiB resident"
@@ -264,7 +264,9 @@ class _ChildWatch:
         return ""
 
     def _describe_end(self) -> str:
-        """Wait for the end of the child. Return a text that names the signal or the exit status with which it ended."""
+        """Wait for the end of the child. Return a message that names the signal or the exit status with which
+        it ended.
+        """
         _, status = os.waitpid(self.child, 0)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)

@@ -63,8 +63,8 @@ def make_first_call(op: Op, case: SampleCase, state: Callable[[], dict[str, Any]
 
 
 def why_first_call_was_wrong(op: Op) -> str:
-    """Return a text that says how the result of the op's first call in this process was wrong. Return an empty string
-    if it was right, if a later call on the same sample is wrong, too, or if no first call was recorded.
+    """Return a message that says how the result of the op's first call in this process was wrong. Return an empty
+    string if it was right, if a later call on the same sample is wrong, too, or if no first call was recorded.
     """
     first = _FIRST_CALLS.get(op)
     if first is None:

@@ -43,8 +43,8 @@ class CudaCallCounts:
     reason: str = ""
 
     def __str__(self) -> str:
-        """Return a text with the numbers of launches, streams and other CUDA calls, or with the reason why nothing was
-        counted.
+        """Return a message with the numbers of launches, streams and other CUDA calls, or with the reason why nothing
+        was counted.
         """
         if self.reason:
             return f"not counted ({self.reason})"

@@ -204,7 +204,7 @@ class Endurance:
 
 
 def describe_leak(before: ProcessResources, after: ProcessResources, calls: int) -> str:
-    """Return a text that names the resource that leaked between ``before`` and ``after``, or an empty string if none
+    """Return a message that names the resource that leaked between ``before`` and ``after``, or an empty string if none
     did. Files or threads leak if there is one more for every two of ``calls``. Memory leaks if it grew by more than 32
     MiB.
     """
@@ -394,7 +394,7 @@ def _draw_output_gradient(result: Tensor, way: str) -> Tensor:
 
 
 def describe_resubmission(reference: list[OperatorUse] | str, candidate: list[OperatorUse] | str) -> str:
-    """Return a text that says why a candidate counts as a copy of the reference, or an empty string if it does not.
+    """Return a message that says why a candidate counts as a copy of the reference, or an empty string if it does not.
 
     The arguments list the framework operators that one call of the reference and of the candidate ran. Either may be a
     string, which says why they could not be listed. A candidate is a copy if it runs each operator of the reference on

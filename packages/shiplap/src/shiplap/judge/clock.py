@@ -148,7 +148,8 @@ def measure_form(
 @dataclass(frozen=True)
 class _BatchPlan:
     """The plan of a batch of calls. ``count`` is the number of calls. If ``queued`` is true, they are queued on a GPU
-    before the clock starts. If ``apart`` is true, each process gets values of its own, and otherwise all get the same.
+    before the clock starts. If ``apart`` is true, each process gets values of its own. If it is false, all processes
+    get equal values.
     """
 
     count: int = 1

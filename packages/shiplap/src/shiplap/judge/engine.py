@@ -163,7 +163,7 @@ def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
 
 def _target_label(target: JudgeTarget, given: Any) -> str:
     """Return the name of a target for reports, such as ``problem.py:Model``. It is the name of the target's file or
-    module. The object's name follows if ``given``, which the caller passed, is an object or a text with a colon.
+    module. The object's name follows if ``given``, which the caller passed, is an object or a string with a colon.
     """
     home = Path(target.home).name if target.home.endswith(".py") else target.home
     named = not isinstance(given, (str, os.PathLike)) or ":" in str(given)
@@ -463,8 +463,8 @@ def _measure_all_forms(
     """Time candidate and reference on every form of inputs (shapes and kind of values) that is to be timed, and add the
     times to ``case``.
 
-    Before that, compare the framework operators that the two run. Raise ``CandidateError`` if the candidate runs the
-    reference's own operators again, or other operators in a second call.
+    Before that, compare the framework operators that a call of the candidate and a call of the reference run. Raise
+    ``CandidateError`` if the candidate runs the reference's own operators again, or other operators in its second call.
     """
     # The reference runs in a process like the candidate's, so that both have the same conditions.
     twin = _start_target_process(case, launcher, stack, case.reference, case.subject.kind)

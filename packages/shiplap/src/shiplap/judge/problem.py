@@ -94,8 +94,8 @@ class JudgeProblem:
         """Return the forms of inputs (shapes and kinds of values) on which the candidate is compared with the
         reference.
 
-        ``numbers`` are constants of the candidate, at which it may branch. ``most`` limits the number of other
-        shapes.
+        ``numbers`` are constants in the candidate's code, at which it may branch. ``most`` limits the number of shapes
+        that are not those of the reference's own inputs.
         """
         raise NotImplementedError
 
@@ -553,8 +553,9 @@ class FunctionProblem(JudgeProblem):
         """Return the arguments of one call with inputs of ``form`` (shapes and kind of values), varied with a new,
         secret seed.
 
-        The reference's input function makes the arguments that are varied. For large inputs that takes long. If the
-        form replaces their values or reduces their shapes, the arguments of the first draw are varied instead.
+        The reference's input function makes new arguments, which are then varied. Large arguments take long to make. If
+        they are large and the form replaces their values or reduces their shapes, the arguments of the first draw are
+        varied instead.
         """
         large = sum(t.numel() for t in tensors_among(self.first)) > LARGE
         made = self.first if large and (form.reduced or form.kind != "drawn") else self._make_arguments()

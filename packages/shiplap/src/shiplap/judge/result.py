@@ -83,8 +83,8 @@ class JudgeResult(ResultWithVerdict):
         timings: the times of each timed shape. It is empty if the candidate was refused before.
         calls: the number of calls of the candidate that were compared with the reference.
         seconds: the duration of the whole judgement.
-        ledger: the cells to which the calls belong. A cell joins an axis (what inputs vary) and an obligation (what is
-            observed). A required cell that is untouched is also in ``missing``.
+        ledger: the cells to which the calls belong. A cell is a pair of a property that inputs vary (such as ``size``)
+            and of what is compared (such as ``gradient``). A required cell without calls is also in ``missing``.
     """
 
     reference: str

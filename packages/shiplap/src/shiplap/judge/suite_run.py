@@ -204,7 +204,7 @@ def _judge_problem(
 
 def _digest_of(problem: SuiteProblem, options: JudgeOptions) -> str:
     """Return the digest (32 hexadecimal digits) of a problem's name, its options and the source files of its reference
-    and candidate. It tells whether a verdict of an earlier run is still valid.
+    and candidate. A verdict of an earlier run with the same digest is still valid.
     """
     digest = hashlib.sha256(repr((problem.name, problem.unusable, options)).encode())
     for target in (problem.reference, problem.candidate):

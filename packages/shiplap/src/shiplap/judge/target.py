@@ -40,9 +40,9 @@ class JudgeTarget:
     def of(cls, value: Any, usual: Sequence[str]) -> JudgeTarget:
         """Return where to find an object for a judgement.
 
-        ``value`` is a text ``file.py:name`` or ``module:name``, or the object itself. ``usual`` has the names that are
-        looked up if the text has none. Raise ``SL501`` if the text is empty, its file does not exist, or the object is
-        not at the top level of a file.
+        ``value`` is a string ``file.py:name`` or ``module:name``, or the object itself. ``usual`` has the names that
+        are looked up if the string has none. Raise ``SL501`` if the string is empty, its file does not exist, or the
+        object is not at the top level of a file.
         """
         if not isinstance(value, (str, os.PathLike)):
             return cls._of_object(value)
@@ -217,9 +217,9 @@ def _call_init_inputs(maker: InputMaker, target: JudgeTarget) -> Any:
 
 
 def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str) -> InputMaker:
-    """Return a function that makes the arguments of one call as a list on ``device``. It calls ``inputs``, a function
-    or a text that names one. If ``inputs`` is None, it calls ``get_inputs`` of the reference's module. Raise ``SL615``
-    if there is no such function.
+    """Return a function that makes the arguments of one call as a list on ``device``. It calls ``inputs``, which is a
+    function or a string that names one. If ``inputs`` is None, it calls ``get_inputs`` of the reference's module. Raise
+    ``SL615`` if there is no such function.
     """
     if inputs is None:
         inputs = getattr(module, "get_inputs", None)

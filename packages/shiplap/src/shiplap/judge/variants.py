@@ -110,10 +110,10 @@ def make_input_forms(
     """Return the forms (shapes and kinds of values) of inputs on which a candidate is called.
 
     The first forms have the shapes of ``first``, the reference's own inputs, and every kind of values. At most ``most``
-    other random shapes follow, and at most as many with sizes from constants of the candidate. No form but the first is
-    returned unless ``runs`` returns True for it, which means that the reference accepts it. For large shapes, most
-    kinds of values are tried on smaller shapes. If ``layouts`` is true, non-contiguous memory and unaligned addresses
-    are tried, too.
+    random shapes follow, and at most as many shapes with sizes from constants in the candidate's code. The first form
+    is always returned. The others are returned if ``runs`` returns True for them, which means that the reference
+    accepts them. For large shapes, most kinds of values are tried on smaller shapes. If ``layouts`` is true,
+    non-contiguous memory and unaligned addresses are tried, too.
     """
     own = tuple(tuple(t.shape) for t in tensors_among(first))
     plain = InputForm(_form_label(own, "drawn"), shapes=own)

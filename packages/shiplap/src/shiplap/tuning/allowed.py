@@ -18,8 +18,8 @@ WORKER = "_SHIPLAP_TUNE_WORKER"  # set in the worker's own environment, by the w
 
 
 def blocked() -> str:
-    """Return a text that names the context, such as ``a CUDA graph capture`` or ``an op``, in which kernels may not be
-    measured now. Return an empty string if they may be measured.
+    """Return a string that names the context, such as ``a CUDA graph capture`` or ``an op``, in which kernels may not
+    be measured now. Return an empty string if they may be measured.
     """
     # The process id is compared because a child that the worker starts inherits the variable.
     if os.environ.get(WORKER) == str(os.getpid()):

@@ -150,8 +150,8 @@ def place_of_key(key: Key) -> tuple[tuple[str, str], ...]:
 
 
 def choice_table_entry(choice: Choice, source: str) -> ChoiceEntry:
-    """Return ``choice`` in the form in which an op looks up its kernel and config at each call. ``source`` is the
-    digest of the op's code. An op with another digest ignores the choice.
+    """Return the ``ChoiceEntry`` with which an op finds the kernel and config of ``choice`` for a call. ``source`` is
+    the digest of the op's code. An op with another digest ignores the entry.
     """
     key: tuple[Any, ...] = (choice.device, *(v for _, _, v in choice.bucket.limits), choice.dtypes, choice.layout)
     return ChoiceEntry(choice.op, source, key, choice.kernel, choice.config, choice.place)

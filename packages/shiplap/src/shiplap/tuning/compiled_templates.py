@@ -53,7 +53,7 @@ def measured_when_compiled(op: Op, device: str, compiled: bool | None) -> bool:
 
 
 def describe_unmeasured(op: Op, device: str, compiled: bool | None) -> str:
-    """Return a text that says which templates are not measured in compiled code, and why. It is an empty string if
+    """Return a message that says which templates are not measured in compiled code, and why. It is an empty string if
     nothing needs to be said. ``compiled`` is the user's setting, as in ``measured_when_compiled``.
     """
     there_only, both = templates_by_need(op, device)

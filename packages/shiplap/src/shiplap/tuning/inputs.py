@@ -36,8 +36,8 @@ _facts: dict[tuple[Any, ...], tuple[Bucket, str, str]] = {}
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of ``op`` for ``recipe`` on ``device``, from which candidates are called. They are drawn from
-    ``seed`` when they are first used. A process that only plans the tuning uses and draws none.
+    """The arguments of ``op`` on which candidates are called, as ``recipe`` describes them. They are drawn on
+    ``device`` with ``seed`` when they are first used. A process that only plans the tuning draws none.
     """
 
     op: Op

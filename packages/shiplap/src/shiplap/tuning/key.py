@@ -158,8 +158,8 @@ def _driver_version() -> str:
 
 
 def key_differences(a: Mapping[str, str], b: Mapping[str, str], only: tuple[str, ...] = ()) -> list[str]:
-    """Return a text ``name: A → B`` for each field in which the keys ``a`` and ``b`` differ, with their values. A
-    missing field is shown as ``(none)``. If ``only`` is not empty, other fields are not compared.
+    """Return a list of strings ``name: A → B``, one for each field in which the keys ``a`` and ``b`` differ, with the
+    field's values. A missing field is shown as ``(none)``. If ``only`` is not empty, other fields are not compared.
     """
     names = [n for n in {**a, **b} if not only or n in only]
     return [f"{n}: {a.get(n, '(none)')} → {b.get(n, '(none)')}" for n in names if a.get(n) != b.get(n)]

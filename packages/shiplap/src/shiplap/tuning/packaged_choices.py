@@ -100,8 +100,8 @@ def packaged_kernels(folder: Path, op: Op) -> list[Kernel]:
 
 
 def _entries_for_op(path: Path, op: Op) -> list[ChoiceEntry]:
-    """Return the choices for ``op`` in the packaged table ``path`` that are valid on this machine, in the form in which
-    an op looks them up. Issue a notice if some were made for another version of the op.
+    """Return the entries with which ``op`` finds its choices, for those choices in the packaged table ``path`` that are
+    valid on this machine. Issue a notice if some were made for another version of the op.
     """
     about = _read_packaged_table(path)
     entries, why = [], set[str]()

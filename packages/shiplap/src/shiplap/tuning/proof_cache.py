@@ -75,7 +75,7 @@ def kept_proofs() -> list[tuple[StoredEntry, str]]:
 
 
 def remove_proof(entry: StoredEntry) -> bool:
-    """Delete one stored proof from the cache. Return whether it is gone."""
+    """Delete one stored proof from the cache. Return whether it no longer exists."""
     return _store().remove(entry.path)
 
 

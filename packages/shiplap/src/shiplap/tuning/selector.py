@@ -201,7 +201,7 @@ def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
 
 
 def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
-    """Return a text that names the checks that the candidate ``best`` still lacks for a verified choice, with the
+    """Return a message that names the checks that the candidate ``best`` still lacks for a verified choice, with the
     reason. Return an empty string if it lacks none or is the reference.
 
     ``confirms`` is a pair of the bench's verdict on whether it can confirm times (``"ok"``, ``"skip"`` or

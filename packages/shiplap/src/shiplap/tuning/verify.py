@@ -84,8 +84,8 @@ class Verifier:
         return VerifyOutcome()
 
     def _compare(self, candidate: Candidate, number: int, case: SampleCase) -> str:
-        """Run a candidate on the verification case ``number`` and return a text with its difference from the reference,
-        or an empty string.
+        """Run a candidate on the verification case ``number`` and return a message with its difference from the
+        reference, or an empty string.
 
         Allocated memory is filled with a byte first, so that reads of uninitialised memory give wrong results. The
         second case (number 1) is written into the tensors of the first if possible, so that cached results are wrong.

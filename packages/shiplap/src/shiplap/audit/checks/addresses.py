@@ -63,8 +63,8 @@ def observe_addresses(op: Op, case: SampleCase) -> Observation:
 
 
 def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
-    """Return a text that says how the op's results on ``args`` differ from the reference's, or an empty string if they
-    agree. The op gets copies of the arguments that it mutates.
+    """Return a message that says how the op's results on ``args`` differ from the reference's, or an empty string if
+    they agree. The op gets copies of the arguments that it mutates.
     """
     own = reference_effects(op, args)
     pairs = zip(op.spec.args, args, strict=True)

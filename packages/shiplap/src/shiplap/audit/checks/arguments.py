@@ -55,7 +55,7 @@ def observe_arguments(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_not_refused(op: Op, bad: WrongCall) -> str:
-    """Return a text that says what is wrong with the op's reaction to a wrong call. Return an empty string if the op
+    """Return a message that says what is wrong with the op's reaction to a wrong call. Return an empty string if the op
     raises one of the expected errors and has written to no argument.
     """
     kept = [t.detach().clone() for t in _tensors_with_data(bad.args)]
@@ -77,7 +77,7 @@ def _why_not_refused(op: Op, bad: WrongCall) -> str:
 
 
 def _why_adopted_op_wrong(op: Op, bad: WrongCall) -> str:
-    """Return a text that says what is wrong with an adopted op's reaction to a wrong call, or an empty string.
+    """Return a message that says what is wrong with an adopted op's reaction to a wrong call, or an empty string.
 
     An adopted op belongs to another library and is only declared here. It may refuse with any error, or return results
     that are close to those of the reference (see ``_about_equal``).

@@ -227,8 +227,9 @@ def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observati
 def _why_derivative_differs(
     op: Op, case: SampleCase, derive: Callable[[Forward, tuple[Any, ...]], list[Tensor]]
 ) -> str:
-    """Return a text that says how the derivatives of the op differ from those of the reference. ``derive(forward,
-    args)`` computes the derivatives of either. The text is an empty string if they agree or if the reference has none.
+    """Return a message that says how the derivatives of the op differ from those of the reference. ``derive(forward,
+    args)`` computes the derivatives of either. The message is an empty string if they agree or if the reference has
+    none.
     """
     try:
         own, wide, widened = reference_derivatives(op, case, derive)

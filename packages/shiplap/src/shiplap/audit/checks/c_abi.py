@@ -73,8 +73,8 @@ class ProcessDeath:
     stderr: str
 
     def __str__(self) -> str:
-        """Return a text that says how the process ended. It names the exception that left the C function, or else the
-        signal or the exit status.
+        """Return a message that says how the process ended. It names the exception that left the C function, or else
+        the signal or the exit status.
         """
         name = signal.Signals(-self.status).name if self.status < 0 else f"status {self.status}"
         if thrown := THROWN_TYPE.search(self.stderr):
@@ -145,8 +145,8 @@ def _observe_kernel(kernel: CKernel, library: Path, attempts: list[CCallAttempt]
 
 
 def _describe_leak(result: dict[str, Any]) -> str:
-    """Return a text that says what a call leaves behind, such as ``64 bytes and an open file``, or an empty string if
-    nothing is left. ``result`` has the growth of memory and of open files, as ``measure_leaks`` returns it.
+    """Return a message that says what a call leaves behind, such as ``64 bytes and an open file``, or an empty string
+    if nothing is left. ``result`` has the growth of memory and of open files, as ``measure_leaks`` returns it.
     """
     left = [f"{result['heap']:.0f} bytes"] if result["heap"] >= HEAP else []
     if not left and result["resident"] >= RESIDENT:

@@ -122,7 +122,7 @@ def _broadcasts_a_size(op: Op, case: SampleCase) -> bool:
 
 
 def _why_compiled_differs(op: Op, case: SampleCase, compiled: Callable[..., Any], how: str) -> str:
-    """Return a text that says how compiled code differs from an eager call, or with which error it fails. Return an
+    """Return a message that says how compiled code differs from an eager call, or with which error it fails. Return an
     empty string if the results agree. ``how`` names the backend in the text.
     """
     try:
@@ -132,7 +132,7 @@ def _why_compiled_differs(op: Op, case: SampleCase, compiled: Callable[..., Any]
 
 
 def _why_too_many_compiles(counts: torch_private.CompileCounts, backend: str, sizes: int, kinds: int) -> str:
-    """Return a text that names graph breaks or too many recompiles, or an empty string if there are none.
+    """Return a message that names graph breaks or too many recompiles, or an empty string if there are none.
 
     ``backend`` and ``sizes``, the number of samples, only appear in the text. ``kinds`` is the number of different
     contents of the objects among the arguments. Each beyond the first may cause one more recompile.

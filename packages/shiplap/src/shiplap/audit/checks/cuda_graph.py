@@ -110,13 +110,13 @@ class _GraphTrial:
         return sample if sample is not None and sample.graph_key == self.case.graph_key else None
 
     def difference_from_reference(self, got: tuple[Tensor, ...], case: SampleCase) -> str:
-        """Return a text that says how the results ``got`` differ from the reference's on ``case``, or an empty string
-        if they agree.
+        """Return a message that says how the results ``got`` differ from the reference's on ``case``, or an empty
+        string if they agree.
         """
         return against_reference(self.op, case, got).problem
 
     def fault_of_replay(self, recording: GraphRecording, case: SampleCase) -> str:
-        """Replay ``recording`` with the values of ``case``. Return a text that describes a wrong result, or
+        """Replay ``recording`` with the values of ``case``. Return a message that describes a wrong result, or
         ``WRITES_PROBLEM`` if the replay changes an input that the op does not mutate. Return an empty string if nothing
         is wrong.
         """

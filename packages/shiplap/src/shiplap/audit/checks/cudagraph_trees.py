@@ -116,7 +116,7 @@ def _observe_compiled_module(op: Op, case: SampleCase, note: str) -> Observation
 
 
 def _difference_with_input(op: Op, case: SampleCase, moving: int, x: Tensor, got: tuple[Tensor, ...]) -> str:
-    """Return a text that says how the results ``got`` differ from the reference's with ``x`` as the argument at
+    """Return a message that says how the results ``got`` differ from the reference's with ``x`` as the argument at
     position ``moving``, or an empty string if they agree.
     """
     args = (*case.args[:moving], x, *case.args[moving + 1 :])
@@ -159,8 +159,8 @@ def _addresses_of_pools() -> list[tuple[int, int]]:
 
 
 def find_staged_input(op: Op, recording: GraphRecording, private: list[tuple[int, int]]) -> str:
-    """Return a text that names the first input that the graph copies into memory that the op keeps, or an empty string.
-    Copies into an output, or into the address ranges ``private`` of graph pools, are ignored.
+    """Return a message that names the first input that the graph copies into memory that the op keeps, or an empty
+    string. Copies into an output, or into the address ranges ``private`` of graph pools, are ignored.
     """
     owned = [*private, *(_storage_range(t) for t in recording.outs)]
     for copy in recording.copies:

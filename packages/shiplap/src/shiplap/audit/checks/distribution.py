@@ -134,7 +134,7 @@ def _generator_state(device: str) -> Tensor:
 
 
 def _why_seed_not_followed(op: Op, case: SampleCase) -> str:
-    """Return a text that says how the op fails to follow its seed, or an empty string if it follows it.
+    """Return a message that says how the op fails to follow its seed, or an empty string if it follows it.
 
     Equal seeds must give equal bits. The op must not seed torch's own generator. If it is given a seed, it must not
     draw from that generator either.
@@ -160,7 +160,7 @@ def _why_seed_not_followed(op: Op, case: SampleCase) -> str:
 
 
 def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
-    """Return a text that names two seeds, a power of two apart, for which the op draws the same numbers but the
+    """Return a message that names two seeds, a power of two apart, for which the op draws the same numbers but the
     reference does not. Return an empty string if none are found.
     """
     given = arguments_by_name(op, case.args).get(op.spec.random)
@@ -185,8 +185,8 @@ def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
 
 
 def _why_compiled_differs_eager(op: Op, case: SampleCase) -> str:
-    """Return a text that says how the random numbers of two calls in one compiled graph differ from those of two eager
-    calls, or how compilation fails. Return an empty string if the numbers agree.
+    """Return a message that says how the random numbers of two calls in one compiled graph differ from those of two
+    eager calls, or how compilation fails. Return an empty string if the numbers agree.
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:

@@ -74,8 +74,8 @@ def _make_fake_tensor(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
 
 
 def _difference_of_outputs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:
-    """Return a text that describes the first difference between the real outputs ``real`` and the fake ones ``fake``,
-    or an empty string.
+    """Return a message that describes the first difference between the real outputs ``real`` and the fake ones
+    ``fake``, or an empty string.
 
     The outputs are compared in number, dtype, device, shape, strides and storage offset. Another difference is whether
     an output shares memory with an input. ``args`` are the real inputs, and ``fakes`` the fake ones.
@@ -107,8 +107,8 @@ def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterab
     """
 
     def plain(sizes: Iterable[Any]) -> tuple[int | None, ...]:
-        """Return symbolic sizes or strides as a tuple of numbers. A symbol gets its value in ``known``. If it has none
-        there, its place holds None.
+        """Return symbolic sizes or strides as a tuple of numbers. A symbol becomes its value in ``known``, or None if
+        it has none.
         """
         return tuple(torch_private.size_value(s, known) for s in sizes)
 
@@ -122,7 +122,7 @@ def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterab
 
 
 def _find_pinned_dim(op: Op, case: SampleCase, sizes: list[list[Any]]) -> str:
-    """Return a text that names the first dim to which the fake implementation gives a constant size, although the
+    """Return a message that names the first dim to which the fake implementation gives a constant size, although the
     declaration leaves the size free. Return an empty string if there is none. ``sizes`` holds the symbolic sizes of
     each tensor argument.
     """

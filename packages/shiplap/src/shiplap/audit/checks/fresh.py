@@ -56,10 +56,10 @@ def observe_fresh(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_reordered_call_wrong(op: Op, case: SampleCase) -> str:
-    """Call the op with its elements in another order. Return a text that describes the wrong result if the op returns
-    that of the call before. Otherwise return an empty string.
+    """Call the op with the elements of its tensors in another order. If it returns the result of the call in the
+    original order, return a message that describes the wrong result. Otherwise return an empty string.
 
-    An op that caches its result by the sum of its input returns such a result. Any other wrong result is left to the
+    An op that caches its result by the sum of its input is wrong in this way. Any other wrong result is left to the
     check ``numerics``.
     """
     args = tree_map(lambda t: t.flatten().roll(1).reshape(t.shape) if has_independent_values(t) else t, case.fresh())

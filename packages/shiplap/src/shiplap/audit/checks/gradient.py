@@ -282,8 +282,8 @@ def _count_terms(op: Op, case: SampleCase, name: str) -> int:
 
 
 def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return a text that says how the op's gradients differ from finite differences of the op itself in float64. Return
-    an empty string if they agree or are not compared.
+    """Return a message that says how the op's gradients differ from finite differences of the op itself in float64.
+    Return an empty string if they agree or are not compared.
 
     They are not compared unless all results are finite and all arguments and results are in double precision, since
     rounding would hide small differences. They are not compared either if the declared gradient is that of another
@@ -320,8 +320,8 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
 
 
 def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
-    """Return a text that says how the gradients of all tensors, including those in lists, differ from the reference's.
-    Return an empty string if they agree, or if the op has no list of tensors with gradients.
+    """Return a message that says how the gradients of all tensors, including those in lists, differ from the
+    reference's. Return an empty string if they agree, or if the op has no list of tensors with gradients.
     """
     lists = [v for v in case.args if isinstance(v, list) and v and isinstance(v[0], Tensor)]
     if op.spec.mutated or not any(can_carry_gradient(t) for v in lists for t in v):
@@ -350,7 +350,7 @@ def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
 
 
 def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return a text that names an element where the op's gradient is finite but the reference's is infinite or NaN.
+    """Return a message that names an element where the op's gradient is finite but the reference's is infinite or NaN.
     Return an empty string if there is none.
 
     The gradient of the output is infinite or NaN in this comparison. Elements on which no output depends are left out,
@@ -384,7 +384,7 @@ def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
 
 
 def _list_wasted_gradients(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return a text that names the gradients that a declared backward computes although no input needs them, which
+    """Return a message that names the gradients that a declared backward computes although no input needs them, which
     costs time. Return an empty string if there are none.
     """
     if op.gradient is None or len(names) < 2:

@@ -85,7 +85,7 @@ def _overflows_address_space(op: Op, env: dict[str, Any]) -> bool:
 
 
 def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
-    """Return a text that describes the first output of the fake implementation whose shape is not the declared one.
+    """Return a message that describes the first output of the fake implementation whose shape is not the declared one.
     Return an empty string if there is none. ``env`` has the sizes by dim name.
     """
 

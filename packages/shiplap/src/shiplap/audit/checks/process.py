@@ -86,7 +86,8 @@ def observe_process(op: Op, case: SampleCase) -> Observation:
 
 
 def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
-    """Return a text that names a state of the process that a later call of ``run`` changes again, or an empty string.
+    """Return a message that names a state of the process that a later call of ``run`` changes again, or an empty
+    string.
 
     ``loaded`` has ``(name, value before, value after)`` of the changes that the first call made. A library that is
     loaded may make such a change once, but a call must not repeat it.
@@ -178,7 +179,7 @@ def _capture_stdout(run: Callable[[], Any]) -> str:
 
 
 def _find_changed_setting(run: Callable[[], Any]) -> str:
-    """Return a text that names a setting of the process that ``run`` changes, or an empty string. Before each of
+    """Return a message that names a setting of the process that ``run`` changes, or an empty string. Before each of
     several runs, all settings in ``PROCESS_SETTINGS`` get other values. They are restored afterwards.
     """
     # Two values at least for each setting: a call that sets a constant might set the first one.
@@ -383,8 +384,9 @@ def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
 
 
 def _describe_growth(growths: list[tuple[float, float]], calls: int, what: str) -> str:
-    """Return a text that says how much memory every round of ``calls`` runs has left behind, or an empty string if that
-    is below the limits. ``growths`` has the objects and bytes of each round, and ``what`` names the runs in the text.
+    """Return a message that says how much memory every round of ``calls`` runs has left behind, or an empty string if
+    that is below the limits. ``growths`` has the objects and bytes of each round, and ``what`` names the runs in the
+    text.
     """
     for at, (kind, limit) in enumerate(
         (("Python objects", calls * 0.9), ("bytes of resident memory", calls * LEAKED_BYTES_PER_CALL))

@@ -43,7 +43,8 @@ def sanitizer_cases(samples: Samples) -> Iterable[SampleCase]:
 
 def observe_sanitizer(op: Op, case: SampleCase) -> Observation:
     """Return an observation without a problem if compute-sanitizer can run for the sample's device. Otherwise return
-    one that is a ``skip`` or ``missed``. No kernel runs here, but later in ``observe_under_tool``.
+    one that is a ``skip`` or ``missed``. The op is not called, since ``observe_under_tool`` later runs all samples in
+    one process.
     """
     if not case.device.startswith("cuda"):
         return Observation(skip="compute-sanitizer looks at CUDA kernels: audit with device='cuda'")

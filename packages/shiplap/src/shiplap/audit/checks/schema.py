@@ -94,7 +94,7 @@ def _storage_bytes(t: Tensor) -> Tensor:
 
 
 def _describe_change(t: Tensor, before: Tensor, arg: Arg) -> str:
-    """Return a text that says how the storage of the argument ``arg`` differs from ``before`` where the declaration
+    """Return a message that says how the storage of the argument ``arg`` differs from ``before`` where the declaration
     forbids a change. Return an empty string if it does not. ``t`` is the argument's tensor after the call.
     """
     after = _storage_bytes(t)
@@ -113,7 +113,7 @@ def _describe_change(t: Tensor, before: Tensor, arg: Arg) -> str:
 
 
 def _why_schema_differs(op: Op) -> str:
-    """Return a text that says how the schema of an adopted op differs from its declaration, or an empty string.
+    """Return a message that says how the schema of an adopted op differs from its declaration, or an empty string.
 
     An adopted op belongs to another library and is only declared here. Names of arguments, mutations, defaults and the
     number of results are compared.

@@ -65,7 +65,7 @@ def observe_special(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_defaults_differ(op: Op, case: SampleCase) -> str:
-    """Return a text that says how a call with all defaults left out differs from the reference with the declared
+    """Return a message that says how a call with all defaults left out differs from the reference with the declared
     defaults. Return an empty string if they agree, or if arguments cannot be left out. Only samples with many equal
     values are compared.
     """

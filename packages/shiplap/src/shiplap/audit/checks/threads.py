@@ -72,14 +72,14 @@ def observe_threads(op: Op, case: SampleCase) -> Observation:
             return Observation(f"on another thread: {problem}")
 
     def agrees(which: int, got: tuple[Tensor, ...]) -> str:
-        """Return a text that says how the results ``got`` differ from those of an undisturbed call on the sample
+        """Return a message that says how the results ``got`` differ from those of an undisturbed call on the sample
         ``pair[which]``, or an empty string if they agree.
         """
         sums = derive_reduction(op.spec, case.env)
         return against_run(op, got, expected[which], sums, lambda body: body(op, pair[which].args)).problem
 
     def caller(which: int) -> str:
-        """Call the op several times on the sample ``pair[which]``. Return a text with the first difference from the
+        """Call the op several times on the sample ``pair[which]``. Return a message with the first difference from the
         results of an undisturbed call, or an empty string.
         """
         rounds = ROUNDS if case.numel < 1 << 14 else 2
@@ -100,7 +100,7 @@ def observe_threads(op: Op, case: SampleCase) -> Observation:
 
 def _observe_intra_op_threads(op: Op, case: SampleCase, agrees: object) -> Observation:
     """Call the op with several settings of ``torch.set_num_threads``. The returned observation has a problem if
-    ``agrees(0, results)`` returns a text that describes a difference.
+    ``agrees(0, results)`` returns a message that describes a difference.
     """
     assert callable(agrees)
     before = torch.get_num_threads()

@@ -106,7 +106,7 @@ def _batch_of_row_count(op: Op, case: SampleCase, batched: list[str]) -> int:
 
 
 def _difference_from_loop(op: Op, case: SampleCase, rows: Sequence[tuple[Any, ...]], got: Sequence[Tensor]) -> str:
-    """Return a text that says how vmap's results ``got`` differ, beyond rounding, from one call of the op for each
+    """Return a message that says how vmap's results ``got`` differ, beyond rounding, from one call of the op for each
     tuple of arguments in ``rows``. Return an empty string if they agree.
     """
     looped = _stack_results(call_op(op, row) for row in rows)

@@ -50,8 +50,8 @@ def call_op(op: Any, arguments: dict[str, Any]) -> Any:
 
 
 def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
-    """Return a text that says where two results differ by more than ``tolerance`` times the largest expected magnitude,
-    or an empty string. Integers must be equal, and infinities and NaN must be at the same positions.
+    """Return a message that says where two results differ by more than ``tolerance`` times the largest expected
+    magnitude, or an empty string. Integers must be equal, and infinities and NaN must be at the same positions.
     """
     left, right = tensors_in(result), tensors_in(expected)
     if len(left) != len(right):
@@ -93,8 +93,8 @@ def aliased_names(op: Any) -> set[str]:
 
 
 def check_repeat(op: Any, make: Make) -> str:
-    """Call the op twice with equal arguments, which ``make()`` returns anew each time. Return a text that says how the
-    results differ, or an empty string.
+    """Call the op twice with equal arguments, which ``make()`` returns anew each time. Return a message that says how
+    the results differ, or an empty string.
     """
     first, second = call_op(op, make()), call_op(op, make())
     problem = difference(second, first, 1e-5)
@@ -102,9 +102,9 @@ def check_repeat(op: Any, make: Make) -> str:
 
 
 def check_uninitialized(op: Any, make: Make) -> str:
-    """Call the op while torch fills new memory with NaN or the largest integer. Return a text that says how the result
-    changes, which shows that it holds memory that the op has not written. Return an empty string if it does not change.
-    ``make()`` returns the arguments.
+    """Call the op while torch fills new memory with NaN or the largest integer. Return a message that says how the
+    result changes, which shows that it holds memory that the op has not written. Return an empty string if it does not
+    change. ``make()`` returns the arguments.
     """
     expected = call_op(op, make())
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -118,7 +118,7 @@ def check_uninitialized(op: Any, make: Make) -> str:
 
 
 def check_mutation(op: Any, make: Make) -> str:
-    """Call the op on the arguments that ``make()`` returns. Return a text that names an argument that it writes to
+    """Call the op on the arguments that ``make()`` returns. Return a message that names an argument that it writes to
     although its schema does not say so, or an empty string.
     """
     arguments, declared = make(), written_names(op)
@@ -131,8 +131,8 @@ def check_mutation(op: Any, make: Make) -> str:
 
 
 def check_alias(op: Any, make: Make) -> str:
-    """Call the op on the arguments that ``make()`` returns. Return a text that names a result that shares memory with
-    another result or with an argument, or an empty string.
+    """Call the op on the arguments that ``make()`` returns. Return a message that names a result that shares memory
+    with another result or with an argument, or an empty string.
 
     Arguments with which the schema lets a result share memory are left out. If there are such arguments, results may
     share memory, too.
@@ -157,9 +157,9 @@ def check_alias(op: Any, make: Make) -> str:
 
 
 def check_layout(op: Any, make: Make) -> str:
-    """Call the op on tensors with equal values but other strides or an offset. Return a text that says how the result
-    changes, or an empty string. Raise ``NotApplicable`` if the op refuses some of them and the others change nothing.
-    ``make()`` returns the arguments.
+    """Call the op on tensors with equal values but other strides or an offset. Return a message that says how the
+    result changes, or an empty string. Raise ``NotApplicable`` if the op refuses some of them and the others change
+    nothing. ``make()`` returns the arguments.
     """
     expected, declared = call_op(op, make()), written_names(op)
     refused = ""
@@ -181,9 +181,9 @@ def check_layout(op: Any, make: Make) -> str:
 
 
 def check_fake(op: Any, make: Make) -> str:
-    """Call the op and its fake implementation on the arguments that ``make()`` returns. Return a text that says how the
-    shapes, dtypes or strides of the results differ, or an empty string. Raise ``MissingRegistration`` if there is no
-    fake implementation, and ``NotApplicable`` if sizes depend on data.
+    """Call the op and its fake implementation on the arguments that ``make()`` returns. Return a message that says how
+    the shapes, dtypes or strides of the results differ, or an empty string. Raise ``MissingRegistration`` if there is
+    no fake implementation, and ``NotApplicable`` if sizes depend on data.
     """
     real = tensors_in(call_op(op, make()))
     arguments = map_tensors(make(), lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"))
@@ -217,7 +217,7 @@ def check_fake(op: Any, make: Make) -> str:
 
 
 def check_precision(op: Any, make: Make) -> str:
-    """Call the op with float32 arguments and with their values in float64. Return a text that says how the results
+    """Call the op with float32 arguments and with their values in float64. Return a message that says how the results
     differ, or an empty string if they are close. Raise ``NotApplicable`` if the op does not compute in both. ``make()``
     returns the arguments.
     """
@@ -233,7 +233,7 @@ def check_precision(op: Any, make: Make) -> str:
 
 
 def check_gradient(op: Any, make: Make) -> str:
-    """Compare gradients of the op with finite differences in float64. Return a text that says how they differ, or an
+    """Compare gradients of the op with finite differences in float64. Return a message that says how they differ, or an
     empty string if they are close.
 
     Raise ``MissingRegistration`` if there is no gradient, and ``NotApplicable`` if finite differences cannot be
@@ -288,8 +288,8 @@ def check_gradient(op: Any, make: Make) -> str:
 
 
 def check_compile(op: Any, make: Make) -> str:
-    """Compile a call of the op into one graph with dynamic sizes. Return a text that says how its results differ from
-    those of an eager call, or an empty string. Raise ``MissingRegistration`` if there is no fake implementation.
+    """Compile a call of the op into one graph with dynamic sizes. Return a message that says how its results differ
+    from those of an eager call, or an empty string. Raise ``MissingRegistration`` if there is no fake implementation.
     ``make()`` returns the arguments.
     """
     expected = call_op(op, make())

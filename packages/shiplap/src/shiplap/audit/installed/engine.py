@@ -219,7 +219,7 @@ def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
 
 
 def _make_finding(name: str, check: str, problem: str, job: _Job) -> InstalledFinding:
-    """Return the finding that ``check`` has made on the call of ``job``. ``problem`` is a text that describes it."""
+    """Return the finding that ``check`` has made on the call of ``job``. ``problem`` is a message that describes it."""
     return InstalledFinding(name, check, problem, job.texts, job.origin, job.note)
 
 

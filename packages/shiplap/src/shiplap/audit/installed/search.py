@@ -65,8 +65,8 @@ def search_calls(
 
 
 def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
-    """Return why the op or its fake implementation refuses a call, or a text that says that the result is empty. Return
-    an empty string if the call is accepted.
+    """Return why the op or its fake implementation refuses a call, or a message that says that the result is empty.
+    Return an empty string if the call is accepted.
 
     ``wrap`` names the function that places each tensor in memory, by default next to memory that cannot be accessed.
     """

@@ -244,8 +244,8 @@ class JudgedBench:
         return suspicious_names_of_function(candidate.bound.function) if isinstance(candidate, KernelCandidate) else []
 
     def _look(self, index: int, number: int, case: SampleCase) -> str:
-        """Run the candidate at ``index`` on verification case ``number`` in its process. Return a text with its error
-        or its difference from the reference, or an empty string if it is right.
+        """Run the candidate at ``index`` on verification case ``number`` in its process. Return a message with its
+        error or its difference from the reference, or an empty string if it is right.
 
         The results of the reference itself, which is the candidate of index 0, are not compared.
         """

@@ -125,8 +125,8 @@ class FreshValueTimes:
         """Time the candidates in turns on new values. Return a dict from index to the seconds of one call.
 
         A time is the least wall time of a candidate, minus that of a batch that computes nothing, and at least 0. If a
-        candidate fails, the dict has only its index, with a text that describes the failure. At least ``rounds`` rounds
-        are made. More follow until ``seconds`` have passed, while load on the machine may explain a long time.
+        candidate fails, the dict has only its index, with a message that describes the failure. At least ``rounds``
+        rounds are made. More follow until ``seconds`` have passed, while load on the machine may explain a long time.
         """
         ends = monotonic() + seconds
         for number in range(PATIENCE * rounds):
@@ -161,8 +161,8 @@ class FreshValueTimes:
 
     def _round(self) -> dict[int, float | str]:
         """Run one batch of each candidate on the same new values, in separate memory, and record the times. Do so for
-        each set of values. Return a dict with the index of the first candidate that fails and a text that describes the
-        failure, or an empty dict.
+        each set of values. Return a dict with the index of the first candidate that fails and a message that describes
+        the failure, or an empty dict.
         """
         with ExitStack() as stack:
             known, values = self._values()
@@ -182,8 +182,8 @@ class FreshValueTimes:
         return {}
 
     def _describe_failure(self, index: int, e: Exception) -> str:
-        """Return a text that describes the error ``e``, with which the candidate at ``index`` failed on new values. End
-        its process if it can no longer be used.
+        """Return a message that describes the error ``e``, with which the candidate at ``index`` failed on new values.
+        End its process if it can no longer be used.
         """
         why = self.bench.ended(index, e)
         return f"{why} ({e.check}) on new values" if isinstance(e, CandidateError) else why
@@ -258,7 +258,7 @@ class Confirmation:
 
     def _problem(self, index: int) -> str:
         """Run the candidate at ``index`` on the same tensors with other values, many times, and on other inputs. Return
-        a text that describes the first problem, or an empty string.
+        a message that describes the first problem, or an empty string.
 
         A claimed time of less than 200 ns is a problem, too, since no call is that short.
         """
@@ -275,7 +275,7 @@ class Confirmation:
         return ""
 
     def _evidence(self, index: int, e: Exception) -> str:
-        """Return a text that says why the candidate at ``index`` was not confirmed, given the exception ``e`` of a
+        """Return a message that says why the candidate at ``index`` was not confirmed, given the exception ``e`` of a
         check. End its process if it can no longer be used.
         """
         if isinstance(e, UnsupportedArguments):
