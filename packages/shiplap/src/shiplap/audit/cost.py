@@ -155,8 +155,8 @@ def _measure_raw(op: Op, case: SampleCase, notes: list[str]) -> float | None:
 
 
 def _chainable_pair(op: Op) -> tuple[int, int] | None:
-    """Return ``(argument index, output index)`` of the first argument and output of one declared type, or None if there
-    are none. Calls can be chained by passing this output as this argument of the next call.
+    """Return ``(argument index, output index)`` of the first argument and output that are declared with one type, or
+    None if there are none. Calls can be chained by passing this output as this argument of the next call.
     """
     for i, arg in enumerate(op.spec.args):
         for j, out in enumerate(op.spec.outputs):

@@ -127,7 +127,7 @@ def write_audit_statement(
 
 def op_digest(parts: Mapping[str, str]) -> str:
     """Return the SHA-256 digest of an op. It is computed from ``parts``, the digests that :func:`part_digests` returns,
-    in any order.
+    and does not depend on their order.
     """
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

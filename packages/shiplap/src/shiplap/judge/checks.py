@@ -47,8 +47,8 @@ class JudgeSession:
 
     Attributes:
         subject: the reference, with the arguments that its constructor takes.
-        candidate, reference: the module and the name of both.
-        report: called with ``(stage, done, total)``.
+        candidate, reference: the location of each, as a module or file and a name.
+        report: called with ``(stage, done, total)`` to show progress.
         compiled_first: a function that is called after the first call of the candidate. The deadlines are moved by the
             time that it takes.
         reasons: the faults of the candidate. One is enough for a refusal.

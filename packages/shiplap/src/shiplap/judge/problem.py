@@ -518,9 +518,10 @@ class FunctionProblem(JudgeProblem):
         """
 
         def runs(form: InputForm) -> bool:
-            """Return whether the reference runs on inputs of ``form`` and enough of its results are finite. For a form
-            that is ``whole`` all elements must be finite, and otherwise more than half of some result. If the time for
-            trying forms is over, set ``hurried`` and return False.
+            """Return whether the reference runs on inputs of ``form`` and enough elements of its results are finite.
+            For a form that is ``whole``, all elements of all results must be finite. For any other form, more than half
+            of the elements of one result must be. If the time for trying forms is over, set ``hurried`` and return
+            False.
             """
             if time.monotonic() > self.until:
                 self.hurried = True

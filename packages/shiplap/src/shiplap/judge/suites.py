@@ -60,7 +60,7 @@ class SuiteFolders:
     def write(self, role: str, name: str, text: str, extra: Mapping[str, str] | None = None) -> Path:
         """Write the source code ``text`` of a problem's reference or candidate to a file, and return the file's path.
         ``role`` is ``"reference"`` or ``"candidate"``. The files in ``extra``, a mapping from relative path to content,
-        are written into its folder. Paths that lead out of the folder are left out.
+        are written into the folder of that file. Paths that lead out of the folder are left out.
         """
         folder = self.written / role / re.sub(r"\W+", "_", name)
         folder.mkdir(parents=True, exist_ok=True)

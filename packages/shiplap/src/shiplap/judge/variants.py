@@ -230,8 +230,9 @@ def _unusual_value_forms(
 
 
 def _shapes_of_absent(shapes: Shapes, results: Shapes) -> list[tuple[int, ...]]:
-    """Return up to six shapes of a tensor to try in place of an argument that is None in each draw. They are last dims
-    alone, as of a bias, and the shapes of the results and of the other arguments.
+    """Return up to six shapes of a tensor to try in place of an argument that is None in each draw. One-dimensional
+    shapes come first, each with the size of a last dim, as a bias has it. The shapes of the results and of the other
+    arguments follow.
     """
     near = [*results, *shapes]
     return list(dict.fromkeys([*((s[-1],) for s in near if s), *near]))[:6]

@@ -82,7 +82,7 @@ class Bench(Protocol):
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
         """Measure candidates whose times in the race were confirmed, in turns by one clock. Return two dicts by index,
         with the seconds of a call and with the reason for each candidate that has no time. Both are empty if the race
-        has already done so.
+        has already measured them by one clock.
 
         Args:
             indices: the candidates to compare.

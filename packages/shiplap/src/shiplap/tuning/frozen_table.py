@@ -51,8 +51,8 @@ def write_frozen_table(
 
 
 def _key_is_current(key: Key) -> bool:
-    """Return whether a choice with this key is valid here. The machine and the versions of libraries must be those of
-    the key. If the op is declared in this process, its digest must be that of the key, too.
+    """Return whether a choice with this key is valid in this process. The machine and the versions of libraries must be
+    those of the key. If the op is declared in this process, its digest must be that of the key, too.
     """
     op = registry.find_declared_op(key["op"])
     if op is not None and key["source"] != op.identity:

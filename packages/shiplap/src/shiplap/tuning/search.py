@@ -161,8 +161,9 @@ def search_candidates(
 
 
 def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
-    """Verify and measure candidates, and return the ranking. If there are at most 32, all are measured. Otherwise the
-    first ones are measured, and then those whose config differs from the best one's in one value.
+    """Verify and measure candidates, and return the ranking. If there are at most 32, all are measured. Otherwise those
+    that ``_first_candidates`` returns are measured, and then those whose config differs from the best one's in one
+    value.
     """
     candidates = work.candidates
     first = _first_candidates(candidates, work.inputs)
@@ -303,7 +304,7 @@ def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> i
 
 def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
     """Multiply the times of the candidate at ``index`` by ``factor``, the measured time as a multiple of the claimed
-    one, and mark it as ``finished``. Do nothing if the candidate has no timing.
+    one, and mark its timing as ``finished``. Do nothing if the candidate has no timing.
     """
     if (t := ranking.timings.get(index)) is not None:
         median, low, high = (value * factor for value in (t.median, t.low, t.high))

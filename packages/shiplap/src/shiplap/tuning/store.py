@@ -48,8 +48,8 @@ def seal_entry(key: Key, value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unseal_entry(content: Any) -> tuple[Key, Mapping[str, Any]]:
-    """Return the key and the value in ``content``, which :func:`seal_entry` has made and JSON has restored. Raise
-    ``ValueError`` with the reason if it has another form or a wrong checksum.
+    """Return the key and the value in ``content``, which :func:`seal_entry` has made and which was stored as JSON.
+    Raise ``ValueError`` with the reason if ``content`` has another format or a wrong checksum.
     """
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")

@@ -292,7 +292,8 @@ class RemoteBench:
 
     def verify(self, index: int) -> VerifyOutcome:
         """Compare the candidate at ``index`` with the reference in the worker, and return the outcome. If the worker
-        dies, the candidate counts as wrong. If compilers were running then, it is verified again in a new worker.
+        dies, the candidate counts as wrong, unless compilers were running. In that case it is verified again in a new
+        worker.
         """
         try:
             outcome = self._ask(workers.VerifyCandidate(index)).outcome

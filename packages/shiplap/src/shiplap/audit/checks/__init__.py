@@ -18,8 +18,8 @@ __all__ = ["CHECKS", "ON_REQUEST", "load_check"]
 
 
 def _find_checks() -> dict[str, Check]:
-    """Return a dict from the name of each check to the check that a module in this folder defines. It has the order in
-    which an audit runs the checks.
+    """Return a dict from the name of each check to the check that a module in this folder defines. The checks are in
+    the order in which an audit runs them.
     """
     # A new file is a new check, without a list to edit.
     checks = [import_module(f"{__name__}.{module.name}").CHECK for module in pkgutil.iter_modules(__path__)]

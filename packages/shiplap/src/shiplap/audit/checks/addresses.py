@@ -75,8 +75,8 @@ def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
 def _moved_arguments(op: Op, case: SampleCase, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:
     """Yield ``(description, arguments, fix)`` with arguments at other addresses than those of ``first``.
 
-    First each tensor argument alone is moved, then all of them. Each move goes first to a common address with other
-    values, then to an address that is aligned to one element only. ``fix`` is the advice if the results are wrong.
+    First each tensor argument alone is moved, then all of them together. Each is moved to a new address with other
+    values, and then to an address that is aligned to one element only. ``fix`` is the advice if the results are wrong.
     """
     changed = with_other_values(op, case).fresh()
     # A builder of samples may return other sizes, which would test nothing about addresses.

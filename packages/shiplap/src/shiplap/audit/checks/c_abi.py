@@ -157,9 +157,9 @@ def _describe_leak(result: dict[str, Any]) -> str:
 def _run_attempts(
     library: Path, symbol: str, attempts: list[CCallAttempt]
 ) -> tuple[dict[int, dict[str, Any]], list[ProcessDeath]]:
-    """Return the measured results by the index of the attempt, and the deaths of the child processes that call the C
-    function ``symbol``. After a death, a new process continues with the next attempt. After eight deaths, the remaining
-    attempts are not made.
+    """Make the calls ``attempts`` of the C function ``symbol`` in child processes. Return a dict from the index of an
+    attempt to its measured results, and a list of the deaths of these processes. After a death, a new process continues
+    with the next attempt. After eight deaths, the remaining attempts are not made.
     """
     results: dict[int, dict[str, Any]] = {}
     deaths: list[ProcessDeath] = []

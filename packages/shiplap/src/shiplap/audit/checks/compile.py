@@ -123,7 +123,7 @@ def _broadcasts_a_size(op: Op, case: SampleCase) -> bool:
 
 def _why_compiled_differs(op: Op, case: SampleCase, compiled: Callable[..., Any], how: str) -> str:
     """Return a message that says how compiled code differs from an eager call, or with which error it fails. Return an
-    empty string if the results agree. ``how`` names the backend in the text.
+    empty string if the results agree. ``how`` names the backend in the message.
     """
     try:
         return _compare_with_eager(op, case, compiled, how).problem

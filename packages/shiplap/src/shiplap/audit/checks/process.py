@@ -386,7 +386,7 @@ def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
 def _describe_growth(growths: list[tuple[float, float]], calls: int, what: str) -> str:
     """Return a message that says how much memory every round of ``calls`` runs has left behind, or an empty string if
     that is below the limits. ``growths`` has the objects and bytes of each round, and ``what`` names the runs in the
-    text.
+    message.
     """
     for at, (kind, limit) in enumerate(
         (("Python objects", calls * 0.9), ("bytes of resident memory", calls * LEAKED_BYTES_PER_CALL))

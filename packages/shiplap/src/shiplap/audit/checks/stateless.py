@@ -29,8 +29,8 @@ def _native_forms(op: Op) -> Iterator[NativeForm]:
 
 
 def find_libraries(op: Op) -> tuple[list[Path], list[str]]:
-    """Return the paths of the libraries of the op's C functions, and the names of those that are not on this machine.
-    Both lists are sorted.
+    """Return two sorted lists for the libraries of the op's C functions. The first has the paths of those that are on
+    this machine, and the second the names of the others.
     """
     there, absent = set(), set()
     for source in _native_forms(op):

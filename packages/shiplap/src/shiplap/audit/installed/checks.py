@@ -86,8 +86,8 @@ def written_names(op: Any) -> set[str]:
 
 
 def aliased_names(op: Any) -> set[str]:
-    """Return the names of the arguments that the op's schema marks as aliased or written, with which a result may share
-    memory.
+    """Return the names of the arguments that the op's schema marks as aliased or written. A result may share memory
+    with these.
     """
     return {a.name for a in op._schema.arguments if a.alias_info is not None}
 
@@ -134,8 +134,8 @@ def check_alias(op: Any, make: Make) -> str:
     """Call the op on the arguments that ``make()`` returns. Return a message that names a result that shares memory
     with another result or with an argument, or an empty string.
 
-    Arguments with which the schema lets a result share memory are left out. If there are such arguments, results may
-    share memory, too.
+    An argument with which the schema lets a result share memory is left out. If there is such an argument, results may
+    also share memory with each other.
     """
     arguments, allowed = make(), aliased_names(op)
     results = [t for t in tensors_in(call_op(op, arguments)) if t.numel()]

@@ -30,7 +30,7 @@ def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], low: float = 0
 
 def offsets(seed: int, dtype: torch.dtype, shape: tuple[int, ...], last: int) -> torch.Tensor:
     """Return a one-dimensional tensor of ascending random integers from 0 to ``last``, like the row offsets of the CSR
-    format. ``shape`` has its only size.
+    format. ``shape`` must have one dim.
     """
     generator = torch.Generator().manual_seed(seed)
     inner = torch.randint(0, last + 1, (max(shape[0] - 2, 0),), generator=generator).sort().values

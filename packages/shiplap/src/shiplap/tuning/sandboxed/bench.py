@@ -147,8 +147,8 @@ class JudgedBench:
         self.hosts.open(opening, _library_folders(op))
 
     def open(self) -> str:
-        """Start the processes of the candidates, and return an empty string. If an op or candidate is missing there,
-        return the reason. Raise ``SL611`` if the reference's process does not start.
+        """Start the processes of the candidates, and return an empty string. If the op or a candidate is missing in
+        them, return the reason instead. Raise ``SL611`` if the reference's process does not start.
         """
         try:
             # Starting the processes takes seconds in which this process has nothing to do, so it draws inputs

@@ -151,8 +151,8 @@ class FreshValueTimes:
     def _is_known(self, index: int) -> bool:
         """Return whether the candidate at ``index`` needs no further round.
 
-        It needs none if its process hardly waited for a processor in one round, or if its least time is at most 1.1
-        times the claimed one. It needs one if its least time is not above 0.
+        It always needs one if its least time is not above 0. Otherwise it needs none if its process hardly waited for a
+        processor in one round, or if its least time is at most 1.1 times the claimed one.
         """
         claimed = self.claims.get(index, 0.0)
         if index >= 0 and self._least(index) <= 0.0:  # the empty batch was held up, and took longer
@@ -219,7 +219,7 @@ class FreshValueTimes:
 
 
 class Confirmation:
-    """The checks of candidates that won a race, or came near, before one of them is chosen.
+    """The checks of the candidate that won a race, and of those that were nearly as fast, before one of them is chosen.
 
     ``claims`` maps the index of each candidate to the seconds that it claimed in the race. ``seconds`` limits the time
     for further inputs and the wait for a busy machine. Candidates in ``believed`` were confirmed before and are only
@@ -332,7 +332,7 @@ class Confirmation:
 
 
 class _CandidateChecks:
-    """The checks of one candidate on values and sizes that it cannot predict. Checks that are not required stop at the
+    """The checks of one candidate on values and sizes that it cannot predict. Optional checks are not begun after the
     time ``ends`` (by ``time.monotonic``).
     """
 
@@ -346,8 +346,8 @@ class _CandidateChecks:
         ends: float,
     ) -> None:
         """Prepare the checks of the candidate at ``index``, which claims ``claimed`` seconds for a call. Arguments come
-        from ``drawn``, and those with the sizes of the call from ``fresh``. Optional checks end at the time ``ends``
-        (by ``time.monotonic``).
+        from ``drawn``, and those with the sizes of the call from ``fresh``. Optional checks are not begun after the
+        time ``ends`` (by ``time.monotonic``).
         """
         self.bench, self.index, self.claimed, self.ends = bench, index, claimed, ends
         self.op, self.inputs, self.drawn, self.fresh = bench.op, bench.inputs, drawn, fresh

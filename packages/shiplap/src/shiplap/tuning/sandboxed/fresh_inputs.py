@@ -168,7 +168,7 @@ class ConfirmationInputs:
 
 def with_other_gaps(case: SampleCase) -> SampleCase:
     """Return a copy of the sample in which tensors with unused elements between their elements in memory have more or
-    fewer of these. Such a copy belongs to the same choice.
+    fewer of these. A call with the copy uses the same tuned choice.
     """
     return replace(case, args=tree_map(_with_other_gaps, case.args))
 
