@@ -70,8 +70,8 @@ def can_isolate(device: str = "cpu") -> bool:
     """Return whether samples can run on ``device`` in a fork of this process, so that a crash of a kernel does not end
     the audit.
 
-    They can only on the CPU, and only if this process has not initialised CUDA. If torch was built for CUDA, a fork
-    must also be able to run a backward.
+    They can only on the CPU of a Linux machine, and only if this process has not initialised CUDA. If torch was built
+    for CUDA, a fork must also be able to run a backward.
     """
     # CUDA does not work in a fork of a process that has as much as counted its devices (H100, torch 2.11, 2026-11-22).
     # Autograd of a torch for CUDA does not work in a fork once a compiled function has been differentiated here.

@@ -81,8 +81,8 @@ class _Runner:
         """Make ``repeats`` calls in the candidate's process and return the seconds of one call, as that process
         measures them.
 
-        The returned time is at least 0.3 of the time that this process measures, minus 5 ms for messages, even if the
-        candidate's process claims less. Raise ``_Lost`` if the process fails.
+        If the process claims too short a time, the result is 0.3 of the time that this process measures for the calls,
+        after 5 ms for messages are subtracted. Raise ``_Lost`` if the process fails.
         """
         try:
             spell = self.batch.sample(repeats)
