@@ -81,7 +81,7 @@ class AttentionRewrite(Rewrite):
 
     @property
     def digest(self) -> str:
-        """A digest of the code that finds and replaces attention, and of the options ``always`` and ``visible_rows``."""
+        """A digest of the code that finds and replaces attention, and of the options of this rewrite."""
         of = code_digest(
             AttentionRewrite.apply,
             AttentionRewrite._replace_attention,

@@ -237,7 +237,7 @@ class FoldedNorm(Rewrite):
         return self.conv(**{**named, "weight": weight, "bias": bias})
 
     def _miss(self, node: Node, obstacle: Obstacle, reason: str) -> NearMiss:
-        """Return a ``NearMiss`` of a norm that is not folded, with the given kind of obstacle and reason at ``node``."""
+        """Return a ``NearMiss`` of a norm that is not folded, with this kind of obstacle and reason at ``node``."""
         return self.near_miss(RewriteObstacle(node, obstacle, reason), of=2)
 
 
