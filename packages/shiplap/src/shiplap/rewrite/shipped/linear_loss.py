@@ -357,7 +357,7 @@ def _by_log_softmax(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def _capped(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy of the logits of a linear layer, which ``tanh`` limits to the range from -3 to 3."""
+    """Return the mean cross entropy of the logits of a linear layer. ``tanh`` limits them to the range -3 to 3."""
     logits = F.linear(hidden, weight)
     logits = torch.tanh(logits / 3.0) * 3.0
     return F.cross_entropy(logits.float().view(-1, weight.shape[0]), labels.view(-1))

@@ -249,7 +249,7 @@ def _is_narrowing_cast(cast: Node, given: Node) -> bool:
 
 
 def _make_rms_norm(out: torch.dtype) -> Callable[[Tensor, Tensor | None, float], Tensor]:
-    """Return the function ``norm(x, weight, eps)`` that is traced in place of a norm. Its result has the dtype ``out``."""
+    """Return the function ``norm(x, weight, eps)`` that is traced in place of a norm. Its result has dtype ``out``."""
 
     def norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """Return the RMS norm of ``x`` over the last dim in the dtype ``out``. It is multiplied by ``weight`` unless

@@ -67,7 +67,7 @@ class PairRotation:
     Attributes:
         pairs: ``"neighbours"`` if a pair is two neighbours in the last dim, ``"halves"`` if it has one element of each
             half.
-        cosines: the position of the cosines in ``sides``, 0 or 1, or None if ``sides`` is one tensor of complex numbers.
+        cosines: the position of the cosines in ``sides``, 0 or 1. It is None if ``sides`` is one complex tensor.
         sign: the direction of the rotation, 1 or -1.
     """
 
