@@ -21,7 +21,7 @@ __all__ = ["Interpreted", "interpret", "run_interpreted"]
 
 @dataclass(frozen=True)
 class Interpreted:
-    """The result of one interpreted run.
+    """The result of one run of a compiled function in Triton's interpreter.
 
     Attributes:
         results: the tensors that the compiled function returned.
@@ -80,13 +80,13 @@ def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:
-    """Return the results of a function as a tuple of tensors. ``result`` is one tensor, or several in a sequence."""
+    """Return ``result``, which is one tensor or a sequence of tensors, as a tuple of tensors."""
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
 def _error(got: Tensor, want: Tensor) -> float:
-    """Return the largest difference between two tensors relative to the largest magnitude of ``want``. Return infinity
-    if the shapes differ, and 0 if there are no elements.
+    """Return the largest absolute difference between ``got`` and ``want``, relative to the largest absolute value of
+    ``want``. Return infinity if the shapes differ, and 0 if there are no elements.
     """
     if got.shape != want.shape:
         return float("inf")

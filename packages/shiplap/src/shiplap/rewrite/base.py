@@ -55,8 +55,7 @@ class Rewrite(ABC):
     def may_match(self, graph: Graph) -> bool:
         """Return whether ``graph`` has a call that is named in ``anchors``. If ``anchors`` is empty, return True.
 
-        A graph without a call that ``anchors`` names contains nothing that this rewrite replaces. A graph with such a
-        call need not contain anything either.
+        A graph without a call that ``anchors`` names contains nothing that this rewrite replaces.
         """
         return not self.anchors or any(torch_call_name(n) in self.anchors for n in graph.nodes)
 
