@@ -221,8 +221,8 @@ def _print_cubin(cubin: Cubin) -> dict[str, Any]:
 
 
 class _Facts:
-    """The C++ variables that generated code declares for a call. ``lines`` has their declarations in the order in which
-    they can be computed.
+    """The C++ variables that generated code declares for a call. ``lines`` holds their declarations in the order in
+    which they can be computed. ``cpp`` maps the names of arguments and outputs to parameters of the generated function.
     """
 
     def __init__(self, spec: OpSpec, parameters: Sequence[CParameter], values: Mapping[str, Expr]) -> None:
@@ -336,11 +336,9 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
 
 def _parameter_statement(p: KernelParameter, tensors: Mapping[str, str], variable: Any) -> str:
     """Return the C++ statement that adds the kernel parameter ``p`` to the launch and to the key of its compiled code.
-    Return an empty string for constants, config values and absent tensors. ``tensors`` maps the names of tensors to C++
-    names. ``variable`` returns the C++ variable of any other name.
+    Return an empty string for constants, config values and absent tensors.
 
-    Return an empty string for constants, config values and absent tensors. ``tensors`` maps names of tensors to C++
-    names. ``variable`` returns the C++ variable of any other name.
+    ``tensors`` maps the names of tensors to C++ names. ``variable`` returns the C++ variable of any other name.
     """
     aligns = "true" if p.specialises and p.aligns else "false"
     value = to_cpp(p.expr, variable) if p.expr is not None else tensors.get(p.source, "")

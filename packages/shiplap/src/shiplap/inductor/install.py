@@ -25,8 +25,8 @@ LOWERING = ("inductor", "torch_private", "codegen", "declare", "plan", "dispatch
 def install_lowerings() -> None:
     """Register with Inductor the lowerings of all declared ops that need one and have none yet.
 
-    These are ops with kernel templates, and ops with an overload below autograd. Ops without templates, and fixes for
-    ops that write to arguments, are registered only after the program has loaded Inductor.
+    These are ops with kernel templates, and ops that have a separate overload without autograd. Ops without templates,
+    and fixes for ops that write to arguments, are registered only after the program has loaded Inductor.
     """
     loaded = "torch._inductor.lowering" in sys.modules
     if loaded and not _prepared and any(op.spec.mutated for op in registry.declared_op_list()):
@@ -73,9 +73,10 @@ def _lower_below(op: Op) -> None:
 
 def _make_kernel_visible(op: Op) -> None:
     """Register a lowering of ``op`` that gives Inductor the op's Triton kernel, so that Inductor can fuse neighbours
-    into it. Do nothing if torch's flag for such fusion is off.
+    into it.
 
-    The lowering is registered only if the op is a single launch of one kernel.
+    Register nothing if torch's flag for such fusion is off, or if no device has a single launch of a Triton kernel as
+    the op's only kernel.
     """
     from shiplap.torch_private import inductor_lowering
 
@@ -91,8 +92,8 @@ def _make_kernel_visible(op: Op) -> None:
 
 
 def _register_lowering(op: Op) -> None:
-    """Register :func:`lower_op` as Inductor's lowering of ``op``, which has kernel templates. It is registered for the
-    outer overload and for the overload below autograd.
+    """Register :func:`lower_op` as Inductor's lowering of ``op``, which has kernel templates. It is registered for
+    ``op.overload`` and for ``op.below_autograd``, the overload without autograd.
     """
     from shiplap.inductor.lower import lower_op
     from shiplap.torch_private import dynamo, inductor_lowering

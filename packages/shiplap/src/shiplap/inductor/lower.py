@@ -67,7 +67,8 @@ def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _guarded_by_range(call: LoweredCall, choice: FusionChoice) -> FusionChoice:
     """Return ``choice`` after adding guards to the graph. They keep the graph from running at sizes for which the
-    chosen template is not proven. If such a guard cannot be set, return the choice of the fallback.
+    chosen template is not proven. If such a guard cannot be set, return the choice of the fallback, which uses no
+    template.
     """
     if choice.chosen in (REFERENCE, UNTUNED_REFERENCE) or call.sizes.limit_graph():
         return choice
@@ -75,19 +76,20 @@ def _guarded_by_range(call: LoweredCall, choice: FusionChoice) -> FusionChoice:
 
 
 def _unproven_sizes(call: LoweredCall, why: str, verdicts: list[CandidateVerdict]) -> FusionChoice:
-    """Return the choice of the fallback for a call whose templates cannot be proven for all sizes of the graph, and
-    issue a notice. ``why`` is the reason. ``verdicts`` are the results of the candidates so far.
+    """Return the choice of the fallback, which uses no template, for a call whose templates cannot be proven for all
+    sizes of the graph. Issue a notice. ``why`` is the reason. ``verdicts`` are the results of the candidates so far.
     """
     notice(f"sizes {call.op.identity} {why}", f"{call.op.spec.name}: no template is used: {why}")
     return _fusion_choice(call, REFERENCE, why, verdicts)
 
 
 def _choose_candidate(call: LoweredCall) -> FusionChoice:
-    """Return the choice of a candidate, that is a template with one config, for ``call``.
+    """Return the choice of a candidate for ``call``. A candidate is a template with one config, or the fallback, which
+    uses no template.
 
     A candidate that an earlier tuning stored, or that an installed table names, comes first. If there is none and the
     user requested tuning, the candidates are measured now, and the fastest is chosen. Without tuning, the first
-    candidate that agrees with the reference is chosen. If there is none, the fallback is chosen.
+    template candidate that agrees with the reference is chosen. If there is none, the fallback is chosen.
     """
     # The tuner compiles only to get here, and takes the result from its request.
     if answer_tuning_request(call):

@@ -26,11 +26,10 @@ from shiplap.torch_private import inductor_lowering
 
 @dataclass(frozen=True)
 class StandaloneFunction:
-    """A function of a call's tensors, compiled by itself and without tuning. ``run`` is the compiled function. ``like``
-    holds a pair of sizes and strides for each tensor, which the tensor must have.
+    """A function of a call's tensors, compiled by itself and without tuning.
 
-    ``run`` is the compiled function. ``like`` holds a pair of sizes and strides for each argument, which the argument
-    must have.
+    ``run`` is the compiled function. ``like`` holds a pair of sizes and strides for each tensor, which the tensor must
+    have.
     """
 
     run: Callable[..., Any]

@@ -182,8 +182,8 @@ def measure_candidates(
     report: Report | None = None,
     within: WorkerProcess | None = None,
 ) -> tuple[Choice, list[CandidateVerdict]]:
-    """Verify and time the fallback and ``candidates``. Return the choice of the fastest, and a list with the result of
-    each candidate. If ``options.keep`` is true, store the choice.
+    """Verify and time ``candidates`` and the fallback, which is the op without a template. Return the choice of the
+    fastest, and a list with the result of each. If ``options.keep`` is true, store the choice.
 
     A tuning passes ``options``, ``report``, which is called with each step, and its worker process ``within``. If
     ``within`` is None, the candidates run in this process. A compilation passes none of the three. It then uses default
@@ -226,8 +226,9 @@ def _list_verdicts(
 
 
 def render_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> list[Any]:
-    """Return a list of the fallback and ``candidates``, all rendered to kernels in this thread, since rendering needs
-    the graph that is being lowered. If rendering fails, the later verification reports the error.
+    """Return a list of the fallback, which is the op without a template, and ``candidates``. All are rendered to
+    kernels in this thread, since rendering needs the graph that is being lowered. If rendering fails, the later
+    verification reports the error.
     """
     listed: list[Any] = [FallbackCandidate(call), *candidates]
     for candidate in listed:  # needs the graph at hand, which is this thread's
@@ -337,10 +338,10 @@ def _tuned_in_final_graph(call: LoweredCall, listed: list[Any], alone: Mapping[i
     """Return the indices in ``listed`` of the candidates that Inductor's own tuning may make faster in the final graph.
     ``alone`` holds the times of the candidates by index. The set is empty if Inductor does not tune.
 
-    Such candidates are templates of PyTorch operations, and the fallback. A fallback that is the op's own kernel is
-    called unchanged, so it is left out. If the reference calls a fast library, the fallback is always included, because
-    Inductor's tuning starts from that call. All others are included if they take at most three times as long as the
-    fastest.
+    Such candidates are templates of PyTorch operations, and the fallback, which is the op without a template. A
+    fallback that is the op's own kernel is called unchanged, so it is left out. If the reference calls a fast library,
+    the fallback is always included, because Inductor's tuning starts from that call. All others are included if they
+    take at most three times as long as the fastest.
     """
     if not inductor_lowering.is_autotuning() or not alone:
         return set()

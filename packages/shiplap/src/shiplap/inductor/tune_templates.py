@@ -61,7 +61,7 @@ def answer_tuning_request(call: LoweredCall) -> bool:
     """If :func:`tune_templates` is compiling ``call`` and has no result for it yet, find the best candidate and store
     it in the request. Return whether this was done.
 
-    If the result is True, the caller lowers the call to its fallback.
+    If the result is True, the caller lowers the call without a template.
     """
     request = _request.get()
     # The reference of the op may call other ops with templates.

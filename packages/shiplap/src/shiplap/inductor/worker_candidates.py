@@ -21,10 +21,10 @@ _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candida
 
 
 def collect_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> bool:
-    """If :func:`provide` is compiling, render the fallback and ``candidates``, and append them to the list that
-    :func:`provide` returns. Return whether this was done.
+    """If :func:`provide` is compiling, render ``candidates`` and the fallback, which is the op without a template.
+    Append them to the list that :func:`provide` returns. Return whether this was done.
 
-    If the result is True, the caller lowers the call to its fallback.
+    If the result is True, the caller lowers the call without a template.
     """
     listed = _collected.get()
     # A compilation of the user's, in this process.

@@ -32,9 +32,9 @@ class Rewrite(ABC):
 
     Attributes:
         name: an identifier, as it appears in findings and counters.
-        level: the stage of compilation at which it runs.
-        anchors: names of calls such as ``"softmax"``. A graph without any of these calls has no place for the rewrite.
-            If empty, any graph may have one.
+        level: the stage of compilation at which it runs, such as ``"pre-grad"``.
+        anchors: names of calls such as ``"softmax"``. A graph without any of these calls contains nothing that the
+            rewrite replaces. If there are none, any graph may match.
     """
 
     name: str

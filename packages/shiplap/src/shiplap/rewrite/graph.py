@@ -296,8 +296,9 @@ ALLOCATING_OPERATORS = frozenset(
 
 
 def _writes_fresh_tensor(node: Node) -> bool:
-    """Return whether ``node`` writes only to a tensor that was made for it alone, as in ``relu(linear(x, w),
-    inplace=True)``.
+    """Return whether ``node`` writes to its first argument, that argument is the result of an operator that always
+    allocates, and no other node reads it. An example is ``relu(linear(x, w), inplace=True)``. Return False for
+    ``operator.setitem``.
     """
     given = node.args[0] if mutates_argument(node) and node.args else None
     # setitem is left out: it writes to a part, and the rest of the tensor is read by its other users.

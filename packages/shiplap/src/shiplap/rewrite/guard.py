@@ -34,8 +34,8 @@ class Guard:
     """A condition on the arguments and dims of a pattern, such as ``x.shape[-1] % 16 == 0``, ``x.dtype in (float16,
     bfloat16)`` or ``eps < 1e-3``. ``source`` is the condition as a Python expression.
 
-    The names in it are the arguments and dims of the pattern, the names of dtypes, and a few functions. ``x.device ==
-    "cuda"`` compares the type of the device, as ``x.device.type == "cuda"`` does.
+    The names in it are the arguments and dims of the pattern, the names of dtypes, and functions of sizes such as
+    ``min`` and ``cdiv``. ``x.device == "cuda"`` compares the type of the device, as ``x.device.type == "cuda"`` does.
     """
 
     source: str
@@ -156,7 +156,7 @@ class _DeviceType(str):
 
     @property
     def type(self) -> str:
-        """The type of the device as plain text, so that ``x.device.type`` works in guards."""
+        """The type of the device as a string, so that guards may also write ``x.device.type``."""
         return str(self)
 
 

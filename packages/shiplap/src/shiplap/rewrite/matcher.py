@@ -31,11 +31,11 @@ MOST_WAYS = 32  # of one pattern at one place: each sum of two arguments doubles
 
 @dataclass(frozen=True)
 class PatternGraph:
-    """A function traced as a graph at one level of compilation.
+    """A function traced as a graph at one stage of compilation.
 
     Attributes:
         inputs: for each placeholder, the name of the argument that it stands for.
-        results: the flat results of the function. If it was traced with gradients, those of ``grads`` follow.
+        results: the results of the function as a flat list. If it was traced with gradients, those of ``grads`` follow.
         scalars: for each constant that stands for an argument, the name of the argument.
         fixed: the value of each argument that is no tensor and has a fixed value in this graph, such as None.
         casts: whether the function casts to a dtype. Its graph then depends on the dtypes of its arguments.
@@ -81,7 +81,8 @@ class PartialMatch:
     Attributes:
         nodes: for each node of the pattern, the node of the graph.
         args: for each argument of the pattern, its value in the graph.
-        sizes: pairs of sizes that are still to be compared, each with the call that reads it and an argument's name.
+        sizes: sizes that are still to be compared, as tuples of the size in the pattern, the size in the graph, the
+            call that reads it, and the name of the call's argument.
         stop: the first obstacle, or None.
         passed: nodes of the graph between the matched ones that return their argument unchanged, such as idle casts.
     """
@@ -488,8 +489,8 @@ def _transpose_hint(want: Node, actual: Any) -> str:
 
 
 def _kind_of_value(actual: Any) -> str:
-    """Return words for the kind of a value, such as "a constant", "an input of the graph" or "a call of" an
-    operator.
+    """Return the kind of a value in words. Examples are ``a constant``, ``an input of the graph`` and ``a call of
+    aten.mm``.
     """
     if not isinstance(actual, Node):
         return "a constant"

@@ -275,19 +275,19 @@ def rewrite(
     """Return a rewrite that puts ``replacement`` where a model computes ``pattern``.
 
     Args:
-        pattern: the computation of models, as a plain function. Its annotations are those of an op, such as ``x:
+        pattern: the computation of models, as a function. Its annotations are those of an op, such as ``x:
             Float[Tensor, "*b k"]``. They state the dtypes and sizes from which the proof draws samples.
-        replacement: the computation to put there, as a plain function with the same parameters.
+        replacement: the computation to put there, as a function with the same parameters.
         name: an identifier. The default is the name of ``replacement``.
         level: ``"pre-grad"`` (torch functions, before autograd), ``"joint"`` or ``"post-grad"`` (ATen operators).
         where: guards, such as ``"x.shape[-1] % 16 == 0"`` or ``"k >= 64"``. :class:`Guard` describes their language.
-        samples: a function that returns lists of arguments for the proof. It is needed if the annotations do not state
-            which values are valid.
+        samples: a function that returns a list with a tuple of arguments for each sample of the proof. It is needed if
+            the annotations do not state which values are valid.
         pays: a function of the arguments, which are fake tensors. It returns True, or the reason why the replacement is
             not worth it.
 
     Raises:
-        ShiplapError: ``SL802`` if an argument has the wrong type, ``SL803`` if a guard is invalid.
+        ShiplapError: ``SL802`` if an argument other than ``where`` is invalid, ``SL803`` if a guard is.
 
     ``rewrites`` proves the results when the rewrite is switched on.
     """

@@ -29,7 +29,7 @@ class Program:
     """A function with arguments in which a rewrite applies, and which must compute the same results afterwards.
 
     Attributes:
-        fn: the function in plain PyTorch, as a model would contain it.
+        fn: the function of PyTorch operations, as a model would contain it.
         args: its arguments, which are tensors, scalars or None. They are never changed.
         label: the name of the sample in findings.
         dynamic: whether sizes are traced as symbols. True stands for all sizes, a tuple for the sizes that it lists. In

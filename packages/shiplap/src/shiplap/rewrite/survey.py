@@ -53,10 +53,9 @@ class GraphCall:
 
 @dataclass(frozen=True)
 class GraphView:
-    """The nodes of one graph before and after the rewrites of one stage of compilation. ``number`` is the number of the
-    graph, and ``level`` is the stage. ``before`` and ``after`` hold the nodes in graph order.
+    """The nodes of one graph before and after the rewrites of one stage of compilation.
 
-    ``number`` is the number of the graph, and ``level`` is the level. ``before`` and ``after`` hold the nodes in graph
+    ``number`` is the number of the graph, and ``level`` is the stage. ``before`` and ``after`` hold the nodes in graph
     order.
     """
 
@@ -100,7 +99,7 @@ class SurveyMeasurement:
     Attributes:
         kernels: the number of kernels without the rewrites and with them.
         seconds: the median time of a call without the rewrites and with them.
-        error: the largest difference of results between both, relative to the largest result.
+        error: the largest difference between results without and with the rewrites, relative to the largest result.
         eager_error: the same difference between compiled code without rewrites and eager code, for comparison.
         steps: the measurements of each rewrite that matched, in the order in which they are applied. The kernels and
             seconds with one rewrite are those without the next.

@@ -20,7 +20,6 @@ def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
     because they were missing. Return whether the call may be tried again. If another error of Shiplap is the cause of
     ``cause``, raise that error. Return False for any other failure.
 
-
     Raises:
         ArgumentError: ``SL216`` for tensors among DTensors, ``SL217`` where no sharding rule is known.
     """

@@ -222,8 +222,8 @@ def _rule_variants(op: Op, rule: ShardingRule, case: SampleCase) -> Iterable[Sha
     """Yield copies of ``rule`` with every way to merge the outputs that lack the cut dim. Such an output is reduced
     over the ranks by a sum, a maximum or a minimum.
 
-    If all outputs lack the cut dim, also yield copies in which all outputs are summed and one argument, such as a bias,
-    is replaced by zeros on all ranks but the first.
+    If all outputs lack the cut dim, yield further copies in which all outputs are summed. In each, one argument that is
+    not cut, such as a bias, is replaced by zeros on all ranks but the first.
     """
     free = [i for i, part in enumerate(rule.outputs) if part == "whole"]
     # The number of combinations grows with a power of the outputs, and each needs runs of the reference.
@@ -283,7 +283,9 @@ class _WholeSample:
 
 
 def _is_floating(tensor: TensorType) -> bool:
-    """Return whether the declared type ``tensor`` admits only floating-point dtypes."""
+    """Return whether all dtypes that the declared type ``tensor`` lists are floating-point. Return True also for a type
+    that lists none and thereby admits every dtype.
+    """
     return all(getattr(torch, name).is_floating_point for name in tensor.dtypes)
 
 

@@ -115,8 +115,9 @@ class GroupRewrite(Rewrite):
         return ""
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Merge calls of the graph that have equal values of ``key`` and do not depend on each other. Yield a ``Match``
-        for each merged group. Yield a ``NearMiss`` with the reason for calls of one key that are not merged.
+        """Merge calls of ``graph``, in place, that have equal values of :meth:`key` and do not depend on each other.
+        Yield a ``Match`` for each merged group. Yield a ``NearMiss`` with the reason for calls with equal keys that are
+        not merged.
         """
         families: dict[Hashable, list[Node]] = {}
         for node in graph.nodes:

@@ -25,7 +25,7 @@ class Machine:
     """The measured costs of one type of device.
 
     Attributes:
-        launch: nanoseconds of a kernel call.
+        launch: nanoseconds that the launch of a kernel takes.
         copy: bytes that a generated kernel reads and writes in a nanosecond.
         read: bytes of weights that a matrix product reads in a nanosecond.
         flops: floating-point operations of a matrix product in a nanosecond.

@@ -21,8 +21,8 @@ def _attend_scaled_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tens
 
 
 def _attend_scaled_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return the attention of ``q``, ``k`` and ``v`` with a factor on the queries, the added ``mask``, and a dropout
-    that drops nothing.
+    """Return the attention of ``q``, ``k`` and ``v``. The queries are multiplied by a number, ``mask`` is added to the
+    scores, and a dropout that drops nothing is applied to the weights.
     """
     scores = (q * 0.35) @ k.transpose(-2, -1)
     return F.dropout((scores + mask).softmax(dim=-1), 0.1, False) @ v

@@ -141,8 +141,8 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
 
 
 def _is_part_of_softmax(node: Node, by_hand: bool) -> bool:
-    """Return whether ``node`` is an ``exp`` and the softmax is written as several calls. ``by_hand`` states whether it
-    is. If the softmax is one call, return False.
+    """Return whether ``node`` is an ``exp`` that belongs to a softmax. ``by_hand`` states whether the softmax is
+    written as several calls. If it is one call, return False.
     """
     return by_hand and torch_call_name(node) == "exp"
 
@@ -161,7 +161,7 @@ def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
 
 def _fix_for_call(node: Node, otherwise: str) -> str:
     """Return the fix in ``FIXES_BY_CALL`` for the call ``node``, which no attention has. Return ``otherwise`` if there
-    is none, and a text that nothing helps if the call mixes attention heads.
+    is none. If the call mixes attention heads, return ``NO_FIX``, a text which says that nothing would help.
     """
     name = torch_call_name(node)
     if mixes_heads(node):

@@ -176,7 +176,9 @@ def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
 
 
 def _is_difference(x: Node) -> bool:
-    """Return whether ``x`` is a difference, as in a layer norm, which subtracts the mean."""
+    """Return whether ``x`` is the result of a subtraction. A layer norm, for example, subtracts the mean before it
+    scales.
+    """
     return torch_call_name(x) == "sub"  # a mean was subtracted: a layer norm
 
 

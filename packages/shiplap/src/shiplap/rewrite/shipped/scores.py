@@ -208,8 +208,8 @@ def _steps_of_sum(node: Node, given: list[Any], sign: float) -> Iterator[tuple[A
 
 
 def _step_of_zero_sum(given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return a list with a pair of the first term of ``given``, the terms of a sum, and no step, if the second term is
-    0. Models that leave out a bias write such a sum. Return None otherwise.
+    """Return ``[(first, [None])]`` if the second of ``given``, the two terms of a sum, is 0. ``first`` is the first
+    term, and None stands for no step. Models that leave out a bias write such a sum. Return None otherwise.
     """
     return [(given[0], [None])] if isinstance(given[0], Node) and as_constant(given[1]) == 0 else None
 
@@ -221,9 +221,9 @@ def _has_shape_of_result(scores: Node, node: Node) -> bool:
 
 
 def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return a list with a pair of the scores and the step if ``node`` fills a number into attention scores by a mask,
-    with ``masked_fill`` or ``where``. ``given`` are its arguments. Return None for any other call. Raise
-    ``RewriteObstacle`` if the number is not low enough to hide a score.
+    """Return ``[(scores, [step])]`` if ``node`` fills a number into attention scores by a mask, with ``masked_fill`` or
+    ``where``. ``given`` are its arguments. Return None for any other call. Raise ``RewriteObstacle`` if the number is
+    not low enough to hide a score.
     """
     where = torch_call_name(node) == "where"
     for at, kind in ((1, "keep"), (2, "fill")) if where else ((0, "fill"),):
@@ -252,9 +252,8 @@ def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreSte
 
 
 def _step_of_stretch(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return a list with a pair of the scores and the step if ``node`` multiplies attention scores by a tensor that is
-    constant along the keys. The queries may then be multiplied instead. ``given`` are the factors. Return None for any
-    other call.
+    """Return ``[(scores, [step])]`` if ``node`` multiplies attention scores by a tensor that is constant along the
+    keys. The queries may then be multiplied instead. ``given`` are the two factors. Return None for any other call.
     """
     for scores, by in (given, given[::-1]):
         held = fake_value(by) if isinstance(by, Node) else None
@@ -267,11 +266,9 @@ def _step_of_stretch(node: Node, given: list[Any]) -> list[tuple[Any, list[Score
 
 def keeps_last_two_dims(node: Node, name: str = "") -> bool:
     """Return whether ``node`` is a view that only splits or joins leading dims, so that the last two sizes stay.
-    ``name`` is used as the name of the call if it is not empty. A caller passes a name without its underscore if an
-    in-place call such as ``squeeze_`` counts as a view, too.
 
-    ``name`` is the name of its call. The caller passes it without an underscore if a call in place, such as
-    ``squeeze_``, counts as a view as well.
+    If ``name`` is not empty, it is used as the name of the call. A caller passes a name without its underscore if an
+    in-place call such as ``squeeze_`` counts as a view, too.
     """
     if (name or torch_call_name(node)) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
         return False

@@ -46,11 +46,9 @@ def fills_scores_by_mask(mask: Node, steps: Sequence[ScoreStep]) -> bool:
 
 def _is_same_computation(a: Any, b: Any, depth: int = 8) -> bool:
     """Return whether ``a`` and ``b`` are one node, equal constants, or calls of one pure function with equal arguments.
+
     The comparison follows the arguments of a call, their arguments, and so on, over ``depth`` calls in a row. Behind
     them, two different nodes count as unequal.
-
-    The comparison follows the arguments of a call, their arguments, and so on, over ``depth`` calls in a row. Beyond
-    that, two different nodes count as unequal.
     """
     if a is b or not (isinstance(a, Node) and isinstance(b, Node)):
         return a is b or (type(a) is type(b) and bool(a == b))
