@@ -109,8 +109,8 @@ def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
 
 
 def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
-    """Return a pair for each namespace of ``ops``. It holds the name of the namespace, and a dict whose keys are the
-    torch schemas to define, as C++ string literals. An op for two devices contributes its schemas once.
+    """Return a pair for each namespace of ``ops``. It holds the name of the namespace and a dict. The keys of the dict
+    are the torch schemas to define, as C++ string literals. An op for two devices contributes its schemas once.
 
     The values of the dict are empty strings, except for the schema of an op that returns its arguments. There the value
     is the C++ namespace that implements the op.

@@ -75,8 +75,8 @@ def _make_kernel_visible(op: Op) -> None:
     """Register a lowering of ``op`` that gives Inductor the op's Triton kernel, so that Inductor can fuse neighbours
     into it.
 
-    Register nothing if torch's flag for such fusion is off, or if no device has a single launch of a Triton kernel as
-    the op's only kernel.
+    Register nothing if torch's flag for such fusion is off. Register nothing either if the op has no device on which a
+    single launch of a Triton kernel is its only kernel.
     """
     from shiplap.torch_private import inductor_lowering
 

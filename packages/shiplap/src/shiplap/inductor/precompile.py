@@ -34,8 +34,8 @@ _graphs: weakref.WeakKeyDictionary[Any, CompileProgress] = weakref.WeakKeyDictio
 def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress:
     """Return the progress counter of the graph that contains ``call``.
 
-    At the first call of a graph, also start to compile the kernels of all its calls in worker processes, unless there
-    is only one call. ``likely`` returns the candidate that will probably be used for a call, or None.
+    At the first call of a graph with several calls, also start to compile the kernels of all its calls in worker
+    processes. ``likely`` returns the candidate that will probably be used for a call, or None.
     """
     graph = inductor_templates.current_graph()
     progress = _graphs.get(graph)

@@ -113,7 +113,7 @@ class FallbackCandidate(Candidate):
 
 @dataclass(frozen=True)
 class CandidateSelection:
-    """What is needed to choose a candidate for one call of an op and to store the choice.
+    """The data with which a candidate is chosen for one call of an op, and with which the choice is stored.
 
     ``surroundings`` holds the operations that may be fused with the call. ``inputs`` are sample inputs. ``key`` is the
     key of the call with these operations in the store of choices, and ``alone`` is its key without them.
@@ -127,7 +127,9 @@ class CandidateSelection:
 
     @staticmethod
     def of(call: LoweredCall) -> CandidateSelection:
-        """Return what is needed to choose a candidate for ``call``. Inductor must be lowering the call at that time."""
+        """Return the data with which a candidate is chosen for ``call``. Inductor must be lowering the call at that
+        time.
+        """
         around = FusibleSurroundings.around_call(call)
         drawn = draw_inputs(call.op, call.recipe, str(call.device))
         layouts = ";".join(",".join(inductor_lowering.layout_key(n)) for n in call.nodes)
@@ -154,8 +156,8 @@ def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> 
     around it.
 
     It is the candidate chosen for the call without other operations. If there is none, it is the candidate chosen for
-    eager calls, provided that it is in ``names``, the labels that are possible in this graph. Otherwise return an empty
-    string.
+    eager calls, if ``names`` has its label. ``names`` are the labels that are possible in this graph. Otherwise return
+    an empty string.
     """
     alone = choice_for_selection(selection, selection.alone)
     if alone is not None:

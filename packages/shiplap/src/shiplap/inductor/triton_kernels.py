@@ -36,8 +36,9 @@ def lower_triton_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _launch_node(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the Inductor node that launches the op's Triton kernel directly. Return None if sizes are symbolic, if the
-    grid is empty, or if the call needs more than the launch, for example conversions that the op makes.
+    """Return the Inductor node that launches the op's Triton kernel directly. Return None if sizes are symbolic, or if
+    the grid is empty. Return None also if the call needs more than the launch, for example conversions that the op
+    makes.
     """
     fx = inductor_lowering.current_node()
     fakes: Any = torch.fx.map_arg((fx.args, fx.kwargs), lambda n: n.meta["val"])

@@ -81,7 +81,7 @@ def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:
-    """Return ``result``, which is one tensor or a sequence of tensors, as a tuple of tensors."""
+    """Return a tuple of the tensors in ``result``, which is one tensor or a sequence of tensors."""
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 

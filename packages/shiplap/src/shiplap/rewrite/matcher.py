@@ -414,8 +414,9 @@ def check_users(pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | N
 
 
 def _views_of_inputs(pattern: PatternGraph, fit: PartialMatch) -> set[Node]:
-    """Return the matched nodes of the graph that compute a view, or a tuple of views, of an argument of the pattern,
-    also through other views. They may stay in the graph for other readers, because views cost nothing.
+    """Return the matched nodes of the graph that compute views of the pattern's arguments, also through other views. A
+    node may return one view or a tuple of views. They may stay in the graph for other readers, because views cost
+    nothing.
     """
     free: set[Node] = set()
     for want in pattern.graph.nodes:

@@ -91,7 +91,8 @@ def _raw_operator_name(node: Node) -> Any:
 
 def _cast_dtype(node: Node) -> torch.dtype | None:
     """Return the dtype of the result if ``node`` at most casts a tensor. Return None if the argument or the result is
-    no tensor, if they are on different devices, or if the call has ``copy``, ``layout`` or ``memory_format``.
+    no tensor, or if they are on different devices. Return None also if the call has the argument ``copy``, ``layout``
+    or ``memory_format``.
     """
     given = node.args[0] if node.args else None
     before, after = fake_value(given) if isinstance(given, Node) else None, fake_value(node)

@@ -207,8 +207,8 @@ class RewriteSurvey:
             yield line(self.measured.text)
 
     def as_json(self, facts: Mapping[str, str]) -> dict[str, Any]:
-        """Return a dict of JSON values with ``facts``, the matches, the near misses, the measurements, and a unified
-        diff of each graph before and after the rewrites.
+        """Return a dict of JSON values. It holds ``facts``, the matches, the near misses, the measurements, and a
+        unified diff of each graph before and after the rewrites.
         """
         measured = asdict(self.measured) | {"speedup": self.measured.speedup} if self.measured else None
         value = {

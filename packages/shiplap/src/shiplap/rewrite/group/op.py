@@ -136,8 +136,8 @@ class JoinedCalls(GroupRewrite):
 def _unjoined_properties(given: Any, at: int | None) -> Hashable:
     """Return what must be equal in an argument of calls that are joined.
 
-    If ``given`` is a tensor and ``at`` is not None, this is a tuple of its dtype, its device and its sizes without that
-    of dim ``at``. For any other node it is the node itself, and for a constant its ``repr``.
+    For a tensor that is joined along the dim ``at``, it is a tuple of the dtype, the device and the sizes without that
+    dim. If ``at`` is None, or for any other value, it is the node itself or the ``repr`` of a constant.
     """
     held = fake_tensor(given)
     if at is None or held is None:

@@ -62,12 +62,10 @@ HiddenPart = Literal["", "nothing", "later", "some"]
 
 
 def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
-    """Return a new list of ``steps`` with one causal mask replaced by a ``causal`` step, and without masks that hide
-    nothing. Steps are the calls that an attention applies to its scores. A causal mask hides the columns after the
-    diagonal.
+    """Return a new list of ``steps``, the calls that an attention applies to its scores. Masks that hide nothing are
+    left out, and a causal mask is replaced by a ``causal`` step. A causal mask hides the columns after the diagonal.
 
-    A causal mask is not replaced if there is another mask or a bias, or if a call other than a view changes the scores
-    after it.
+    It is not replaced if there is another mask or a bias, or if a call other than a view changes the scores after it.
     """
     left = [s for s in steps if s.kind not in ("add", "fill", "keep") or hidden_part_of_step(s) != "nothing"]
     biases = [i for i, s in enumerate(left) if s.kind in ("add", "fill", "keep", "sink", "rest", "cap")]

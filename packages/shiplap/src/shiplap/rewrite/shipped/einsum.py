@@ -123,8 +123,9 @@ def as_values_product(node: Any, weights: Node) -> EinsumProduct | None:
 
 
 def as_transposed_product(product: Node, values: Node) -> EinsumProduct:
-    """Return the node ``product``, which computes ``values @ weights.mT`` with the tokens of ``values`` in its last
-    dim, as a product of weights and values. Its ``orders`` are empty for the weights, which keep their dims.
+    """Return the matrix product ``product`` as a product of weights and values. It is written as ``values @
+    weights.mT``, with the tokens of ``values`` in its last dim. The first of the result's ``orders`` is empty, since
+    the weights keep their dims.
     """
     ranks = [fake_value(values).dim(), fake_value(product).dim()]
     turned, out = ((*range(n - 2), n - 1, n - 2) for n in ranks)

@@ -44,8 +44,8 @@ def _is_bounded(bias: Any) -> bool:
     """Return whether ``bias``, a tensor that is added to attention scores, is too small to hide a score as a mask does.
 
     This holds if ``bias`` is computed from parameters, from inputs with gradients, from booleans, or from results of
-    operators such as matrix products and normalizations (``BOUNDARY_OPERATORS``). The calls in between must contain no
-    number of 1000 or more, and no operator such as a division, a power or a logarithm.
+    ``BOUNDARY_OPERATORS``, such as matrix products and normalizations. The calls in between must contain no number of
+    1000 or more, and no operator such as a division, a power or a logarithm.
     """
     stack, seen = [bias], set[Node]()
     while stack:

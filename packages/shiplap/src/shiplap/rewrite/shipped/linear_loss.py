@@ -299,8 +299,8 @@ def _read_numbers(found: _LossOfLayer, at: Node, numbers: list[float]) -> None:
 
 
 def _has_layer_above(node: Node) -> bool:
-    """Return whether a linear layer is found by following the first tensor input of ``node``, its first tensor input,
-    and so on, over fewer than 12 calls. Otherwise there is nothing to replace or to report.
+    """Return whether ``node`` is computed from a linear layer. The first tensor input of ``node``, its first tensor
+    input, and so on are followed over fewer than 12 calls. Otherwise there is nothing to replace or to report.
     """
     at: Any = node
     for _ in range(FAR):
@@ -316,8 +316,8 @@ def _has_layer_above(node: Node) -> bool:
 
 
 def _padded_labels(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy of the logits of a linear layer. The labels are shifted by one position, and the
-    last label is padded with -100, which the loss ignores.
+    """Return the mean cross entropy of the logits of a linear layer. The labels are shifted by one position. The last
+    label is padded with -100, which the loss ignores.
     """
     logits = F.linear(hidden, weight).float()
     shifted = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()

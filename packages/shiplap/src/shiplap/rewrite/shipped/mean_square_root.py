@@ -81,8 +81,9 @@ class _MeanOfSquare:
 def find_mean_square_root(node: Node) -> MeanSquareRoot | RewriteObstacle | None:
     """Return the root ``(mean(x ** 2) + eps) ** 0.5``, or its reciprocal, if ``node`` computes one.
 
-    Return the obstacle if ``node`` differs from the root of an RMS norm by a mean over other dims or by an eps that is
-    no constant. Return None for any other node, and for a node of which a further root or reciprocal is taken.
+    Return the obstacle if ``node`` differs from the root of an RMS norm in one point. Examples are a mean over other
+    dims and an eps that is no constant. Return None for any other node, and for a node of which a further root or
+    reciprocal is taken.
     """
     if root_base_and_exponent(node) is None or any(
         root_base_and_exponent(reader) is not None for reader in _readers_past_casts(node)
@@ -134,8 +135,8 @@ def is_root_not_reciprocal(node: Node) -> bool:
 
 
 def _base_of_summed_square(node: Any) -> Node | None:
-    """Return ``x`` if ``node`` is one call that computes the sum of ``x ** 2`` over the last dim, such as ``vecdot(x,
-    x)`` or an einsum of ``x`` with itself. Return None for any other call.
+    """Return ``x`` if ``node`` is one call that computes the sum of ``x ** 2`` over the last dim. Examples are
+    ``vecdot(x, x)`` and an einsum of ``x`` with itself. Return None for any other call.
     """
     name = torch_call_name(node)
     given = positional_then_named(node) if name in ("vecdot", "linalg_vecdot", "einsum") else []

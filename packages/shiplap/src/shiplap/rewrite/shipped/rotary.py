@@ -282,8 +282,8 @@ def _mixes_pairs(piece: GraphPart) -> bool:
 def _changed_elements(
     piece: GraphPart, x: Tensor, sides: Sequence[Tensor], before: Tensor, at: tuple[int, ...]
 ) -> set[tuple[int, ...]]:
-    """Return the positions at which the result of ``piece``, calls of a graph, changes if the element ``at`` of their
-    input ``x`` is increased by 1. ``before`` is the result for the unchanged ``x``, and ``sides`` are the other inputs.
+    """Return the positions at which the result of ``piece``, calls of a graph, changes if 1 is added to the element
+    ``at`` of their input ``x``. ``before`` is the result for the unchanged ``x``, and ``sides`` are the other inputs.
     """
     other = x.clone()
     other[at] += 1.0

@@ -120,7 +120,7 @@ def base_of_shift(node: Node) -> Node | None:
 
 def calls_of_maximum(node: Any, x: Node) -> list[Node]:
     """Return the calls that compute ``node``, in order, if it is the maximum of ``x`` along the last dim with
-    ``keepdim`` and each of the calls has one reader. Return an empty list otherwise.
+    ``keepdim``. Return an empty list otherwise, and if one of the calls has several readers.
     """
     calls: list[Node] = []
     # The maximum is often detached, since its gradient cancels.

@@ -36,8 +36,8 @@ def require_speedup(out: Node, above: ScoresOfAttention, held: Sequence[Tensor],
 # model's own calls. In float32 it is slower than products in TF32 (0.81 times, 12 heads of 64, 197 tokens, H200). A
 # mask that all heads share pays (local attention of 1024 tokens, H100, cuDNN's kernel: 3.1 times as fast).
 def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
-    """Return the reason why no fused kernel of torch for CUDA is faster for the scores ``above`` and the fake queries,
-    keys and values in ``held``. Return an empty string if one is faster, and for all other devices.
+    """Return the reason why no fused kernel of torch for CUDA is faster for the scores ``above``. ``held`` are the fake
+    queries, keys and values. Return an empty string if a fused kernel is faster, and for all other devices.
     """
     q, _, v = held
     if q.device.type != "cuda":
