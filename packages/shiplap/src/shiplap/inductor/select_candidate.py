@@ -246,7 +246,7 @@ atexit.register(_isolation.stop)
 
 
 def _make_bench(task: SelectionTask, call: LoweredCall, isolation: WorkerProcess | None) -> Bench:
-    """Return the object that verifies and times the candidates of ``task``.
+    """Return a ``Bench`` that verifies and times the candidates of ``task``.
 
     It works in the worker process ``isolation`` if the worker can draw an equal call. That needs fixed sizes, and
     memory layouts that have a name. Otherwise, and if ``isolation`` is None, it works in this process.

@@ -270,8 +270,8 @@ class PatternSamples:
         yield from islice(chain.from_iterable(near), MOST_NEAR)
 
     def _near_constants(self) -> Iterator[dict[str, int]]:
-        """Yield dicts from the name of a dim to a size, each with one dim. The sizes are the integers from 4 to 1024 in
-        the guards and in the replacement's code, and the numbers after them.
+        """Yield dicts that hold one size each, by the name of its dim. The sizes are the integers from 4 to 1024 in the
+        guards and in the replacement's code, and each of these integers plus 1. Every dim gets every such size.
 
         The replacement may be right only up to such a size, although it is used for every size that the guards admit.
         """

@@ -359,8 +359,8 @@ def survey_rewrites(
 
 
 def bind_by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return a function of values by position that calls ``fn`` with them by name, and a tuple of the values of
-    ``given``. The order of the values is that of ``given``.
+    """Return a pair of a function and the values of ``given`` as a tuple. The function takes these values by position,
+    in this order, and passes them to ``fn`` by the names in ``given``.
     """
     names = tuple(given)
 

@@ -147,8 +147,9 @@ def _unjoined_properties(given: Any, at: int | None) -> Hashable:
 
 
 def _make_joined_call(op: Op, places: Sequence[int | None], out: int) -> Callable[..., list[Tensor]]:
-    """Return a function that computes several calls of ``op`` by one call. It concatenates each argument along the dim
-    in ``places``, which is None for an argument that is not joined. It splits the result along the dim ``out``.
+    """Return a function that computes several calls of ``op`` by one call and returns a list of their results.
+    ``places`` holds, for each argument, the dim along which the function concatenates its values, or None for an
+    argument that is not joined. ``out`` is the dim along which it splits the result.
     """
 
     def call(joined: list[Any], first: list[Any]) -> list[Tensor]:

@@ -308,8 +308,8 @@ def _scores_from_product(node: Node) -> ScoresOfAttention | None:
 
 
 def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
-    """Return the value of which ``node`` is a constant multiple, also through casts, and the factor. The calls in
-    between that only one node reads are appended to ``passed``.
+    """Return the value of which ``node`` is a constant multiple, also through casts, and the factor. If there is no
+    such value, return ``node`` and 1.0. The calls in between that only one node reads are appended to ``passed``.
     """
     scale, at, dtype = 1.0, node, fake_value(node).dtype
     reached, gone = (node, 1.0), list[Node]()
