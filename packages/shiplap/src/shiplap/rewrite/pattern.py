@@ -92,8 +92,8 @@ class PatternRewrite(Rewrite):
         return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
-        """Return the functions with example arguments on which the rewrite is proven. The arguments are drawn from the
-        pattern's annotations or given by ``samples=``.
+        """Return an iterator over the programs on which the rewrite is proven. A program is the pattern with example
+        arguments. They are drawn from the pattern's annotations or returned by the function ``samples``.
         """
         return self._drawn.programs(self.pattern, self.level)
 
