@@ -68,8 +68,8 @@ class Space(HasCode):
     native: bool = False  # a C ABI kernel: integers only, and the same names in every config
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts of the declaration that determine which configs run. They are the listed configs with the
-        default as text, and the functions that return, choose or rank configs.
+        """Yield ``(text, value)`` for what determines the configs that run. The text lists the configs and the default.
+        The value holds the functions that return, choose or rank configs.
         """
         yield (
             "|".join([*(f"[{c}]" for c in self.fixed), "" if callable(self.chosen) else f"default {self.chosen}"]),
@@ -168,8 +168,8 @@ def read_space(
 
 
 def _require_c_configs(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[Env], Values] | None) -> None:
-    """Raise ``SL116`` unless ``fixed``, all configs of a C kernel, and its default ``chosen``, if there is one, are
-    integers with equal names. The C code reads them by position.
+    """Raise ``SL116`` unless ``fixed``, all configs of a C kernel, and its default ``chosen``, if there is one, hold
+    integers under the same names. Raise it also if ``fixed`` is empty, since the C code reads the values by position.
     """
     if not fixed:
         raise error("SL116", where=where, got="a function", expected="a list: a C kernel's header names its parameters")

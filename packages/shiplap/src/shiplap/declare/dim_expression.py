@@ -154,7 +154,7 @@ class Expr:
     @classmethod
     def parse(cls, source: str, where: str) -> Expr:
         """Return the expression of the text ``source``, such as ``cdiv(n, 2)``, after checking it against the grammar.
-        Raise ``SL105``, with ``where`` as the place and the part that the grammar lacks.
+        Raise ``SL105`` for any other text. The error has ``where`` as the place and names what the grammar lacks.
         """
         expr = cls(source.strip())
         try:

@@ -59,7 +59,8 @@ class KernelTerms:
         name: the name of the kernel.
         device: its device type.
         code: the implementation from which the kernel was made.
-        dtypes: the dtypes that the kernel accepts for dtype classes, or an empty tuple for all declared ones.
+        dtypes: the dtypes that the kernel accepts of those that an annotation such as ``Float`` admits. If it is empty,
+            the kernel accepts all of them.
         supports: a function of the arguments. It returns True, or the reason why the kernel does not accept the call.
         workspace: the size of the scratch memory in bytes, or None.
         space: the configs, or None.
@@ -114,8 +115,8 @@ class Kernel(HasCode):
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts on which the kernel's behaviour depends. They are its code and the keywords with which it was
-        attached.
+        """Yield ``(text, value)`` for what the kernel's behaviour depends on. This is its code and the keywords with
+        which it was attached.
         """
         yield f"kernel {self.workspace} {self.dtypes} {sorted(self.strided)}", self.code
         yield "terms", (self.supports, self.space)

@@ -23,7 +23,9 @@ class UnknownReads(Exception):
 
 @dataclass(frozen=True, eq=False)
 class _KnownValue:
-    """A value that exists when the function is walked. For a method, ``owner`` holds its first argument."""
+    """A value that exists before the analysed function runs, such as a global. For a bound method, ``owner`` is a tuple
+    of its object. It is empty for any other value.
+    """
 
     value: object
     owner: tuple[object, ...] = ()
@@ -50,7 +52,7 @@ class _AnyOf:
 
 @dataclass(frozen=True)
 class _InnerFunction:
-    """A function that the code itself creates."""
+    """A function that the analysed code defines itself. ``code`` is its code object."""
 
     code: CodeType
 
@@ -106,8 +108,8 @@ _USES = {
 
 
 def attributes_read(fn: Callable[..., object], parameter: int | str) -> frozenset[str]:
-    """Return the names of the attributes that ``fn`` and the functions that it calls read of ``parameter``. The
-    parameter is given as a position or a name. The attributes are found in the bytecode.
+    """Return the names of the attributes that ``fn`` and the functions that it calls read from ``parameter``, a
+    parameter of ``fn`` given by position or name. The attributes are found in the bytecode.
 
     Raises:
         UnknownReads: the argument is used in another way, as in ``getattr(saved, name)``, or is passed to code that is
@@ -301,8 +303,8 @@ class _CodeBodyWalk:
         self.stack = [*kept, *[_OTHER] * (depth - len(kept))][:depth] if depth >= len(kept) else kept[:depth]
 
     def iterate(self, name: str) -> None:
-        """Replace the value on the symbolic stack by an iterator over it. For ``FOR_ITER``, push what the iterator
-        yields.
+        """Replace the value on top of the symbolic stack by an iterator over it if ``name``, an instruction, is
+        ``GET_ITER``. For ``FOR_ITER``, keep the iterator and push what it yields.
         """
         value = self.pop()
         self.keep_out(value, _USES["GET_ITER"])
@@ -326,8 +328,8 @@ class _CodeBodyWalk:
         self.push(known)
 
     def load_attribute(self, ins: dis.Instruction, name: str, attribute: str) -> None:
-        """Replace the object on the symbolic stack by its attribute. An attribute of the followed parameter is
-        collected as read.
+        """Replace the object on top of the symbolic stack by its attribute. An attribute of the followed parameter is
+        collected as read. Raise ``UnknownReads`` if its name begins with two underscores.
         """
         owner = self.pop()
         known: _Value = _OTHER
@@ -402,7 +404,9 @@ class _CodeBodyWalk:
             self.fail("it is passed to something that cannot be looked into")
 
     def store(self, name: str, value: _Value) -> None:
-        """Assign ``value`` to a variable. A variable that is assigned two different values becomes unknown."""
+        """Assign ``value`` to the variable ``name``. A variable that is assigned two different values becomes
+        unknown.
+        """
         if value is _PARAMETER:
             self.names.add(name)
         elif value is _HIDDEN:
@@ -443,8 +447,8 @@ def _merged_stack(first: _Stack, second: _Stack) -> _Stack:
 
 
 def _plain_instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str, Any]]:
-    """Yield ``(instruction, name, argument)`` of the bytecode of ``code``. A combined instruction is yielded as its two
-    parts.
+    """Yield ``(instruction, name, argument)`` of the bytecode of ``code``. An instruction that combines two others,
+    such as ``STORE_FAST_LOAD_FAST``, is yielded as two items.
     """
     cells = {*code.co_cellvars, *code.co_freevars}
     for ins in dis.get_instructions(code):

@@ -204,8 +204,8 @@ def check_op_name(name: object) -> None:
 
 
 def read_arguments(name: str, fn: Callable[..., object]) -> tuple[Arg, ...]:
-    """Return the annotated parameters of a function that is no op as arguments. Raise the errors of
-    :func:`read_spec`.
+    """Return the annotated parameters of ``fn``, a function that is no op, as ``Arg`` objects. ``name`` names it in
+    errors. Raise the errors of :func:`read_spec`.
     """
     return tuple(_read_signature_arguments(name, fn, _evaluate_annotations(fn), set(), set(), set()))
 
@@ -218,8 +218,8 @@ def _length_preconditions(args: Iterable[Arg]) -> Iterable[str]:
 
 
 def _as_name_tuple(value: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in ``value`` as a tuple. A text is a single name, so that ``mutates="cache"`` does not name five
-    letters.
+    """Return the names in ``value`` as a tuple. A string is one name, so that ``mutates="cache"`` does not name five
+    arguments of one letter.
     """
     return (value,) if isinstance(value, str) else tuple(value)
 
@@ -378,9 +378,11 @@ def _check_sizes_and_dtypes(spec: OpSpec) -> None:
 
 
 def _check_dims(spec: OpSpec) -> set[str]:
-    """Return the names that expressions may use. Raise ``SL105`` for an invalid expression in ``dims=``.
+    """Return the names that expressions may use. Each expression in ``dims=`` may use the names of the inputs and of
+    the dims before it.
 
-    Each expression may use the names of the inputs and of the dims before it.
+    Raise ``SL105`` for an expression with any other name, and for a name that is used both as one dim and as a variadic
+    dim.
     """
     known = _known_names(spec)
     for dim, expr in spec.dims:
@@ -453,7 +455,7 @@ def read_workspace(spec: OpSpec, source: str) -> Expr:
     """Return the ``workspace=`` of a kernel, a number of bytes, as an expression. Raise ``SL105`` for names that it
     must not use.
 
-    The expression may use dims without a bound, int arguments, ``threads`` and ``itemsize``.
+    The expression may use dims that the inputs determine, int arguments, ``threads`` and ``itemsize``.
     """
     where = f"{spec.name}, workspace"
     expr = Expr.parse(source, where)

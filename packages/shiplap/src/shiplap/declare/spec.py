@@ -47,7 +47,7 @@ class TensorType:
 
     Attributes:
         dtype_class: the name of a set of dtypes, such as ``"Float"``.
-        dtypes: the dtypes in the set, by their names in torch.
+        dtypes: the names of the torch dtypes in the set. It is empty if every dtype is admitted.
         dims: the dims of the shape.
     """
 
@@ -62,8 +62,8 @@ class TensorType:
 
     @cached_property
     def axes(self) -> list[tuple[int, Dim]]:
-        """All dims but the variadic one (``*batch`` or ``...``, any number of dims), each as ``(axis, dim)``. Axes
-        behind the variadic dim are negative.
+        """All dims but the variadic one (``*batch`` or ``...``, any number of dims), each as ``(position, dim)``. Dims
+        behind the variadic dim have negative positions, which count from the end.
         """
         count = len(self.dims)
         spread = next((i for i, d in enumerate(self.dims) if d.kind == "variadic"), count)

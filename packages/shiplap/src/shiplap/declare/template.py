@@ -96,8 +96,8 @@ class Template(HasCode):
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts on which the code of the template depends, for digests. They are the source with included
-        files, the configs, and the functions.
+        """Yield ``(text, value)`` for what the code of the template depends on, for digests. This is the source with
+        included files, the configs, and the functions.
         """
         yield repr((self.language, self.source, self.innermost, self.default)), None
         yield "configs", self.configs
@@ -124,9 +124,9 @@ def read_template(
     fuses: Callable[..., bool] | None = None,
     default: bool = True,
 ) -> Template:
-    """Return the template in the file ``source`` beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``). If ``source``
-    is a function of PyTorch, return a template of that function. The keywords are those of :class:`TemplateKeywords`.
-    Raise ``SL114`` if the template cannot be used.
+    """Return the template in the file ``source`` (``*.triton.jinja``, ``*.cpp.jinja``) beside ``home``, the path of a
+    Python file. If ``source`` is a function of PyTorch, return a template of that function. The keywords are those of
+    :class:`TemplateKeywords`. Raise ``SL114`` if the template cannot be used.
     """
     # Inductor compiles a function of PyTorch itself, so that it has no source file.
     if callable(source):
@@ -226,8 +226,8 @@ def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
 
 
 def _check_functions(template: Template, where: str) -> None:
-    """Raise ``SL114`` if a keyword of the template that must be a function of sizes, such as ``grid=``, is a text or a
-    number.
+    """Raise ``SL114`` if a keyword of the template that must be a function of sizes, such as ``grid=``, cannot be
+    called.
     """
     given: dict[str, tuple[object, str]] = {
         "grid=": (template.grid, "sizes, config, cdiv"),
