@@ -47,7 +47,9 @@ class _BackwardRecord:
 
 
 class BackwardContext(Protocol):
-    """The attributes of the context of an ``autograd.Function`` that are used here, and three that Shiplap adds."""
+    """The attributes of the context of an ``autograd.Function`` that are used here. Shiplap adds ``shiplap_kept``,
+    ``shiplap_nest`` and ``shiplap_made``, which hold values for the backward and the lengths of lists.
+    """
 
     needs_input_grad: tuple[bool, ...]
 
@@ -161,18 +163,19 @@ class _UnpackedCall:
 
 
 def make_gradient_call(spec: OpSpec, backward: Backward, formula: Formula) -> Callable[..., Any]:
-    """Return ``gradients(*values)``, the backward of a call that C++ has recorded. Its values are the op's arguments,
-    its results and their gradients. A flag for each tensor argument that needs a gradient follows, then the shapes of
-    the tensor arguments.
+    """Return ``gradients(*values)``, the backward of a call that C++ has recorded.
+
+    Its values are the op's arguments, then four lists. These are the results, their gradients, a bool for each tensor
+    argument that states whether its gradient is needed, and the shapes. The shapes are one flat list with the rank and
+    the sizes of each tensor argument, or -1 for an argument that is None.
     """
     run, _ = _make_backward(spec, backward, formula)
     places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(spec.results)}
     tensors = [i for i, a in enumerate(spec.args) if a.tensor is not None]
 
     def gradients(*values: Any) -> Gradient | tuple[Gradient, ...]:
-        """Return the gradients of the tensor arguments, computed by the declared backward, as a tuple or as a single
-        gradient. ``values`` are the arguments, then lists of the results, their gradients, the flags of need and the
-        shapes.
+        """Return the gradients of the tensor arguments, computed by the declared backward, as a tuple. For a single
+        tensor argument, return its gradient itself. The enclosing function documents ``values``.
         """
         args, (results, grads, needs, sizes) = values[: len(spec.args)], values[len(spec.args) :]
         flat, shapes, rest = list[Tensor](), dict[str, Shape](), iter(sizes)
@@ -217,10 +220,10 @@ def _make_recorders(
     spec: OpSpec, backward: Backward | None, formula: Formula, changes: Sequence[int]
 ) -> tuple[dispatcher_transforms.AutogradFunction, dispatcher_transforms.AutogradFunction]:
     """Return two autograd functions that record a call of the op. The first is for calls outside of the transforms of
-    torch.func, and the second is for calls inside.
+    torch.func, and the second is for calls inside of them.
 
-    ``changes`` holds the positions of the arguments that are written to. These are returned behind the outputs, and
-    their gradient raises the error of a missing backward.
+    ``changes`` holds the positions of the arguments that are written to. The autograd functions return these arguments
+    after the outputs. A gradient of such an argument raises the error of an op without a backward.
     """
     run, set_up = _make_backward(spec, backward, formula) if backward is not None else _missing_backward(spec)
     without, traced = _detached_positions(spec), spec.traced
@@ -374,12 +377,12 @@ def _detach_value(value: Value) -> Value:
 
 
 def _detached_positions(spec: OpSpec) -> list[int]:
-    """Return the positions of the op's results that are declared to carry no gradient."""
+    """Return the positions, among the op's results, of those that are declared to carry no gradient."""
     return [i for i, name in enumerate(spec.results) if name in spec.detached]
 
 
 def _results_at(result: Result, places: Sequence[int]) -> list[Value]:
-    """Return the results at the positions ``places`` of a single result or a tuple of results."""
+    """Return, in a list, the results at the positions ``places`` of a single result or a tuple of results."""
     values = (result,) if not isinstance(result, tuple) else result
     return [values[i] for i in places]
 
@@ -396,9 +399,9 @@ def detach_results(spec: OpSpec, result: Result) -> Result:
 
 
 def _flatten_traced_results(spec: OpSpec, output: Result) -> tuple[Result, ListLengths]:
-    """Return the results of an op as one tuple in which all lists are flattened. Return with it the length of each
-    result's list, or None for a result that is no list. The op is one whose results are determined only by a run of the
-    reference.
+    """Return ``(flat, lengths)`` for the results of an op whose results only a run of the reference determines.
+    ``flat`` is a tuple with the members of each list in place of the list. ``lengths`` holds the length of each
+    result's list, or None for a result that is no list.
     """
     values = (output,) if len(spec.made) == 1 else cast("tuple[Value, ...]", output)
     nest: ListLengths = [len(v) if isinstance(v, (list, tuple)) else None for v in values]

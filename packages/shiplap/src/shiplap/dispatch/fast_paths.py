@@ -53,8 +53,8 @@ _TYPES = {
 
 
 class CheckOutCall(Protocol):
-    """A function that makes the checks of the registered out-variant before a kernel runs. It returns the outputs and
-    the kernel.
+    """A function that makes the checks of the registered out-variant before a kernel runs. It returns the checked
+    outputs of the caller and the kernel.
     """
 
     def __call__(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
@@ -158,12 +158,12 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
 
 
 def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool) -> OutFastPath | None:
-    """Return a generated function ``route(*args, *outs)`` for ``op.out``. If a kernel can be repeated without further
-    checks, it fills ``outs`` and returns True. Otherwise it changes nothing and returns False. ``check`` checks the
-    outputs of the first call with arguments of a kind.
+    """Return a generated function ``route(*args, *outs)`` for ``op.out``. If it knows how to repeat the call without
+    further checks, it fills ``outs`` and returns True. Otherwise it changes nothing and returns False.
 
-    Return None if native code may run the out-variant, or if each call needs the dispatcher. If ``dispatched`` is true,
-    the dispatcher makes the call, so that modes and subclasses need no test.
+    ``check`` checks the outputs of the first call with arguments of given dtypes and layouts. If ``dispatched`` is
+    true, the dispatcher calls the function, so torch modes and tensor subclasses need no test. Return None if native
+    code may run the out-variant, or if each call needs the dispatcher.
     """
     cuda, device = op.kernels.get("cuda", []), ""
     if cuda and all(k.by_python for k in cuda) and any(k.can_repeat for k in cuda):
@@ -236,7 +236,9 @@ def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Output
 
 
 def _remember_call(ready: dict[Hashable, Any], key: Hashable, value: object) -> None:
-    """Store ``value``, with which a call is repeated, in ``ready`` under ``key``. A full table is cleared first."""
+    """Store ``value``, with which a call is repeated, in ``ready`` under ``key``. If ``ready`` is full, it is cleared
+    first.
+    """
     if len(ready) >= MOST_READY_CALLS:
         ready.clear()
     ready[key] = value
@@ -252,8 +254,9 @@ def is_unlisted_call(op: Executor, call: Binding) -> bool:
 
 
 def supports_answers(op: Executor, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
-    """Return the ``supports`` function (the author's condition for a kernel) of each kernel tried up to the picked one.
-    Each comes with whether it returned True for this call.
+    """Return ``(condition, answer)`` for each kernel that was tried before the kernel ``picked``, and for ``picked``
+    itself. ``condition`` is the author's ``supports`` function of the kernel, and ``answer`` is whether it returned
+    True for this call. Kernels without one are left out.
     """
     conditions = []
     for kernel in op.eager_kernels(picked.device):
@@ -335,8 +338,8 @@ def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list
 def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: Sequence[str], leave: str) -> list[str]:
     """Return the Python source lines that execute the statement ``leave`` for calls that need the dispatcher.
 
-    These are calls with a tensor that is not plain, or with a scalar that has another type than declared or exceeds 64
-    bits. They are also calls for which one of the source ``conditions`` holds.
+    These are calls with a tensor that :func:`not_plain_tensor` describes, and calls with a scalar that exceeds 64 bits
+    or has another type than declared. They are also calls for which one of the source ``conditions`` holds.
     """
     strange = [not_plain_tensor(a, device) for a in tensors]
     kinds = [type_test(a) for a in spec.scalars if a.scalar != "int"]
@@ -351,8 +354,9 @@ def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: 
 
 
 def _key_lines(parts: Iterable[str], leave: str, before: Sequence[str] = ()) -> list[str]:
-    """Return the Python source lines that run the statements ``before`` and assign the tuple of ``parts`` to ``key``,
-    under which a call is stored. They execute ``leave`` if a tensor has no address or strides.
+    """Return the Python source lines that run the statements ``before`` and assign a tuple to ``key``, under which a
+    call is stored. ``parts`` are the source expressions in the tuple. If a tensor has no address or strides, the lines
+    execute the statement ``leave``.
     """
     # A tensor without an address or strides raises, and the checks of the longer path name it.
     body = [*before, f"key = {tuple_source(parts)}"]
@@ -360,7 +364,8 @@ def _key_lines(parts: Iterable[str], leave: str, before: Sequence[str] = ()) -> 
 
 
 def not_plain_tensor(arg: Arg, device: str) -> str:
-    """Return the Python source of the condition that an argument is not a plain tensor on this device type.
+    """Return the Python source of the condition that an argument is not a plain tensor. A plain tensor is a ``Tensor``
+    or ``Parameter``, and no other subclass, on the device type ``device``.
 
     Lazily negated views and zero tensors without memory are not plain, since the dispatcher resolves them.
     """
@@ -377,9 +382,10 @@ def type_test(arg: Arg) -> str:
 
 
 def cache_key_part(arg: Arg, address: str = "") -> str:
-    """Return the Python source of an argument's part of the key under which a call is stored. It is the layout and
-    alignment of a tensor, or the value of a scalar. A float is represented as text, since -0.0 equals 0.0. ``address``
-    is the source of the tensor's address. If it is empty, the address is read from the tensor.
+    """Return the Python source of an argument's values in the key under which a call is stored. They are the layout and
+    alignment of a tensor, or the value of a scalar. A float is represented as text, since -0.0 equals 0.0.
+
+    ``address`` is the source of the tensor's address. If it is empty, the address is read from the tensor.
     """
     v = argument_variable(arg)
     if arg.tensor is not None:

@@ -45,7 +45,8 @@ def result_values(result: Returned, count: int) -> list[Value]:
 
 
 def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
-    """Return the results in ``result`` that are new tensors. Those that are arguments or views of them are left out.
+    """Return the results in ``result`` that are new tensors, without those that are arguments or views of them. A
+    single one is returned itself, and several as a tuple. Return None if there are none.
 
     Raise ``SL301`` if another tensor is returned in place of an argument that is written to.
     """
@@ -91,10 +92,10 @@ def all_results(spec: OpSpec, args: Args, made: Result) -> Result:
 
 
 def check_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
-    """Return the results of a reference or kernel as a tuple of contiguous tensors in memory of their own, as the
-    declaration promises.
+    """Return the results of a reference or kernel as a tuple of values whose tensors are contiguous and have memory of
+    their own. Results that are arguments are left out.
 
-    Raise ``SL301`` for results of another kind, dtype or shape.
+    Raise ``SL301`` for results of another kind, dtype or shape than declared.
     """
     values = _check_values(spec, call, spec.made, fresh_results(spec, call.args, result))
     owned = list(tensors_in_arguments(call.args))

@@ -58,7 +58,7 @@ class PythonFunction(Implementation):
         return getattr(self.function, "__name__", "kernel")
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the function as the only part of the kernel's code. Digests are computed from it."""
+        """Yield the pair of the label ``"function"`` and the Python function, from whose code digests are computed."""
         yield "function", self.function
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> PythonKernel:
@@ -134,7 +134,9 @@ class PythonKernel(Kernel):
                 raise _parameter_error(self.spec, self.name, got, f"add the parameter {name!r} to the kernel")
 
     def _parameter_fix(self, name: str, takes: NamedParameters) -> str:
-        """Return the fix, such as renaming, for a function parameter ``name`` for which there is no value."""
+        """Return the fix, in words, for a function parameter ``name`` for which there is no value. An example is to
+        rename it.
+        """
         missing = [a.name for a in self.spec.args if a.name not in takes.named]
         outputs = [n for n in self.outputs if n not in takes.named]
         if not missing and name == "out" and outputs:
@@ -274,8 +276,9 @@ class PythonKernel(Kernel):
             return launch(args, keywords)
 
     def _launch_checked(self, args: Args, keywords: dict[str, Value]) -> Returned:
-        """Call the function with contiguous copies of strided tensors. Raise ``SL316`` if it changes an argument that
-        it must not change. Copies of written arguments are copied back.
+        """Return the result of the function, called with contiguous copies in place of strided tensors. Copies of
+        arguments that the op writes to are copied back. Raise ``SL316`` if the function changes an argument that it
+        must not change.
 
         The function must not move copies and outputs to other memory, because copies are copied back, and outputs may
         be the caller's.

@@ -95,8 +95,8 @@ class SecondDerivative:
         return self._refusing(result, live if linked else [], tensors, level, gap)
 
     def _linked(self, saved: Any, needs: Any) -> bool:
-        """Return whether an error can be attached to the path from the gradients to the arguments. It can if a saved
-        result requires a gradient, or if every argument whose gradient is needed was saved.
+        """Return whether the error of a wrong second derivative reaches every argument whose gradient is needed. It
+        does if a saved result requires a gradient, or if all these arguments were saved.
         """
         if any(t.requires_grad for n in self.spec.results for t in _tensors_in_nested(vars(saved).get(n))):
             return True
@@ -451,8 +451,8 @@ def _detach_nested(value: Value) -> Value:
 
 
 def _fake_tensors(arg: Arg, shape: Shape) -> Any:
-    """Return zeros of this shape under the current fake mode, or a list of them, for an argument. They require a
-    gradient if their dtype can have one.
+    """Return a tensor of zeros for an argument of this shape under the current fake mode, or a list of tensors for a
+    list. It requires a gradient if its dtype can have one. Return None if ``shape`` is None.
     """
     if shape is None:
         return None

@@ -42,8 +42,9 @@ class Adoption:
     """The parts that a declared op has taken from an existing implementation, and those that it could not take.
 
     Attributes:
-        source: the implementation, as text.
-        taken, left: the parts as text. The reason is added where it is not obvious.
+        source: the name of the implementation.
+        taken, left: what was taken, and what was left, one line of text for each. The reason is added where it is
+            not obvious.
     """
 
     source: str
@@ -58,8 +59,8 @@ class Adoption:
 
 @dataclass(frozen=True)
 class SourceParts:
-    """The parts of an existing implementation, with the function to call, the device types that have kernels, and
-    whether it has a gradient.
+    """An existing implementation as a source of kernels and a gradient. It holds the name, the function to call, the
+    device types that have kernels, whether there is a gradient, and what cannot be taken.
     """
 
     name: str
@@ -94,8 +95,8 @@ def take_over(op: Op, parts: SourceParts) -> Adoption:
 
 
 def read_source(spec: OpSpec, source: Source, devices: tuple[str, ...]) -> SourceParts:
-    """Return the name, function, device types and differentiability of ``source``. Raise ``SL142`` if it does not fit
-    the declaration, or ``SL501`` if torch has no such op.
+    """Return the name, function, device types and differentiability of ``source`` as ``SourceParts``. Raise ``SL142``
+    if it does not fit the declaration, or ``SL501`` if torch has no such op.
 
     ``devices`` are the device types on which it is called. If empty, they are those for which it has kernels.
     """

@@ -132,8 +132,8 @@ def note_declared_op() -> None:
 
 
 def ready_calls(op: str) -> ReadyCalls:
-    """Return the dict of functions that repeat earlier calls of ``op`` without checks. Each request for an op returns
-    one and the same object. It is cleared when choices or ops change.
+    """Return the dict of functions that repeat earlier calls of ``op`` without checks, by the key of a call. Each
+    request for an op returns the same dict. It is cleared when choices or ops change.
     """
     return _ready.setdefault(op, {})
 
@@ -190,10 +190,11 @@ def install_choice_entries(entries: list[ChoiceEntry], file: str | None = None, 
 
 
 def resolved_choices(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
-    """Return the tuned choices for ``op`` that fit its present kernels, by device type followed by the key of a call.
-    The value None stands for the reference.
+    """Return the tuned choices for ``op`` that fit its present kernels. The keys of the dict are the device type
+    followed by the key of a call. The value is the kernel, or None for the reference.
 
-    If only Python can check the config of a choice, the value is a :class:`MissingChoice`.
+    If only Python can check the config of a choice, the value is an :class:`UnprovenChoice`, which is a
+    :class:`MissingChoice`.
     """
     table = _resolved.get(op.spec.name)
     if table is None:
@@ -329,8 +330,8 @@ def check_configs(device: str, kernel: str, check: Callable[[Config], bool]) -> 
     """Accept stored configs of a kernel that it does not declare, if ``check(config)`` is true. The config must have
     the names and types of a declared one.
 
-    This is meant for vendor libraries, whose lists of algorithms are long. These libraries refuse unknown numbers
-    themselves.
+    This is meant for kernels of vendor libraries, whose lists of algorithms are long. These libraries refuse unknown
+    numbers themselves.
     """
     _checks[device, kernel] = check
 
