@@ -98,11 +98,11 @@ def dtype_step(at: TensorPlace) -> LetStep:
 def try_expression(
     spec: OpSpec, names: VariableNames, variable: str, type: VariableType, expr: Expr
 ) -> tuple[tuple[Step, ...], Expression]:
-    """Return the steps that evaluate the declared expression ``expr``, and the expression by which later steps read its
-    value, in Python and in C++.
+    """Return ``(steps, expression)`` for the declared expression ``expr``. ``steps`` evaluate it. ``expression`` is the
+    source, in Python and in C++, by which later steps read its value.
 
     If the evaluation can fail, as a division can, a step stores the value in ``variable``, which has the type ``type``.
-    Otherwise there are no steps, and the second result computes the value.
+    Otherwise ``steps`` is empty, and ``expression`` computes the value itself.
     """
     term = declared_value(expr, names)
     # Without a step of its own the term stands inside the check, which keeps the generated code short.
@@ -119,7 +119,7 @@ class _PlanBuilder:
     Attributes:
         bound: the variables that every call has set by now, or that the current block has set.
         loose: the variables that some calls leave unset, with their types.
-        origins: for each other variable the argument that gave it its value, for errors.
+        origins: for each variable that every call has set, the text that names the argument which set it, for errors.
     """
 
     def __init__(self, spec: OpSpec) -> None:
@@ -141,7 +141,8 @@ class _PlanBuilder:
     @contextmanager
     def block(self, arg: Arg, at: TensorPlace) -> Iterator[None]:
         """Collect the steps that are appended inside the ``with`` into one block. The block runs only if the argument
-        ``arg`` is present. If ``arg`` is a list, the block runs once for each element.
+        ``arg`` is not None. If ``arg`` is a list, the block runs once for each element. For a required single tensor,
+        the steps are appended without a block.
         """
         if not (arg.optional or arg.many):
             yield
@@ -178,8 +179,8 @@ class _PlanBuilder:
         return self.origins.get(variable, (shared_variable(f"from_{variable}"),))
 
     def argument(self, arg: Arg) -> None:
-        """Append the steps of one tensor argument. They check that it is a dense tensor, and then its dtype, device,
-        shape and memory.
+        """Append the steps of one tensor argument. They check that it is a tensor with strides (not sparse or nested),
+        and then its dtype, device, shape and memory.
         """
         at, kind = TensorPlace(self.spec.name, arg.name, arg.many), arg.tensor
         assert kind is not None

@@ -75,7 +75,12 @@ def quoted_text(text: Text) -> Text:
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor of a call that steps refer to. It is an argument, an output, or each element of a list of tensors."""
+    """A tensor of a call, as steps refer to it. It is an argument, an output, or each element of a list of tensors.
+
+    ``op`` and ``arg`` are the names of the op and of the argument or output. ``many`` states that it is a list.
+    ``role`` is the word for it in errors. ``variable`` is its variable in generated code, or an empty string for
+    ``t_<arg>``.
+    """
 
     op: str
     arg: str

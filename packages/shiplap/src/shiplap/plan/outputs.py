@@ -47,11 +47,11 @@ class OutputPlan:
 
     Attributes:
         bounds: the steps that set each data-dependent dim to its bound.
-        measured: the steps that compute the other sizes.
-        fitting: the checks of a given output.
+        measured: the steps that compute the sizes declared as expressions, such as ``n // 2``.
+        fitting: the checks of an output that the caller passes.
         disjoint: the checks that outputs and workspace share no memory with other tensors.
-        scratch: the check of a given workspace that does not need its size in bytes, ``needed``.
-        room: the checks of a given workspace that need ``needed``.
+        scratch: the check of the dtype, shape and device of a workspace that the caller passes.
+        room: the checks of the size and the address of that workspace.
     """
 
     def __init__(self, spec: OpSpec, names: VariableNames) -> None:

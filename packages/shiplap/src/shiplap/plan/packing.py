@@ -35,8 +35,9 @@ def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native:
 
 
 def compile_packing(spec: OpSpec, strided: Collection[str], align: int) -> Callable[[Args], Packed]:
-    """Return a generated function ``pack(args)``. It returns the tensor arguments in order, and a list of pairs
-    (original, copy) of tensors that are written to.
+    """Return a generated function ``pack(args)``, which returns ``(tensors, copies)``. ``tensors`` is a list of the
+    tensor arguments in order, copied where the kernel needs that. ``copies`` holds a pair (original, copy) for each
+    copied tensor that is written to.
 
     A tensor is copied if it is not contiguous and not in ``strided``, or if its address is not a multiple of ``align``
     bytes.

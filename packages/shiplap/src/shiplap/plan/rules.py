@@ -166,7 +166,7 @@ def is_contiguous(at: TensorPlace, id: str = "SL207") -> ArgumentRule:
 
 
 def has_distinct_elements(at: TensorPlace) -> ArgumentRule:
-    """Return the rule (``SL210``) that no two elements of a tensor which is written to share memory."""
+    """Return the rule (``SL210``) for a tensor to which the op writes. No two of its elements may share memory."""
     t = at.tensor
     # Nearly every tensor is contiguous, which is answered without counting elements.
     holds = Expression(f"({t.python}.is_contiguous() or own_memory({t.python}))", f"own_memory({t.cpp})")
@@ -176,8 +176,8 @@ def has_distinct_elements(at: TensorPlace) -> ArgumentRule:
 
 
 def is_outside_autograd(at: TensorPlace) -> ArgumentRule:
-    """Return the rule (``SL304``) that a tensor which is written to does not require a gradient while gradients are
-    enabled.
+    """Return the rule (``SL304``) for a tensor to which the op writes. It may not require a gradient while gradients
+    are enabled.
     """
     return ArgumentRule(
         "SL304",
@@ -296,8 +296,8 @@ def same_variadic_dims(at: TensorPlace, name: str) -> tuple[ArgumentRule, Argume
 
 
 def is_object(op: str, argument: str, cls: type, optional: bool) -> ArgumentRule:
-    """Return the rule (``SL209``) that an argument is an instance of the declared class ``cls``. If ``optional``, it
-    may be None. torch does not check this.
+    """Return the rule (``SL209``) that an argument is an instance of the declared class ``cls``. If ``optional`` is
+    true, it may also be None. torch does not check this.
     """
     absent, none = f"a_{argument} is None or " * optional, " or None" * optional
     holds = Expression(f"{absent}isinstance(a_{argument}, class_{argument})", TRUE.cpp)
@@ -307,8 +307,8 @@ def is_object(op: str, argument: str, cls: type, optional: bool) -> ArgumentRule
 
 
 def has_no_nul(op: str, argument: str) -> ArgumentRule:
-    """Return the rule (``SL209``) that a text argument has no NUL character. A C kernel would read the text only up to
-    that character, and the reference would read all of it.
+    """Return the rule (``SL209``) that a string argument has no null character. A C kernel would read the string only
+    up to that character, and the reference would read all of it.
     """
     return ArgumentRule(
         "SL209",
@@ -337,7 +337,9 @@ def is_choice(op: str, arg: Arg) -> ArgumentRule:
 
 
 def members_are_distinct(op: str, argument: str) -> ArgumentRule:
-    """Return the rule (``SL210``) that no two members of a list of tensors which is written to share memory."""
+    """Return the rule (``SL210``) for a list of tensors to which the op writes. No two of its members may
+    share memory.
+    """
     members = f"a_{argument}"
     return ArgumentRule(
         "SL210",
@@ -351,8 +353,8 @@ def members_are_distinct(op: str, argument: str) -> ArgumentRule:
 
 
 def lists_have_members(op: str, variables: Sequence[str]) -> ArgumentRule:
-    """Return the rule (``SL209``) that lists have a member if no other argument gives ``variables`` (a size, a dtype or
-    the device).
+    """Return the rule (``SL209``) that lists of tensors have a member if nothing else sets ``variables``. Each of these
+    variables of generated code holds a size, a dtype or the device.
     """
     holds = Expression(" and ".join(f"{v} is not None" for v in variables), TRUE.cpp)
     return ArgumentRule("SL209", holds, (op,), ("an empty list of tensors",), ("at least one tensor",), cpp_by=NO_LISTS)
@@ -398,8 +400,9 @@ def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expre
 
 
 def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> ArgumentRule:
-    """Return the rule (``SL212``) that a given output is a dense tensor of the dtype ``dtype``, on the device of the
-    call. ``concrete`` is the name of a fixed dtype, or an empty string.
+    """Return the rule (``SL212``) that an output passed by the caller is a tensor with strides, has the dtype
+    ``dtype``, and is on the device of the call. ``concrete`` is the name of the dtype if the declaration admits only
+    one, and otherwise an empty string.
     """
     t, same, device = (
         at.tensor.python,
@@ -417,7 +420,7 @@ def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> Argum
 
 
 def output_fits_shape(at: TensorPlace, sizes: Expression) -> ArgumentRule:
-    """Return the rule (``SL212``) that a given output has the shape ``sizes``."""
+    """Return the rule (``SL212``) that an output passed by the caller has the shape ``sizes``."""
     name, rank = f"shape_{at.arg}", f"rank_{at.arg}"
     holds = Expression(f"tuple({name}) == {sizes.python}", f"has_sizes({name}, {rank}, {sizes.cpp})")
     got = ("shape ", Expression(f"tuple({name})", f"Tuple({name}, {rank})"))
@@ -468,8 +471,8 @@ def out_has_no_gradient(op: str, tensors: Sequence[str]) -> ArgumentRule:
 
 
 def scratch_fits_kind(op: str, name: str) -> ArgumentRule:
-    """Return the rule (``SL213``) that a given workspace is a tensor of bytes, in one contiguous dim, on the device of
-    the call. It has to be checked before the other rules of a workspace.
+    """Return the rule (``SL213``) that a workspace passed by the caller is a uint8 tensor with one contiguous dim, on
+    the device of the call. It has to be checked before the other rules of a workspace.
     """
     t, device = "scratch", "device_of(scratch)"
     python = f"isinstance({t}, Tensor) and {dense_condition(t)} and {t}.dtype == uint8 and {t}.device == device"
@@ -485,7 +488,9 @@ def scratch_fits_kind(op: str, name: str) -> ArgumentRule:
 
 
 def scratch_has_room(op: str, name: str) -> ArgumentRule:
-    """Return the rule (``SL213``) that a given workspace has at least ``needed`` bytes, a variable of the call."""
+    """Return the rule (``SL213``) that a workspace passed by the caller has at least as many bytes as the variable
+    ``needed`` of generated code.
+    """
     size = Expression("scratch.numel()", "scratch.sizes()[0]")
     holds = Expression(f"{size.python} >= needed", f"{size.cpp} >= needed")
     return ArgumentRule(
@@ -494,8 +499,8 @@ def scratch_has_room(op: str, name: str) -> ArgumentRule:
 
 
 def scratch_is_aligned(op: str, name: str) -> ArgumentRule:
-    """Return the rule (``SL213``) that the address of a given workspace is a multiple of 64 bytes, which kernels may
-    rely on.
+    """Return the rule (``SL213``) that the address of a workspace passed by the caller is a multiple of 64 bytes.
+    Kernels may rely on this alignment.
     """
     # PyTorch's allocator aligns to this and more, a caller's view need not.
     rest = Expression(f"scratch.data_ptr() % {ALIGNMENT}", f"address(scratch) % {ALIGNMENT}")
@@ -505,8 +510,8 @@ def scratch_is_aligned(op: str, name: str) -> ArgumentRule:
 
 
 def is_on_cpu(op: str) -> ArgumentRule:
-    """Return the rule (``SL206``) that a call of a tvm-ffi function is on the CPU, as its kernel is. tvm-ffi itself
-    accepts tensors of any device.
+    """Return the rule (``SL206``) that a call of a tvm-ffi function is on the CPU, since its kernel runs there. tvm-ffi
+    itself accepts tensors of any device.
     """
     device = shared_variable("device")
     return ArgumentRule(

@@ -40,7 +40,9 @@ class VariableType(Enum):
 
 @dataclass(frozen=True)
 class LetStep:
-    """The step that sets a variable. If ``term`` has no Python source, only generated C++ has the step."""
+    """The step that sets ``variable`` to ``term``. If ``term`` has no Python source, only generated C++ has
+    the step.
+    """
 
     variable: str
     type: VariableType
@@ -49,8 +51,8 @@ class LetStep:
 
 @dataclass(frozen=True)
 class EvaluateStep:
-    """The step that evaluates an expression which may have no value. If it has none, the call is refused with the error
-    of ``rule``.
+    """The step that sets ``variable`` to the value of ``expr``, whose source is ``term``. If the evaluation fails, as a
+    division by zero does, the call is refused with the error of ``rule``.
     """
 
     variable: str
@@ -62,7 +64,7 @@ class EvaluateStep:
 
 @dataclass(frozen=True)
 class CheckStep:
-    """The step that refuses the call unless ``rule`` holds."""
+    """The step that refuses the call with the error of ``rule`` if its condition is false."""
 
     rule: ArgumentRule
 
@@ -77,8 +79,8 @@ class UnsetStep:
 
 @dataclass(frozen=True)
 class MeetStep:
-    """The step that sets ``variable`` or compares it. If the variable is unset, the step sets it to ``term``, and
-    ``from_<variable>`` to ``origin``. If it is set, the step checks ``rules``.
+    """The step that sets ``variable`` or checks it. If it is unset, the step sets it to ``term``, and the variable
+    ``from_<variable>`` to ``origin``, the text that names the argument. If it is set, the step checks ``rules``.
     """
 
     variable: str

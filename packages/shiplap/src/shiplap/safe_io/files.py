@@ -21,8 +21,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Distrusted(OSError):
-    """A path that another user could have written. ``filename`` is the unsafe part of the path and ``strerror`` is the
-    reason.
+    """The error for a path that another user could have written. ``filename`` is the unsafe part of the path and
+    ``strerror`` is the reason.
     """
 
 
@@ -245,8 +245,8 @@ def _check_ownership(
     """Return the status ``about`` of the object at the path ``at`` if ``rule`` accepts its owner and its mode.
 
     Raise ``Distrusted`` otherwise. ``above`` is the status of the folder that holds the object, None for the root.
-    ``last`` says that the object is the last component of the checked path. With ``regular``, only a regular file is
-    accepted.
+    ``last`` states whether the object is the last component of the checked path. If ``regular`` is true, only a
+    regular file is accepted. Otherwise any kind of object is.
     """
     me, mode = os.geteuid(), stat.S_IMODE(about.st_mode)
     # Reading a FIFO or a device could wait for ever.
