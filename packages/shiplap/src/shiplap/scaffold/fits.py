@@ -66,8 +66,8 @@ def _is_fresh_result(declared: Any) -> bool:
 
 
 def _known_sizes(out: Any, env: Any, op: AdoptedOp[..., Any]) -> list[Any]:
-    """Return the sizes of the output ``out`` by its declaration, in a call whose named dims have the sizes ``env``. A
-    size that depends on the values of tensors is None.
+    """Return the sizes that the declaration gives for the output ``out`` in a call whose named dims have the sizes
+    ``env``. A size that depends on the values of tensors is None.
     """
     # -1 stands for a size that only the data knows, as in recorded calls.
     marked = {**env, **dict.fromkeys(op.spec.dynamic, -1)}

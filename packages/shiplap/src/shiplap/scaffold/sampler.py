@@ -49,7 +49,7 @@ def _expression_of_argument(a: SchemaField, dims: NamedDims, recorded: Sequence[
 
 
 def _source_of_shape(shape: Sequence[str]) -> str:
-    """Return the source of a shape tuple. Named dims are read from ``sizes``."""
+    """Return the source of a tuple of sizes. For a dim with a name, such as ``n``, it reads ``sizes["n"]``."""
     return f"({', '.join(map(_source_of_size, shape))}{',' * (len(shape) == 1)})"
 
 
@@ -93,8 +93,9 @@ def _source_of_size(text: str) -> str:
 def _expression_of_draw(
     size: str, dtype: str, low: float | None, high: float | None, limit: str | None, moved: str | None = None
 ) -> str:
-    """Return the source of an expression that draws a tensor of the shape ``size`` (source text). Floating-point values
-    lie between ``low`` and ``high``, and integers below ``limit``.
+    """Return the source of an expression that draws a tensor of the shape ``size``, which is source, too.
+    Floating-point values lie between ``low`` and ``high``. Integers lie from ``low`` up to ``limit``, which is
+    excluded, or up to ``high`` if ``limit`` is None. Bools are True with probability 1/2.
 
     The expression ends with ``moved`` or, if that is None, with a move to the device.
     """
