@@ -113,9 +113,9 @@ def _is_union_annotation(annotation: object) -> bool:
 
 
 def _read_dim_token(token: str, where: str) -> Dim:
-    """Return one dim of a jaxtyping annotation as a ``Dim``. The dim has a name or a fixed size, is variadic (any
-    number of dims), is computed from other dims, or is arbitrary. Raise ``SL105``, with ``where`` as the place, for any
-    other string.
+    """Return one dim of a jaxtyping annotation as a ``Dim``. It may be a name, a number, ``*name`` or ``...`` (any
+    number of dims), ``#name`` (1 or the size ``name``), an expression, or ``_`` for any size. Raise ``SL105``, with
+    ``where`` as the place, for any other string.
     """
     if token == "...":
         return Dim("variadic", token)

@@ -14,7 +14,7 @@ class Batching:
     concatenated along the dim ``dim``. All other arguments must be equal in the merged calls.
 
     Attributes:
-        dim: the name of the dim along which they are concatenated.
+        dim: the name of the dim along which arguments are concatenated.
         joined: pairs of the name of an argument with that dim and the dim's position in it.
         outputs: the position of the dim in each output.
     """

@@ -26,7 +26,7 @@ class Choices:
     """The values to which an annotation restricts an argument.
 
     Attributes:
-        scalar: the type of the values, as a string.
+        scalar: the type of the values, ``"int"`` or ``"str"``.
         values: the values in order.
         members: the class derived from ``Enum``, or None for a ``Literal``.
         optional: whether the argument may also be None.
@@ -56,7 +56,9 @@ def read_choices(annotation: object) -> Choices | None:
 
 
 def _literals(annotation: object) -> list[Any]:
-    """Return the values of ``Literal[...]``, or of a union of several. The list is empty for any other annotation."""
+    """Return the values of ``Literal[...]``, or of a union of several such annotations. The list is empty for any other
+    annotation.
+    """
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return list(parts)

@@ -41,7 +41,7 @@ FLAGS = 0x3AC  # how arguments are passed, and whether the function is a generat
 
 @dataclass
 class CodeUse:
-    """The meaning of one code object, including the code objects inside it, and the names that it uses.
+    """A digest of what one code object does, including the code objects inside it, and the names that it uses.
 
     Attributes:
         text: the digest of the instructions, with their constants and names.
@@ -271,8 +271,8 @@ def expression_start(listed: Instructions, end: int) -> int | None:
 
 
 def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
-    """Return the instructions of a class body without those that store its docstring, its name and its line. These do
-    not change behaviour.
+    """Return the instructions of a class body without those that store its docstring, its name and its line number.
+    These do not change behaviour.
     """
     kept: list[dis.Instruction] = []
     for each in listed:
@@ -286,7 +286,7 @@ def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
 
 def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]:
     """Return the instructions without those that compute annotations of inner functions, as Python 3.11 and 3.12 have
-    them. These do not change behaviour.
+    them. Annotations do not change what a function does.
     """
     kept = list(listed)
     # From the end, so that a deletion does not move the positions that are still to come.

@@ -112,12 +112,9 @@ _CONTAINERS: tuple[AnyValue, ...] = (list, tuple, set, frozenset)
 
 
 def walk_code(*roots: AnyValue, most: int = 1 << 16) -> list[CodePart]:
-    """Return all parts of code and data that ``roots`` use, directly or not. The order is the same in every process
-    that loaded the same code.
+    """Return all parts of code and data that ``roots``, functions, objects or containers of them, use directly or not.
 
-    Args:
-        roots: functions, objects or containers of them.
-        most: the largest number of functions, classes and other objects that are visited.
+    The order is the same in every process that loaded the same code. At most ``most`` objects are visited.
     """
     scout = _CodeWalk(most, frozenset(), reads_data=False)
     scout.run(roots)
@@ -171,7 +168,7 @@ class _HomeModule(NamedTuple):
 
 
 class _CodeWalk:
-    """A walk over code and data that objects use. ``parts`` lists what was found, objects numbered in this order."""
+    """A walk over the code and data that objects use. ``parts`` lists what it has found, in order."""
 
     def __init__(self, most: int, state: frozenset[str], *, reads_data: bool) -> None:
         """Start a walk over at most ``most`` objects. Values of the names in ``state``, which change, are not read."""
@@ -187,7 +184,7 @@ class _CodeWalk:
         self._filed: set[str] = set()  # modules whose files are parts already
 
     def run(self, roots: Sequence[AnyValue]) -> None:
-        """Add the parts of all code that ``roots`` use. Beyond ``most`` objects, add the files of their modules."""
+        """Add the parts of all code that ``roots`` use. For objects beyond ``most``, add files of their modules."""
         for root in roots:
             if isinstance(root, (FunctionType, MethodType)) and top_package(defining_module(root)) == "shiplap":
                 self.add("library", f"shiplap {root.__qualname__} {shiplap_digest()}", "shiplap")
@@ -258,7 +255,7 @@ class _CodeWalk:
         return f"{{{', '.join(sorted(d for d, _ in digests))}}}"
 
     def _path(self, path: str) -> str:
-        """Return a path as text by its last part, since folders differ between machines. Add the file there, if any."""
+        """Return an existing path by its last name, since folders differ by machine. Add the file there, if any."""
         if os.path.isfile(path):
             self._file(path)
             return f"path {os.path.basename(path)}"
@@ -292,7 +289,7 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(value)}")
 
     def _state(self, name: str) -> None:
-        """Add the text that calls change ``name``, in place of its value, and the files of the current module."""
+        """Add the text ``<name> changes`` in place of the value of a name that calls assign, and the module's files."""
         self.add("data", f"{name} changes")
         self._files_of(self._home)
 
@@ -428,7 +425,9 @@ class _CodeWalk:
                 self.add("file", f"{file} {digest}")
 
     def _operator(self, name: str) -> None:
-        """Add the declared op called ``torch.ops.<name>``, or that its code is unknown. Skip torch's own ops."""
+        """Add the declared op ``torch.ops.<name>``. If there is none, add that its code is unknown. Skip
+        torch's ops.
+        """
         if top_package(name.replace("::", ".")) in TORCHS_OWN:
             return
         op = find_op(name)
@@ -486,7 +485,7 @@ class _CodeWalk:
         self._attributes(value)
 
     def _attributes(self, value: AnyValue) -> None:
-        """Add as parts the attributes and slots of an object, sorted by name, without cached properties."""
+        """Add as parts the attributes of an object, also those in ``__slots__``, without cached properties."""
         members = {n: m for c in reversed(type(value).__mro__) for n, m in vars(c).items()}
         held = dict(vars(value)) if has_instance_dict(value) else {}
         for name, member in members.items():
@@ -515,7 +514,7 @@ class _CodeWalk:
             self._unfollowed(f"{name}, which is not written in Python")
 
     def _tensor(self, value: Tensor) -> None:
-        """Add the dtype, shape and values of a tensor. If the values cannot be read, add that fact."""
+        """Add the dtype, shape and values of a tensor. If the values cannot be read, add that, too."""
         text, read = tensor_text(value) if self.reads_data else ("", True)
         self.add("data", text)
         if not read:
@@ -540,7 +539,7 @@ class _CodeWalk:
             self._reduced(value)
 
     def _library(self, path: AnyValue) -> None:
-        """Add the file of a library that ``ctypes`` has opened. If there is none, add that it cannot be read."""
+        """Add the file of a library that ``ctypes`` has opened. If there is no file, add that its code is unknown."""
         if isinstance(path, str) and os.path.isfile(path):
             self._file(path)
         else:
@@ -568,7 +567,9 @@ class _CodeWalk:
             self._wrapped(value)
 
     def _triton(self, value: AnyValue) -> None:
-        """Add the settings of a Triton function and the syntax that Triton reads, or another object's attributes."""
+        """Add the settings of a Triton kernel and the syntax that Triton reads. Of another object, add the
+        attributes.
+        """
         held = vars(value) if has_instance_dict(value) else {}
         function = held.get("fn")
         if function is None:

@@ -107,7 +107,8 @@ class Space(HasCode):
 
     def declared(self, config: Config) -> Config | None:
         """Return the declared config that equals ``config``, if it is listed or a constant default. Return None
-        otherwise. Its values have the declared types, unlike those read from a file (``true`` for 1).
+        otherwise. The declared config has values of the declared types. A config that was read from a file may have
+        other types, such as ``true`` for 1.
         """
         chosen = (self.chosen,) if isinstance(self.chosen, Config) else ()
         return next((c for c in (*self.fixed, *chosen) if c == config), None)

@@ -46,8 +46,8 @@ def _max_of_sizes(*values: Size | _Sizes) -> Size:
 
 
 def _are_plain_ints(items: Sequence[Size]) -> bool:
-    """Return whether all items are plain ints, as in every real call. For these, the built-in functions are faster than
-    torch's functions for symbolic sizes.
+    """Return whether all items are of the type int, as in every real call. For these, the built-in functions are faster
+    than torch's functions for symbolic sizes.
     """
     return set(map(type, items)) <= {int}
 

@@ -28,7 +28,9 @@ Surrogate: TypeAlias = Callable[..., Returned]  # a function in plain PyTorch
 
 
 class _DeclaredOp(Protocol):
-    """The part of a declared op that this module uses. ``Op`` itself is in a package that this one must not import."""
+    """The attributes of a declared op that this module uses, and its call. ``Op`` itself is in a package that this one
+    must not import.
+    """
 
     spec: OpSpec
 

@@ -15,7 +15,9 @@ from shiplap.errors import ShiplapError
 
 
 class NativeEntrance(ABC):
-    """The functions that torch calls for an op that has had native code. They call that code or Python."""
+    """The functions that torch calls for an op that has native code now or had it before. They call that code or
+    Python.
+    """
 
     @abstractmethod
     def refusal(self, cause: Exception) -> ShiplapError | None:

@@ -45,7 +45,9 @@ class _KnownValue:
 
 @dataclass(frozen=True)
 class _AnyOf:
-    """A value that stands for an iterator over a tuple written in the code, or for one of the tuple's members."""
+    """A value that stands for an iterator over a tuple written in the code, or for one of the tuple's members.
+    ``members`` holds the tuple.
+    """
 
     members: tuple[object, ...]
 
@@ -122,7 +124,7 @@ def attributes_read(fn: Callable[..., object], parameter: int | str) -> frozense
 
 @dataclass
 class _SavedReadsWalk:
-    """One search for the attributes that are read of a parameter.
+    """One search for the attributes that are read from a parameter.
 
     Attributes:
         reads: the attributes found so far.
@@ -135,7 +137,7 @@ class _SavedReadsWalk:
     iterated: dict[CodeType, _Value] = field(default_factory=dict)  # by comprehension, the iterator that it is given
 
     def function(self, fn: object, position: int | str, owner: tuple[object, ...] = ()) -> None:
-        """Collect the attributes that the callable ``fn`` reads of its argument at ``position`` (a number or a name),
+        """Collect the attributes that the callable ``fn`` reads from its argument at ``position`` (a number or a name),
         by a walk over its bytecode. For a method, ``owner`` holds its object.
         """
         while True:
@@ -165,9 +167,9 @@ class _SavedReadsWalk:
         self.code(fn.__code__, {name}, fn.__globals__, closure)
 
     def code(self, code: CodeType, names: set[str], world: Mapping[str, object], closure: dict[str, _Value]) -> None:
-        """Walk the bytecode ``code`` and the functions defined in it, and collect the attributes read of ``names``.
-        These are the variables that hold the followed parameter. ``world`` holds the globals, and ``closure`` the
-        captured variables.
+        """Walk the bytecode ``code`` and the functions defined in it, and collect the attributes that are read from
+        ``names``. These are the variables that hold the followed parameter. ``world`` holds the globals, and
+        ``closure`` the captured variables.
         """
         known = frozenset((n, id(part)) for n, v in closure.items() if isinstance(v, _KnownValue) for part in v.parts)
         while (key := (code, frozenset(names), known)) not in self.seen:
@@ -184,8 +186,8 @@ class _SavedReadsWalk:
 
 @dataclass
 class _CodeBodyWalk:
-    """A walk through one code object. ``names`` are the variables that hold the followed parameter. The walk adds
-    further ones.
+    """A walk through one code object. ``names`` are the variables that hold the followed parameter. Variables to which
+    the code assigns that parameter are added during the walk.
     """
 
     walk_of: _SavedReadsWalk
@@ -199,8 +201,8 @@ class _CodeBodyWalk:
     line: int = 0
 
     def walk(self) -> None:
-        """Follow the instructions of one code object with a symbolic stack. Collect the attributes that are read of the
-        followed parameter, such as ``saved`` of a gradient.
+        """Follow the instructions of one code object with a symbolic stack. Collect the attributes that are read from
+        the followed parameter, such as ``saved`` of a gradient.
         """
         arrivals: dict[int, _Stack] = {
             e.target: [_OTHER] * (e.depth + e.lasti + 1) for e in vars(dis.Bytecode(self.source))["exception_entries"]
@@ -404,8 +406,8 @@ class _CodeBodyWalk:
             self.fail("it is passed to something that cannot be looked into")
 
     def store(self, name: str, value: _Value) -> None:
-        """Assign ``value`` to the variable ``name``. A variable that is assigned two different values becomes
-        unknown.
+        """Assign ``value`` to the variable ``name``. If it is the followed parameter, ``name`` becomes another name of
+        that parameter. Otherwise a variable that is assigned two different values becomes unknown.
         """
         if value is _PARAMETER:
             self.names.add(name)

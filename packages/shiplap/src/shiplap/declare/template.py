@@ -71,9 +71,9 @@ class TemplateKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Template(HasCode):
-    """A templated kernel of an op for one device type. ``device`` is the device type. ``language`` is that of the text
-    ``source``. ``function`` is set for a template that is a function of PyTorch, whose ``source`` is empty.
-    :class:`TemplateKeywords` documents the other fields.
+    """A templated kernel of an op for the device type ``device``. ``source`` is the source of the kernel in the
+    language ``language``. For a template that is a function of PyTorch, ``source`` is empty and ``function`` is that
+    function. :class:`TemplateKeywords` documents the other fields.
     """
 
     name: str
@@ -191,8 +191,11 @@ def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str
 
 
 def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
-    """Raise ``SL114`` if the op cannot have a template of an Inductor kernel, or if Inductor cannot lower this
-    template.
+    """Raise ``SL114`` if the op or the template is not one that Inductor can lower.
+
+    The op must have one output of a size that its arguments determine, write to no argument and take no list of
+    tensors. The template must have configs, keywords that fit its language, dims that exist in ``innermost=``, and
+    names that Inductor does not use.
     """
     # Inductor's templates store one output, whose size is known before the launch.
     if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):

@@ -47,8 +47,8 @@ class AdoptedOp(Op[P, R]):
 
 
 class ConvertingAdoptedOp(AdoptedOp[P, R], ConvertingOp[P, R]):
-    """An adopted op that takes members of an ``Enum`` or a choice of values, or returns a tuple of one result. The
-    library that registered the op does not check the choices.
+    """An adopted op that takes members of an ``Enum`` or one of a few literal values, or returns a tuple of one result.
+    The library that registered the op does not check such arguments.
     """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -35,9 +35,9 @@ RecordCall: TypeAlias = Callable[..., Result]  # of a dispatch key set or None, 
 class _BackwardRecord:
     """The values that a recorded call keeps for its backward in addition to tensors.
 
-    ``layout`` has, for each saved name, the position of its value among the saved tensors. ``scalars`` holds the scalar
-    arguments by name. ``shapes`` holds the shapes of the tensor arguments. ``level`` is the level of torch.func at
-    which the call was recorded.
+    ``layout`` has, for each saved name, the position of its tensor among the saved tensors, or a list of positions.
+    ``scalars`` holds the scalar arguments by name. ``shapes`` holds the shapes of the tensor arguments. ``level`` is
+    the level of torch.func at which the call was recorded.
     """
 
     layout: list[tuple[str, SavedSlot]]
@@ -123,8 +123,8 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
         )
 
     def run(ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
-        """Return the gradient of each argument of the recorded call, computed by the declared backward. ``needed``
-        states which arguments need one. For all others, None is returned.
+        """Return the gradient of each argument of the recorded call, computed by the declared backward from ``grads``,
+        the gradients of the results. ``needed`` states which arguments need one. For all others, None is returned.
         """
         flat, of = ctx.saved_tensors, ctx.shiplap_kept
         saved = make_saved(**of.scalars, **{n: _load_tensors(flat, slot) for n, slot in of.layout})
@@ -230,9 +230,9 @@ def _make_recorders(
     special = bool(without or traced or changes)
 
     def forward(ctx: BackwardContext, how: _RecordedCall, *flat: Value) -> Result:
-        """Call the op on the arguments ``flat``, whose lists were flattened, and save what the backward reads. Return
-        its results, then the arguments that were written to. ``how`` holds the function to call, its keywords and the
-        list lengths.
+        """Call the op and save what the backward reads. ``flat`` are the arguments with the members of lists in place
+        of the lists. Return the results, then the arguments that were written to. ``how`` holds the function to call,
+        its keywords and the list lengths.
         """
         call, kwargs, nest, made = how
         ctx.shiplap_nest, args = nest, cast("Args", _nest_lists(flat, nest))

@@ -82,8 +82,9 @@ def stays_in_python(op: Executor, device: str) -> bool:
 
 
 def make_fast_execute(op: Executor) -> FastPath | None:
-    """Return a generated function that replaces ``op.execute`` for calls without gradients. It stores how to repeat
-    each kind of call and repeats it. Return None unless :func:`stays_in_python` is true for ``op`` on the CPU.
+    """Return a generated function that replaces ``op.execute`` for calls without gradients. For each combination of
+    argument layouts and scalars, it stores how to repeat the call and repeats it. Return None unless
+    :func:`stays_in_python` is true for ``op`` on the CPU.
     """
     return compile_fast_path(op, "cpu", op.execute_anew) if stays_in_python(op, "cpu") else None
 
@@ -119,7 +120,7 @@ def _common_scope(ready: str) -> dict[str, Any]:
 
 def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | None = None) -> FastPath | None:
     """Return a generated function ``route(*args)``. It runs calls of ``op`` below autograd without torch's dispatcher
-    if all arguments are plain tensors and scalars. Return None if every call needs the dispatcher.
+    if all tensors are plain, as :func:`not_plain_tensor` defines it. Return None if every call needs the dispatcher.
 
     The function runs calls on the device type ``device``. ``otherwise`` runs the calls that it does not support. If
     ``otherwise`` is None, torch's dispatcher runs them. A function that the dispatcher itself calls needs
@@ -191,8 +192,8 @@ def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
         """Run ``call``, whose arguments are checked, and return its result. Store a function that repeats it under
         ``key``.
 
-        Store none if the key is None or if the kernel has no such function. Store none either while calls are recorded
-        for tuning, or if the call lacks a tuned choice.
+        Nothing is stored if the key is None, if the kernel has no such function, or while calls are recorded for
+        tuning. Nothing is stored either if tuned choices are looked up and the call has none.
         """
         kernel = op.pick_kernel(call)
         if kernel is None or key is None:
@@ -213,8 +214,8 @@ def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Output
     ready: dict[Hashable, Any] = tuned_choices.ready_calls(f"{op.spec.name}, out")
 
     def start(args: Args, given: Outputs, key: Hashable) -> bool:
-        """Fill ``given`` with the outputs of the call, store how to repeat it under ``key``, and return True. Return
-        False if no kernel accepts the call.
+        """Fill ``given`` with the outputs of the call and return True. If the kernel can repeat the call, store the
+        function for that under ``key``. Return False if no kernel accepts the call.
         """
         call = op.plan.quick(*args)
         outs, kernel = check(call, given, None)
@@ -274,8 +275,8 @@ def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Fa
     """
 
     def checked(args: Args) -> Result:
-        """Repeat the call if each ``supports`` function returns what it returned before. Otherwise run it from the
-        beginning, with a new choice of kernel.
+        """Return the result of the repeated call if each ``supports`` function returns what it returned before.
+        Otherwise return the result of a call run from the beginning, with a new choice of kernel.
         """
         for supports, answer in asked:
             if (supports(*args) is True) is not answer:

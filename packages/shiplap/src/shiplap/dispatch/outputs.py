@@ -362,8 +362,8 @@ def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
 
     def fit(args: Args, result: Returned) -> Result:
         """Return the result of a repeated call. If its dtypes, sizes, device or memory are not those expected from the
-        first call, check it against the declaration. A result that the declaration does not admit is refused. Any other
-        is copied to contiguous memory of its own.
+        first call, check it against the declaration and copy it to contiguous memory of its own. Raise ``SL301`` if the
+        declaration does not admit it.
         """
         values = (result,) if isinstance(result, Tensor) else tuple(result or ())
         if outputs_as_expected(args, values, expected, device):

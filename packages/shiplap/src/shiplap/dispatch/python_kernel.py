@@ -262,7 +262,8 @@ class PythonKernel(Kernel):
         values and the workspace ``scratch`` are passed by keyword. ``device`` is the current CUDA device during the
         call.
 
-        If ``known`` is true, an earlier call with an equal layout needed no copies, and the check is skipped.
+        If ``known`` is true, an earlier call with an equal layout needed no copies, so strides are not checked.
+        Otherwise strided tensors are copied where the function needs that.
         """
         if self.values:
             keywords.update(self.values)
@@ -321,8 +322,9 @@ class PythonKernel(Kernel):
             raise error("SL301", where=f"{self.spec.name}, kernel {self.name}", got=got, expected=expected, fix=fix)
 
     def _pack_arguments(self, args: Args) -> tuple[Args, Copies]:
-        """Return ``args`` with strided tensors replaced by contiguous copies. Return also a pair ``(original, copy)``
-        for each of them that is written to. Arguments that are declared to take any strides are not replaced.
+        """Return ``(arguments, copies)``. ``arguments`` are ``args`` with strided tensors replaced by contiguous
+        copies, except those that are declared to take any strides. ``copies`` holds a pair ``(original, copy)`` for
+        each replaced tensor that is written to.
         """
         copies: Copies = []
 

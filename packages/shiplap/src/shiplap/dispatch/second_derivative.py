@@ -109,6 +109,7 @@ class SecondDerivative:
     ) -> Gradients:
         """Return the gradients ``result`` as tensors whose own derivatives raise ``SL313``. ``gap`` is the reason, an
         operation that autograd did not record. The error is attached to ``live``, the tensors that autograd tracks.
+        ``tensors`` and ``level`` tell whether the gradient is taken inside of a nested transform of torch.func.
 
         Raise ``SL313`` immediately if no tensor can carry the error.
         """
@@ -191,12 +192,12 @@ class SecondDerivative:
     # --- which results are constants by nature ------------------------------------------------------------------------
 
     def _varying_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
-        """Return the names of results declared without a gradient that still depend smoothly on an argument. The mask
-        of a dropout, for example, does not.
+        """Return the names of results declared without a gradient that depend on an argument in a way that has a
+        derivative. The mask of a dropout, for example, does not.
 
         The formula, the op's differentiable function, is run on fake tensors of the arguments' ``shapes`` to find them,
-        once for each set of present arguments. ``saved`` holds the saved values of the call. If that run fails, return
-        all of them.
+        once for each set of arguments that are not None. ``saved`` holds the saved values of the call. If that run
+        fails, return all saved results that are declared without a gradient.
         """
         key = tuple(shapes.get(a.name) is not None for a in self.spec.tensors)
         if key not in self._varying:

@@ -121,8 +121,8 @@ def source_name(source: object) -> str:
 
 
 def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> SourceParts:
-    """Return the parts of the op that is registered in torch as ``name``. Raise ``SL142`` if its schema does not fit
-    the declaration, or ``SL501`` if there is no such op.
+    """Return the op that is registered in torch as ``name`` as ``SourceParts``. Raise ``SL142`` if its schema does not
+    fit the declaration, or ``SL501`` if there is no such op.
     """
     namespace, _, rest = name.partition("::")
     overload = find_overload(namespace, rest) if rest else None
@@ -167,8 +167,8 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
 
 
 def _check_count(spec: OpSpec, name: str, function: Callable[..., Any], context: int) -> None:
-    """Raise ``SL142`` if ``function`` cannot take the declared arguments by position, with ``context`` more before
-    them. If its signature is unknown, nothing is checked.
+    """Raise ``SL142`` if ``function`` cannot take the declared arguments by position, after ``context`` further
+    arguments. If its signature is unknown, nothing is checked.
     """
     try:
         signature = inspect.signature(function)

@@ -67,7 +67,7 @@ class UnprovenChoice(MissingChoice):
 
     def variant_for_call(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
         """Return the kernel with the config of this choice if that config is declared for the sizes of ``call``.
-        Otherwise return the constant ``MISSING_CHOICE``. Results are stored by sizes.
+        Otherwise return the constant ``MISSING_CHOICE``. The result is cached by the sizes.
         """
         # Lists cannot be keys of a dict.
         sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
@@ -312,7 +312,7 @@ def _resolve_entries(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
 
 def _with_entry_config(kernel: Kernel, entry: ChoiceEntry) -> Kernel | UnprovenChoice | None:
     """Return ``kernel`` with the compile-time values of the choice, or None if the kernel does not declare them. Return
-    an :class:`UnprovenChoice` if that depends on the sizes of a call.
+    an :class:`UnprovenChoice` if the sizes of a call determine whether it declares them.
     """
     space, checks = kernel.space, _checks.get((kernel.device, kernel.name))
     if space is None:

@@ -201,8 +201,8 @@ def declared_value(expr: Expr, names: VariableNames) -> Expression:
 
 
 class _RenamedVariables(ast.NodeTransformer):
-    """A visitor that replaces declared names by variables. Functions keep their names, even if an argument has the same
-    name.
+    """A visitor that replaces declared names by variables of generated code. Functions keep their names, even if an
+    argument has the same name.
     """
 
     def __init__(self, names: Callable[[str], str]) -> None:
@@ -222,8 +222,8 @@ class _RenamedVariables(ast.NodeTransformer):
 
 
 def values_text(expr: Expr, names: VariableNames) -> Text:
-    """Return a text for errors such as ``n = 3, k = 2``. It has each name that ``expr`` reads, sorted, and an
-    expression that prints its value in the call.
+    """Return the values in ``expr`` as a text for errors, such as ``n = 3, k = 2``. It is a tuple of strings and
+    expressions, which print the values in the call. The names are sorted.
     """
     text: list[str | Expression] = []
     # Sorted, so that the text of an error is the same in every process.

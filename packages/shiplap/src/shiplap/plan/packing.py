@@ -21,8 +21,8 @@ def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native:
     """Return the steps that replace tensor arguments by contiguous copies where a kernel needs that.
 
     A tensor that is not in ``strided`` is replaced if it is not contiguous. Any tensor is replaced if its address is
-    not a multiple of ``align`` bytes. ``native`` selects the steps for generated C++, which need no separate step for
-    an absent tensor.
+    not a multiple of ``align`` bytes. If ``native`` is true, the steps are for generated C++. Otherwise they are for
+    generated Python, where a further step skips an optional tensor that is None.
     """
     steps: list[Step] = []
     for arg in spec.tensors:

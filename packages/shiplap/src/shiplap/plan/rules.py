@@ -134,8 +134,8 @@ def same_dtype(at: TensorPlace, kind: TensorType, origin: Text) -> ArgumentRule:
     """Return the rule (``SL205``) that a tensor has the dtype that an earlier tensor gave to the dtype class of
     ``kind``.
 
-    ``origin`` names the earlier tensor. The fix of the error may be another annotation for this argument. For a list it
-    is not, since the members of one list have the same dtype.
+    ``origin`` names the earlier tensor. The fix of the error is to convert one of the tensors. For a single bfloat16 or
+    int32 tensor, it also names an annotation with a dtype class of its own.
     """
     bound, fix = dtype_variable(kind.dtype_class), "convert one of the tensors with .to(dtype)"
     pair = {"bfloat16": ("BFloat16", "Float32"), "int32": ("Int32", "Int64")}
@@ -260,7 +260,9 @@ def same_size(
 
 
 def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:
-    """Return the rule (``SL203``) that the size along ``axis`` is the number ``wanted`` of the declaration."""
+    """Return the rule (``SL203``) that the size of the tensor at ``at`` along ``axis`` is the number ``wanted`` of the
+    declaration.
+    """
     size, got = at.size(axis), ("size ", at.size(axis), " in axis ", *at.axis(axis))
     return ArgumentRule(
         "SL203", equal_expression(size, shared_variable(str(wanted))), at.where, got, (str(wanted),), at.arg
@@ -268,8 +270,8 @@ def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:
 
 
 def computed_size(at: TensorPlace, axis: int, source: str, wanted: Expression) -> ArgumentRule:
-    """Return the rule (``SL202``) that the size along ``axis`` is ``wanted``, the value of the expression ``source`` in
-    the declaration.
+    """Return the rule (``SL202``) that the size of the tensor at ``at`` along ``axis`` is ``wanted``, the value of the
+    expression ``source`` in the declaration.
     """
     size, got = at.size(axis), ("size ", at.size(axis), " in axis ", *at.axis(axis))
     return ArgumentRule("SL202", equal_expression(size, wanted), at.where, got, (f"{source} = ", wanted), at.arg)

@@ -20,9 +20,9 @@ from shiplap.torch_private.dispatcher_library import Overload
 def why_draft_misfits(
     form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
 ) -> str:
-    """Return a text that names the first recorded call that does not fit ``known``, the drafted declaration of the
-    schema ``form``. The declaration would refuse such a call, or give other result sizes. Return an empty string if all
-    calls fit.
+    """Return a text with the number of the first recorded call that does not fit ``known``, the drafted declaration of
+    the schema ``form``, and the reason. The declaration would refuse such a call, or give other result sizes. Return an
+    empty string if all calls fit.
 
     Raises:
         ShiplapError: SL1xx when the declaration itself is refused.

@@ -162,7 +162,8 @@ def _annotate_results(
 
     ``sizes`` holds the inferred sizes of the results. If the sizes or the dtype of one result are unknown, all new
     results are left open, and the op's reference computes them. ``following`` returns whether results have the dtype of
-    the arguments. ``source`` names the calls from which the annotations are inferred.
+    the arguments. ``source`` names the calls from which the annotations are inferred. ``calls`` are these calls, and
+    ``recorded`` the recorded ones among them. ``spread`` maps arguments whose number of dims varies to ``"*s"``.
     """
     notes = [n for n in sizes.where if n]
     # A result that is an argument has the annotation of that argument.
@@ -201,8 +202,8 @@ def _takes_shape_of_argument(index: int, spread: Mapping[str, str], calls: Seque
 def _dtype_class_of_result(
     index: int, known: InferredDeclaration, recorded: Sequence[DispatchedCall], following: Callable[[], bool] | None
 ) -> tuple[str, bool]:
-    """Return the jaxtyping dtype class of the result at ``index``, and whether the class determines the dtype. A class
-    determines it if it has one dtype, or if an argument has this class.
+    """Return ``(name, determined)``. ``name`` is the jaxtyping dtype class of the result at ``index``. ``determined``
+    is true if the class has one dtype, or if an argument has this class and thereby determines the dtype.
 
     ``following`` is called if nothing was recorded. It returns whether results have the dtype of the arguments.
     """

@@ -84,7 +84,9 @@ def _find_result_shape(
 
 
 def _list_few_sizes(sizes: Sequence[int]) -> str:
-    """Return at most four different sizes as text, such as ``1, 2, ...``."""
+    """Return the least four of the different sizes in ``sizes`` as text, such as ``1, 2, 5, 8``. If there are more, ``,
+    ...`` follows.
+    """
     different = sorted(set(sizes))
     return ", ".join(map(str, different[:4])) + ", ..." * (len(different) > 4)
 
@@ -132,7 +134,7 @@ def _candidate_expressions(names: Sequence[str], constant: int | None, *, deep: 
 
 @lru_cache(4096)
 def _parse_expression(text: str) -> Expr:
-    """Return the expression in ``text`` as an object that can be called with the values of its names."""
+    """Return the expression in ``text`` as an ``Expr``, which can be called with the values of its names."""
     return Expr.parse(text, "draft")
 
 

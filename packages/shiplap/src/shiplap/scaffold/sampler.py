@@ -13,8 +13,8 @@ from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> list[str]:
     """Return the source lines of the body of a builder ``fn(rng, sizes, dtype, device)`` of samples for the schema
-    ``form``. It draws arguments of the named dims ``dims`` in the ranges of the recorded calls. Return an empty list if
-    an argument cannot be built.
+    ``form``. It draws arguments whose shapes consist of the named dims ``dims``, with values in the ranges of the
+    recorded calls. Return an empty list if an argument cannot be built.
     """
     lines, made = [], []
     for a in form.arguments:
@@ -57,8 +57,8 @@ def _expression_of_columns(name: str, dims: NamedDims, recorded: Sequence[Dispat
     """Return the source of an expression that draws the matrix argument ``name`` column by column, in the ranges of the
     recorded calls.
 
-    It is used if a column has only whole numbers, such as the column that holds the number of a box's image. Otherwise
-    return an empty string.
+    Return an empty string unless a column has only whole numbers, such as the column that holds the number of a box's
+    image. Return it also if the ranges of the columns are not known.
     """
     shape, calls = (
         dims.shapes[name] or (),

@@ -97,8 +97,8 @@ class SchemaForm:
     results: tuple[SchemaField, ...]
 
     def split(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the values of all arguments, as a list of those passed by position and a mapping of the keyword-only
-        ones.
+        """Return ``(positional, keywords)`` for the values of all arguments by name. ``positional`` is a list in order,
+        and ``keywords`` has the keyword-only arguments by name.
         """
         positional = [values[a.name] for a in self.arguments if not a.keyword_only]
         return positional, {a.name: values[a.name] for a in self.arguments if a.keyword_only}
@@ -125,8 +125,8 @@ class SchemaForm:
 
 
 def parse_schema(schema: Any) -> SchemaForm:
-    """Return the arguments and results of ``schema``, a ``torch._C.FunctionSchema``, as text fields from which drafts
-    are made. Raise ``UndeclarableSchema`` if a declaration of Shiplap cannot state the schema.
+    """Return the arguments and results of ``schema``, a ``torch._C.FunctionSchema``, as a :class:`SchemaForm`. Raise
+    ``UndeclarableSchema`` if a declaration of Shiplap cannot state the schema.
     """
     arguments, texts = list(schema.arguments), types_in_schema(schema)[0]
     # The text of a schema with any number of arguments has a part that its list lacks.
