@@ -53,7 +53,7 @@ def version_covers_code(top: str) -> bool:
 
 @cache
 def version_text(top: str) -> str:
-    """Return ``name version`` of a well-known library. If no version is installed, return only the name.
+    """Return ``name version`` for the well-known library ``top``. If no version is installed, return only the name.
 
     Return only the name also for any other package. For Python and torch, digests include the version elsewhere.
     """

@@ -567,8 +567,8 @@ class _CodeWalk:
             self._wrapped(value)
 
     def _triton(self, value: AnyValue) -> None:
-        """Add the settings of a Triton kernel and the syntax that Triton reads. Of another object, add the
-        attributes.
+        """Add the settings of a Triton kernel and a digest of its syntax. Add the attributes of any object without a
+        Python function.
         """
         held = vars(value) if has_instance_dict(value) else {}
         function = held.get("fn")

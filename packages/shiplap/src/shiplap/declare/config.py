@@ -20,8 +20,8 @@ Prior: TypeAlias = Callable[..., float]
 
 @dataclass(frozen=True)
 class Config:
-    """Values of compile-time parameters by name, sorted so that equal configs compare equal. A kernel without
-    parameters has the empty config.
+    """Values of compile-time parameters. ``items`` holds pairs of a name and a value, sorted by name so that equal
+    configs compare equal. A kernel without parameters has the empty config.
     """
 
     items: tuple[tuple[str, Scalar], ...] = ()

@@ -299,8 +299,8 @@ def _op_value_names(spec: OpSpec) -> set[str]:
 
 
 def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[..., Any]:
-    """Return a constructor of the object that a gradient function receives as ``saved`` or ``needs``. The keyword
-    arguments of the constructor are the object's attributes ``fields``.
+    """Return a constructor of the object that a gradient function receives as ``saved`` or ``needs``, whichever is
+    ``name``. The keyword arguments of the constructor are the object's attributes ``fields``.
 
     Compiled autograd can trace the construction of such an object, but not that of a ``SimpleNamespace``. Reading
     another value of the op raises ``SL135``, which is also an ``AttributeError``.

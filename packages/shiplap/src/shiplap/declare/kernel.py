@@ -217,7 +217,7 @@ class Implementation(HasCode):
     """Code that can become a kernel of any op whose arguments it takes.
 
     Python functions are wrapped in an implementation (``dispatch/python_kernel.py``). ``sl.cabi(...)`` returns one. A
-    library may define further ones.
+    library may define further ones. ``configs`` are the configs that it brings along, or None.
     """
 
     native_configs: ClassVar[bool] = False  # C code reads the values of a config: integers, by position
@@ -262,7 +262,7 @@ def read_terms(
     prior: Prior | None = None,
     strided: bool | Iterable[str] = (),
 ) -> KernelTerms:
-    """Return the keywords of ``Op.kernel`` as checked data.
+    """Return the keywords of ``Op.kernel`` as checked data. An index in ``device``, as in ``cuda:0``, is dropped.
 
     :class:`KernelTerms` describes ``workspace``, ``dtypes``, ``supports`` and ``strided``. ``configs``, ``default`` and
     ``prior`` make its ``space``. If ``name`` is None, it is the name of ``implementation``. If ``configs`` is None,

@@ -81,7 +81,8 @@ def guarded_fields(value: Opaque) -> list[Any]:
 
 def make_sample_object(cls: type[Opaque], op: str, argument: str, rng: Any, sizes: Any) -> Opaque:
     """Return an object of ``cls`` for a sample of ``op``, made by ``cls.sample(rng, sizes)``. ``rng`` is a random
-    generator, and ``sizes`` holds the sizes of dims by name. Raise ``SL502`` if the class has no such method.
+    generator, and ``sizes`` holds the sizes of dims by name. Raise ``SL502``, which names ``argument``, if the class
+    has no such method.
     """
     make = inspect.getattr_static(cls, "sample", None)
     if make is None:

@@ -78,8 +78,9 @@ def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[o
 
 
 def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | None], count: int) -> tuple[str, ...]:
-    """Return for each result the name of the argument that it is or views, or an empty string for a new tensor.
-    ``given`` is the value of ``aliases=``. Raise ``SL130`` if it does not fit the arguments or the number of results.
+    """Return for each of ``count`` results the name of the argument that it is or views, or an empty string for a new
+    tensor. ``given`` is the value of ``aliases=``. Raise ``SL130`` if it does not fit the arguments or the number of
+    results.
     """
     aliases = (given,) if isinstance(given, str) else tuple(given)
     if not aliases:

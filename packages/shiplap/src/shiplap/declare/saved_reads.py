@@ -188,6 +188,9 @@ class _SavedReadsWalk:
 class _CodeBodyWalk:
     """A walk through one code object. ``names`` are the variables that hold the followed parameter. Variables to which
     the code assigns that parameter are added during the walk.
+
+    ``source`` is the code object, and ``world`` holds the globals. ``variables`` holds the known values of variables.
+    ``stack`` models the stack of the interpreter.
     """
 
     walk_of: _SavedReadsWalk
@@ -237,8 +240,8 @@ class _CodeBodyWalk:
     # --- the instructions ---------------------------------------------------------------------------------------------
 
     def step(self, ins: dis.Instruction, name: str, value: Any) -> None:
-        """Change the symbolic stack as the instruction ``ins`` does. Record the effect on the followed parameter, such
-        as ``saved`` of a gradient.
+        """Change the symbolic stack as the instruction ``ins`` does. ``name`` is that of the instruction, and ``value``
+        is its argument. Record the effect on the followed parameter, such as ``saved`` of a gradient.
         """
         if name in _FAST:
             self.push(_PARAMETER if value in self.names else self.variables.get(value))
@@ -288,8 +291,8 @@ class _CodeBodyWalk:
             self.other(ins, name, _TAKES.get(name))
 
     def other(self, ins: dis.Instruction, name: str, takes: int | None) -> None:
-        """Change the symbolic stack for an instruction that makes an untracked value from ``takes`` operands. If
-        ``takes`` is None, assume as many as possible.
+        """Change the symbolic stack for the instruction ``ins``, called ``name``, that makes an untracked value from
+        ``takes`` operands. If ``takes`` is None, assume as many as possible.
 
         Raise ``UnknownReads`` if the followed parameter is among them, unless the instruction is one that reads no
         attribute (``_HARMLESS``).
@@ -479,8 +482,8 @@ def _receiving_parameter(parameters: list[inspect.Parameter], position: int | st
 
 
 def _static_attribute(owner: object, name: str) -> _KnownValue | None:
-    """Return the value of the attribute ``name`` of a module, or the method of a class or object, found without running
-    code. Return None for any other attribute.
+    """Return the attribute ``name`` of ``owner``, found without running code. It is any value of a module or an
+    instance's own attribute, and otherwise a method. Return None for any other attribute.
     """
     if name in getattr(owner, "__dict__", ()) and not isinstance(owner, type):
         return _KnownValue(vars(owner)[name])

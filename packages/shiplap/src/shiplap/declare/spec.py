@@ -16,8 +16,10 @@ from shiplap.declare.values import Args, Value
 
 @dataclass(frozen=True)
 class Dim:
-    """One dim of a shape, which is named, fixed, anonymous (``_``), variadic (``*batch``, ``...``) or computed.
+    """One dim of a shape. ``kind`` states whether it is named, fixed, anonymous (``_``), variadic (``*batch``, ``...``)
+    or computed.
 
+    ``text`` is its name or its source. ``size`` is that of a fixed dim, and ``expr`` the expression of a computed one.
     ``of`` names the size to which this dim broadcasts. ``#n`` of an argument ``x`` is the dim ``x_n``, which is 1 or
     ``n``.
     """
@@ -207,6 +209,7 @@ class OpSpec:
 
     Attributes:
         outputs: new tensors whose sizes the declaration determines.
+        dims, bounds, requires: the expressions in the keywords of these names.
         returns: all results in order, if some are arguments, views, lists or scalars, or if ``traced`` is true.
         traced: whether only a run of the reference determines the results.
         detached: the names of arguments and results through which no gradient flows.

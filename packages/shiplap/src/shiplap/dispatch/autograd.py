@@ -154,8 +154,8 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
 
 @dataclass
 class _UnpackedCall:
-    """The saved values of a call that C++ has recorded. They take the place of the context of an
-    ``autograd.Function``.
+    """The saved values of a call that C++ has recorded. They take the place of the context of an ``autograd.Function``,
+    whose attributes have the same names.
     """
 
     saved_tensors: tuple[Tensor, ...]

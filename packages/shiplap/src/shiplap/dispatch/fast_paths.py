@@ -290,7 +290,8 @@ def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Fa
 
 
 def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouched()") -> list[str]:
-    """Return the Python source lines of ``route(*args)``, the fast path of a call, which skips torch's dispatcher.
+    """Return the Python source lines of ``route(*args)``, the fast path of calls on the device type ``device``. It
+    skips torch's dispatcher.
 
     ``modes`` is a condition on torch's state, as Python source. If it is true, a call goes to the dispatcher. If
     ``remembers`` is true, the function stores how to repeat a call and repeats it. Otherwise nothing is stored.
@@ -309,8 +310,9 @@ def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "no
 
 
 def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list[str]:
-    """Return the Python source lines of ``route(*args, *outs)``, the fast path of ``op.out``. They check in each call
-    that no output overlaps another tensor. They return False if one of the conditions ``modes`` holds.
+    """Return the Python source lines of ``route(*args, *outs)``, the fast path of ``op.out`` on ``device``. They
+    check in each call that no output overlaps another tensor. They return False if one of the conditions ``modes``
+    holds.
     """
     outs = [Arg(o.name, o.tensor) for o in spec.outputs]
     tensors, inputs = [*spec.tensors, *outs], list(spec.tensors)
@@ -339,8 +341,9 @@ def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list
 def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: Sequence[str], leave: str) -> list[str]:
     """Return the Python source lines that execute the statement ``leave`` for calls that need the dispatcher.
 
-    These are calls with a tensor that :func:`not_plain_tensor` describes, and calls with a scalar that exceeds 64 bits
-    or has another type than declared. They are also calls for which one of the source ``conditions`` holds.
+    These are calls with a tensor that :func:`not_plain_tensor` describes for ``device``, and calls with a scalar that
+    exceeds 64 bits or has another type than declared. They are also calls for which one of the source ``conditions``
+    holds.
     """
     strange = [not_plain_tensor(a, device) for a in tensors]
     kinds = [type_test(a) for a in spec.scalars if a.scalar != "int"]

@@ -91,7 +91,9 @@ def _parameter_error(spec: OpSpec, kernel: str, got: str, fix: str = "") -> Ship
 
 
 class PythonKernel(Kernel):
-    """A Python function as a kernel of one op."""
+    """A Python function as a kernel of one op. ``out_style`` states whether the function takes the outputs as
+    parameters and fills them, or returns them. ``values`` are the config values that it receives by keyword.
+    """
 
     function: Callable[..., Returned]
 

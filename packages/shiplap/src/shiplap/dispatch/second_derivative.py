@@ -162,8 +162,9 @@ class SecondDerivative:
         ]
 
     def _by_formula(self, args: list[Value], grads: Sequence[Any], needs: Any) -> Gradients | None:
-        """Return the gradients by argument, computed from the formula so that autograd records them. The formula is the
-        function whose derivative is the op's gradient. Return None if no result depends on an argument.
+        """Return the gradients by argument for ``grads``, the gradients of the results, so that autograd records their
+        computation. They are those of the formula, the function whose derivative is the op's gradient. ``needs`` states
+        which arguments need one. Return None if no result depends on an argument.
         """
         wanted = {a.name for a in self.spec.tensors if vars(needs)[a.name]}
         given = {a.name: v for a, v in zip(self.spec.args, args, strict=True) if a.name in wanted}

@@ -59,8 +59,10 @@ class Adoption:
 
 @dataclass(frozen=True)
 class SourceParts:
-    """An existing implementation as a source of kernels and a gradient. It holds the name, the function to call, the
-    device types that have kernels, whether there is a gradient, and what cannot be taken.
+    """An existing implementation as a source of kernels and a gradient.
+
+    ``name`` is its name, ``call`` the function to call, and ``devices`` the device types that have kernels.
+    ``differentiable`` states whether it has a gradient. ``left`` holds lines of text about what cannot be taken.
     """
 
     name: str
@@ -121,8 +123,9 @@ def source_name(source: object) -> str:
 
 
 def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> SourceParts:
-    """Return the op that is registered in torch as ``name`` as ``SourceParts``. Raise ``SL142`` if its schema does not
-    fit the declaration, or ``SL501`` if there is no such op.
+    """Return the op that is registered in torch as ``name`` as ``SourceParts``. If ``devices`` is empty, the device
+    types are those for which it has kernels. Raise ``SL142`` if its schema does not fit the declaration, or ``SL501``
+    if there is no such op.
     """
     namespace, _, rest = name.partition("::")
     overload = find_overload(namespace, rest) if rest else None
@@ -168,7 +171,7 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
 
 def _check_count(spec: OpSpec, name: str, function: Callable[..., Any], context: int) -> None:
     """Raise ``SL142`` if ``function`` cannot take the declared arguments by position, after ``context`` further
-    arguments. If its signature is unknown, nothing is checked.
+    arguments. If its signature is unknown, nothing is checked. ``name`` is that of the function in the error.
     """
     try:
         signature = inspect.signature(function)

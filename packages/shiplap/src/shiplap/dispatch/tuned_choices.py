@@ -27,7 +27,7 @@ MOST_REMEMBERED_CALLS = 4096  # calls remembered per op: exact sizes may all dif
 
 @dataclass(frozen=True)
 class ChoiceEntry:
-    """One tuned choice in the table.
+    """One tuned choice in the table, a kernel and its config for some calls of an op.
 
     ``key`` is ``(device type, *BucketRule.key)``, and ``source`` the identity of the op. ``place`` names what a choice
     depends on besides the call, such as the code around it in a compiled graph. Eager calls ignore a choice that has a
@@ -327,8 +327,8 @@ def _with_entry_config(kernel: Kernel, entry: ChoiceEntry) -> Kernel | UnprovenC
 
 
 def check_configs(device: str, kernel: str, check: Callable[[Config], bool]) -> None:
-    """Accept stored configs of a kernel that it does not declare, if ``check(config)`` is true. The config must have
-    the names and types of a declared one.
+    """Accept stored configs that the kernel ``kernel`` for ``device`` does not declare, if ``check(config)`` is true.
+    The config must have the names and types of a declared one.
 
     This is meant for kernels of vendor libraries, whose lists of algorithms are long. These libraries refuse unknown
     numbers themselves.

@@ -278,7 +278,7 @@ def computed_size(at: TensorPlace, axis: int, source: str, wanted: Expression) -
 
 
 def same_variadic_dims(at: TensorPlace, name: str) -> tuple[ArgumentRule, ArgumentRule]:
-    """Return the two rules of a variadic dim, which stands for any number of axes.
+    """Return the two rules of the variadic dim ``name``, which stands for any number of axes.
 
     It has as many axes as the argument that set it (``SL201``), and the same sizes (``SL202``). The variable
     ``spread_<argument>`` holds the sizes of this argument.
@@ -523,7 +523,7 @@ def is_on_cpu(op: str) -> ArgumentRule:
 
 def size_is_within_bound(where: str, dim: str, source: str) -> ArgumentRule:
     """Return the rule (``SL302``) that a data-dependent size, the variable ``extent_<dim>``, is between 0 and its
-    declared bound, the variable ``d_<dim>``.
+    declared bound, the variable ``d_<dim>``. ``source`` is the expression of the bound.
     """
     size, bound = shared_variable(f"extent_{dim}"), shared_variable(f"d_{dim}")
     holds = Expression(f"0 <= {size.python} <= {bound.python}", f"0 <= {size.cpp} && {size.cpp} <= {bound.cpp}")

@@ -40,8 +40,8 @@ class VariableType(Enum):
 
 @dataclass(frozen=True)
 class LetStep:
-    """The step that sets ``variable`` to ``term``. If ``term`` has no Python source, only generated C++ has
-    the step.
+    """The step that sets ``variable``, of the type ``type``, to ``term``. If ``term`` has no Python source, only
+    generated C++ has the step.
     """
 
     variable: str
@@ -71,7 +71,9 @@ class CheckStep:
 
 @dataclass(frozen=True)
 class UnsetStep:
-    """The step that declares a variable which only some calls set. The first argument with a value sets it."""
+    """The step that declares ``variable``, of the type ``type``, which only some calls set. The first argument with a
+    value sets it.
+    """
 
     variable: str
     type: VariableType
@@ -100,7 +102,9 @@ class PresentStep:
 
 @dataclass(frozen=True)
 class EachStep:
-    """The step that runs ``steps`` for each tensor of a list. The list may be None if it is ``optional``."""
+    """The step that runs ``steps`` for each tensor of the list ``at``. If ``optional`` is true, the list may be None,
+    and nothing is run.
+    """
 
     at: TensorPlace
     steps: tuple[Step, ...]
@@ -109,7 +113,7 @@ class EachStep:
 
 @dataclass(frozen=True)
 class AllocateStep:
-    """The step that allocates a contiguous output. ``sizes`` is a tuple in Python and a braced list in C++."""
+    """The step that allocates the contiguous output ``at``. ``sizes`` is a tuple in Python and a braced list in C++."""
 
     at: TensorPlace
     sizes: Expression

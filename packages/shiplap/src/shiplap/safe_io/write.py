@@ -59,9 +59,9 @@ def copy_whole(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _replace_when_done(path: Path, mode: int, lasting: bool) -> Iterator[IO[bytes]]:
-    """Enter a context that gives a new file for writing. At the end of the context, the file replaces ``path`` by a
-    rename. After an error, the new file is removed. If ``lasting`` is true, the file and the rename are synced to disk,
-    so that they survive a loss of power. Otherwise they are not synced.
+    """Enter a context that gives a new file of the mode ``mode`` for writing. At the end of the context, the file
+    replaces ``path`` by a rename. After an error, the new file is removed. If ``lasting`` is true, the file and the
+    rename are synced to disk, so that they survive a loss of power. Otherwise they are not synced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name holds machine and process, so that a later clean-up can tell whether the writer still runs.

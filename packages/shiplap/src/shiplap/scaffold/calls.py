@@ -191,7 +191,7 @@ def _column_ranges(t: Tensor) -> tuple[ColumnRange, ...]:
 @dataclass
 class DispatchRecorder:
     """A recorder of the calls of the ops ``wanted`` inside of ``with recorder.mode():``. Calls that differ only in
-    values are recorded once.
+    values are recorded once. ``calls`` holds the recorded calls, and ``counts`` the number of all calls, by op name.
 
     A call is recorded below autograd, so an op that is made of other ops is not seen. Values are read before the call,
     since an op may write to its arguments. ``told`` is called with the name of an op at its first call.

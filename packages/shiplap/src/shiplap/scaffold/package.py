@@ -112,7 +112,8 @@ def draft_ops(
     isolate: IsolateWork = lambda work: work(),
     keep: Callable[[DraftedPackage], None] = lambda drafted: None,
 ) -> DraftedPackage:
-    """Return a draft of each op, or the reason why it can have none. ``recorded`` holds the recorded calls by op name.
+    """Return a draft of each op, or the reason why it can have none. ``recorded`` holds the recorded calls by op
+    name. The sentence about an op is taken from the docstrings of ``package``.
 
     ``report(name, done, total)`` is called before each op is drafted, and ``keep`` after each op with the drafts so
     far. ``isolate(work)`` runs ``work`` and returns its result, made of dicts, lists and scalars. A caller passes one

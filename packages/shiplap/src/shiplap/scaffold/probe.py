@@ -260,8 +260,9 @@ def _with_other_ints(call: DispatchedCall) -> Iterator[dict[str, Any]]:
 
 
 def _make_argument(kind: str, rank: int, size: int, dtype: str) -> Any:
-    """Return a :class:`SeenTensor` for a tensor argument, with ``rank`` dims of the size ``size``. ``kind`` is the
-    argument's type in the schema. If it is a list type, return a tuple of two. If it is an optional type, return None.
+    """Return a :class:`SeenTensor` of the dtype ``dtype`` for a tensor argument, with ``rank`` dims of the size
+    ``size``. ``kind`` is the argument's type in the schema. If it is a list type, return a tuple of two. If it is an
+    optional type, return None.
     """
     if kind.endswith("?"):
         return None

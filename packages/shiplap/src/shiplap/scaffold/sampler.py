@@ -93,9 +93,9 @@ def _source_of_size(text: str) -> str:
 def _expression_of_draw(
     size: str, dtype: str, low: float | None, high: float | None, limit: str | None, moved: str | None = None
 ) -> str:
-    """Return the source of an expression that draws a tensor of the shape ``size``, which is source, too.
-    Floating-point values lie between ``low`` and ``high``. Integers lie from ``low`` up to ``limit``, which is
-    excluded, or up to ``high`` if ``limit`` is None. Bools are True with probability 1/2.
+    """Return the source of an expression that draws a tensor of the dtype ``dtype``. ``size`` is the source of its
+    shape. Floating-point values lie between ``low`` and ``high``. Integers lie from ``low`` up to ``limit``, which
+    is excluded, or up to ``high`` if ``limit`` is None. Bools are True with probability 1/2.
 
     The expression ends with ``moved`` or, if that is None, with a move to the device.
     """

@@ -19,8 +19,9 @@ class Draft:
     """The contents of a drafted file. ``decorator`` is ``"op"`` for a draft that wraps a function, and ``"adopt"`` for
     one that wraps a torch op.
 
-    ``origin`` names what is drafted, and ``by`` the command that drafts it. ``imports`` is a line of source, and
-    ``call`` the source of the wrapped function. Both may be empty.
+    ``signatures`` are those of the ops, and ``namespace`` is theirs. ``origin`` names what is drafted, and ``by`` the
+    command that drafts it. ``imports`` is a line of source, and ``call`` the source of the wrapped function. Both may
+    be empty.
     """
 
     origin: str
