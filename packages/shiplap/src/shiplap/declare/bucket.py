@@ -42,8 +42,8 @@ class Bucket:
     @classmethod
     def parse(cls, text: str) -> Bucket:
         """Return the bucket, a class of calls that share a tuned choice, that prints as ``text``, such as ``n<=64,
-        k==3``. Raise ``ValueError`` if no bucket prints so, or if ``text`` has more than ``LONGEST_BUCKET_VALUE``
-        characters.
+        k==3``. Raise ``ValueError`` if ``text`` is no such list of limits, or has more than
+        ``LONGEST_BUCKET_VALUE`` characters.
         """
         # The text may come from a file, so the parser is not called on one of any length.
         if len(text) > LONGEST_BUCKET_VALUE:

@@ -250,7 +250,7 @@ def _instructions_after_value(following: Instructions) -> Instructions:
 
 
 def _is_call_instruction(following: Instructions) -> bool:
-    """Return whether the first instruction is a call."""
+    """Return whether the first instruction in ``following`` is a call. Return False if there is none."""
     return bool(following) and following[0].opname in ("CALL", "PRECALL")
 
 

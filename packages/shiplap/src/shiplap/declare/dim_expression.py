@@ -202,7 +202,7 @@ class _FromEnv(ast.NodeTransformer):
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.Subscript:
-        """Return ``env["name"]`` in place of a name."""
+        """Return the syntax tree of ``env["n"]`` for the node of a name ``n``."""
         return ast.Subscript(ast.Name("env", ast.Load()), ast.Constant(node.id), ast.Load())
 
 

@@ -65,7 +65,9 @@ def traced_arguments(spec: OpSpec, args: Args) -> Args:
     """
 
     def seen(value: Value) -> Any:
-        """Return ``value``. An ``sl.Opaque`` object is wrapped so that only its declared fields can be read."""
+        """Return ``value`` unchanged unless it is an ``sl.Opaque`` object. Return such an object wrapped, so that only
+        its declared fields can be read.
+        """
         plain = graph_objects.real_object(value)
         return _TracedObject(spec.name, plain) if isinstance(plain, Opaque) else value
 

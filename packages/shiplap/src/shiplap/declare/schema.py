@@ -154,7 +154,9 @@ def _argument_schema(arg: Arg, letters: Mapping[str, str]) -> str:
 
 
 def _default_literal(value: Value | EllipsisType) -> str:
-    """Return a default value in the syntax of torch's schemas."""
+    """Return a default value in the syntax of torch's schemas, such as ``[1, 2]``. torch's own types, such as dtypes,
+    are written as numbers.
+    """
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_default_literal(v) for v in value)}]"
     if isinstance(value, torch.dtype):

@@ -301,8 +301,8 @@ def _check_parameter_name(where: str, p: inspect.Parameter) -> None:
 
 
 def _check_argument(where: str, arg: Arg) -> None:
-    """Raise ``SL103`` for a default or ``specialize=`` that a schema cannot carry. Raise ``SL107`` for ``mutates=``
-    with an argument that is no tensor.
+    """Raise ``SL103`` for a default that a schema cannot carry, and for ``specialize=`` with an argument that is
+    neither an int nor a list of ints. Raise ``SL107`` for ``mutates=`` with an argument that is no tensor.
     """
     if arg.has_default and (bad := _bad_default(arg)):
         raise error(
@@ -322,7 +322,7 @@ def _check_argument(where: str, arg: Arg) -> None:
 
 
 def _default_fix(arg: Arg) -> str:
-    """Return the fix for a default that a schema cannot carry."""
+    """Return the fix, in words, for a default that a schema cannot carry."""
     if arg.default is None:
         kind = str(arg.tensor) if arg.tensor is not None else arg.kind
         return f"annotate {arg.name}: {f'list[{kind}]' if arg.many else kind} | None"
@@ -330,8 +330,8 @@ def _default_fix(arg: Arg) -> str:
 
 
 def _bad_default(arg: Arg) -> str:
-    """Return, in words, which defaults the torch schema could carry for ``arg`` if it cannot carry the declared one.
-    Return an empty string if it can.
+    """Return an empty string if the torch schema can carry the default of ``arg``. Otherwise return, in words, which
+    defaults it could carry.
     """
     # Infinities and NaN have no literal in a schema.
     numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]

@@ -323,7 +323,9 @@ class OpSpec:
 
     @cached_property
     def dynamic(self) -> dict[str, Expr]:
-        """The output dims whose sizes depend on data, each with the expression that bounds it."""
+        """The output dims whose sizes depend on data, as a dict from the name of the dim to the expression that bounds
+        it.
+        """
         return dict(self.bounds)
 
     def arg(self, name: str) -> Arg:

@@ -253,7 +253,9 @@ def _resolve_includes(path: Path, where: str) -> str:
     """
 
     def read(match: re.Match[str]) -> str:
-        """Return the content of the included file. Raise ``SL114`` if there is no such file."""
+        """Return the content of the file that ``match``, an include in the text, names. Raise ``SL114`` if there is no
+        such file.
+        """
         for folder in (path.parent, include_dir()):
             if (folder / match[1]).is_file():
                 return (folder / match[1]).read_text(encoding="utf-8")

@@ -55,16 +55,16 @@ class BackwardContext(Protocol):
 
     @property
     def saved_tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that ``save_for_backward`` has kept, in its order."""
+        """The tensors that ``save_for_backward`` has kept, in the order of its arguments."""
 
     def save_for_backward(self, *tensors: Tensor) -> None:
         """Keep tensors for the backward, so that torch notices a later write to them."""
 
     def mark_dirty(self, *tensors: Tensor) -> None:
-        """Declare that the forward has written to these arguments."""
+        """Declare that the forward has written to ``tensors``, which are arguments of the call."""
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Declare that these results of the forward are not differentiable. Autograd then requests no gradient
+        """Declare that ``tensors``, results of the forward, are not differentiable. Autograd then requests no gradient
         of them.
         """
 
@@ -253,7 +253,8 @@ def _make_recorders(
 
     def gradients(ctx: BackwardContext, *grads: Tensor) -> tuple[Gradient, ...]:
         """Return None for ``how``, the first argument of ``forward``, then the gradients of the flattened arguments.
-        Autocast is off meanwhile, so that the gradients are the same inside of an autocast region and after it.
+        ``grads`` are the gradients of the results. Autocast is off meanwhile, so that the gradients are the same inside
+        of an autocast region and after it.
         """
         if dispatcher_calls.any_autocast():
             return dispatcher_calls.call_outside_autocast(gradients, ctx, *grads)

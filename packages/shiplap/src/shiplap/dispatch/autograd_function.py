@@ -29,8 +29,8 @@ def compile_recorder(
     spec: OpSpec, backward: Backward | None, formula: Formula
 ) -> dispatcher_transforms.AutogradFunction | None:
     """Return an ``autograd.Function`` with generated code whose ``apply(call, *args)`` records ``call(*args)`` for
-    autograd. Return None for an op that writes to arguments, takes lists or keyword-only arguments, or has no declared
-    gradient.
+    autograd. Return None for an op that writes to arguments, takes lists or keyword-only arguments, has results other
+    than new tensors of declared sizes, or has no declared gradient.
 
     ``args`` are positional. Trailing arguments that have a default may be left out.
     """

@@ -216,8 +216,8 @@ class PythonKernel(Kernel):
         known = self._arguments_fit_as_they_are(call)
 
         def rerun(args: Args) -> Result:
-            """Return the result of the kernel on ``args``, after comparing its dtypes, sizes and device with those of
-            the first call's outputs.
+            """Return the result of the kernel on ``args``. If its dtypes, sizes or device are not those of the first
+            call's outputs, check it against the declaration.
             """
             given = allocate_bytes(room, device) if self.wants_workspace else None
             return fit(args, self._call(args, device, given, {}, known))
@@ -291,7 +291,7 @@ class PythonKernel(Kernel):
         places = places_of(self.spec, packed) if copies else []
 
         def launch() -> Returned:
-            """Return the result of the function for the contiguous arguments."""
+            """Return the result of the function for ``packed``, the contiguous arguments in the enclosing method."""
             return self._pass(packed, keywords)
 
         if self.unchanged.left:

@@ -109,7 +109,8 @@ class SecondDerivative:
     ) -> Gradients:
         """Return the gradients ``result`` as tensors whose own derivatives raise ``SL313``. ``gap`` is the reason, an
         operation that autograd did not record. The error is attached to ``live``, the tensors that autograd tracks.
-        ``tensors`` and ``level`` tell whether the gradient is taken inside of a nested transform of torch.func.
+        A
+        nested transform of torch.func is recognised by ``tensors`` and ``level``.
 
         Raise ``SL313`` immediately if no tensor can carry the error.
         """
@@ -141,8 +142,8 @@ class SecondDerivative:
         rest = dict(zip(map(id, given), made, strict=True))
 
         def replaced(value: Gradient) -> Gradient:
-            """Return a gradient, or a list of gradients, with each tensor replaced by a tensor whose derivative raises
-            ``SL313``.
+            """Return a gradient, or a list of gradients, with each floating-point tensor replaced by a tensor whose
+            derivative raises ``SL313``. Any other value is returned unchanged.
             """
             if isinstance(value, Tensor):
                 return rest.get(id(value), value)

@@ -159,7 +159,7 @@ class TensorPlace:
 
 
 class VariableNames:
-    """A map from names of a declaration to the variables of generated code."""
+    """A callable object that returns the variable of generated code for a name of a declaration."""
 
     def __init__(self, spec: OpSpec) -> None:
         """Store the scalar arguments of a declaration with their types, and the names of its variadic dims."""

@@ -17,7 +17,9 @@ _numbers = count()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write ``text`` as UTF-8 to ``path``. Raise the errors of ``open_for_writing``."""
+    """Write ``text`` as UTF-8 to ``path``. An existing file is emptied first. Raise the errors of
+    ``open_for_writing``.
+    """
     write_bytes(path, text.encode())
 
 

@@ -239,7 +239,7 @@ def _size_at_slot(call: DispatchedCall, slot: Slot) -> int:
 
 
 def _with_grown_sizes(call: DispatchedCall, slots: Sequence[Slot], step: int) -> dict[str, Any]:
-    """Return the arguments of a call with the sizes at ``slots`` increased by ``step``."""
+    """Return the arguments of a call, as a dict by name, with the sizes at ``slots`` increased by ``step``."""
     arguments = dict(call.arguments)
     for name, axis in slots:
         seen: SeenTensor = arguments[name]
