@@ -29,8 +29,9 @@ def read_batching(spec: OpSpec, dim: str) -> Batching:
     of ``dim`` in each argument and in each output.
 
     Raise ``SL117`` if an argument or an output has ``dim`` twice, as ``#n``, in an expression or beside a variadic dim.
-    Raise it also if no argument has ``dim``, if an output lacks it, if another size is computed from it, or if a list
-    of tensors has it. Ops that write to arguments or have data-dependent sizes are refused by the same error.
+    Raise it also if no argument has ``dim``, if an output lacks it, or if another size is computed from it. Lists of
+    tensors with the dim ``dim``, ops that write to arguments, and ops with data-dependent sizes are refused by the same
+    error.
     """
 
     def place(name: str, tensor: TensorType) -> int | None:

@@ -28,8 +28,10 @@ def broadcast_dims(args: Iterable[Arg], dims: Iterable[str] = ()) -> dict[str, s
 
 def check_broadcasts(spec: OpSpec, known: set[str]) -> None:
     """Raise ``SL105`` unless the size ``n`` of each dim annotated ``#n`` (1 or ``n``) is in ``known``, the names that
-    have a value in every call. Raise ``SL105`` also if another dim, an argument or a computed size is called ``x_n``,
-    which is the name of that dim of an argument ``x``. Raise ``SL104`` for ``#n`` in an output.
+    have a value in every call.
+
+    Such a dim of an argument ``x`` is called ``x_n``. Raise ``SL105`` also if another dim, an argument or a computed
+    size has that name. Raise ``SL104`` for ``#n`` in an output.
     """
     names = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if not d.of]
     taken = {*names, *(a.name for a in spec.args), *(k for k, _ in spec.dims)}

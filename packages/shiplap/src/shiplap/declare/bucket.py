@@ -106,8 +106,8 @@ class BucketRule:
     def quick(self) -> Callable[[Binding], Key]:
         """A generated function that returns the bucket of a call as one flat tuple. It is faster than :meth:`key`.
 
-        The tuple holds the device type, the rounded sizes and scalars, the dtypes, whether each optional tensor is
-        None, and the code of the memory layouts. Calls with equal tuples share a tuned choice.
+        The tuple holds the device type, the rounded sizes and scalars, and the dtypes. It then holds whether each
+        optional tensor is None, and the code of the memory layouts. Calls with equal tuples share a tuned choice.
         """
         sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
         # The source has no loops, since it runs in each eager call for which choices are looked up.

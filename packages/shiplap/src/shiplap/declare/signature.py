@@ -301,8 +301,8 @@ def _check_parameter_name(where: str, p: inspect.Parameter) -> None:
 
 
 def _check_argument(where: str, arg: Arg) -> None:
-    """Raise ``SL103`` for a default that a schema cannot carry, and for ``specialize=`` with an argument that is
-    neither an int nor a list of ints. Raise ``SL107`` for ``mutates=`` with an argument that is no tensor.
+    """Raise ``SL103`` for a default that a schema cannot carry. Raise it also for ``specialize=`` with an argument that
+    is neither an int nor a list of ints. Raise ``SL107`` for ``mutates=`` with an argument that is no tensor.
     """
     if arg.has_default and (bad := _bad_default(arg)):
         raise error(

@@ -341,8 +341,8 @@ def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list
 def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: Sequence[str], leave: str) -> list[str]:
     """Return the Python source lines that execute the statement ``leave`` for calls that need the dispatcher.
 
-    These are calls with a tensor that :func:`not_plain_tensor` describes for ``device``, and calls with a scalar that
-    exceeds 64 bits or has another type than declared. They are also calls for which one of the source ``conditions``
+    These are calls with a tensor that :func:`not_plain_tensor` describes for ``device``. They are also calls with a
+    scalar that exceeds 64 bits or has another type than declared, and calls for which one of the source ``conditions``
     holds.
     """
     strange = [not_plain_tensor(a, device) for a in tensors]

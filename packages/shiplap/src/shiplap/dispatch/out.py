@@ -77,8 +77,8 @@ class OutVariant:
         self.install_fast_paths()
 
     def install_fast_paths(self) -> None:
-        """Build ``fast_path``, a generated function that runs ``op.out`` without torch's dispatcher, and
-        ``dispatched_fast_path``, which the dispatcher calls. Each is None if the kernels do not run in Python.
+        """Build ``fast_path`` and ``dispatched_fast_path``, two generated functions that run ``op.out``. The first
+        skips torch's dispatcher, and the second is called by it. Each is None if the kernels do not run in Python.
         """
         past = available("calls below autograd")
         self.fast_path = compile_out_fast_path(self.op, self._check_call, dispatched=False) if past else None

@@ -363,9 +363,9 @@ def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
     alike, device = replace(call, args=()), call.device
 
     def fit(args: Args, result: Returned) -> Result:
-        """Return the result of a repeated call. If its dtypes, sizes, device or memory are not those expected from the
-        first call, check it against the declaration and copy it to contiguous memory of its own. Raise ``SL301`` if the
-        declaration does not admit it.
+        """Return the result of a repeated call. If it does not have the dtypes, sizes, device and memory expected from
+        the first call, check it against the declaration. Raise ``SL301`` if the declaration does not admit it.
+        Otherwise copy it to contiguous memory of its own.
         """
         values = (result,) if isinstance(result, Tensor) else tuple(result or ())
         if outputs_as_expected(args, values, expected, device):

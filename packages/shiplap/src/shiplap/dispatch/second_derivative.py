@@ -197,9 +197,9 @@ class SecondDerivative:
         """Return the names of results declared without a gradient that depend on an argument in a way that has a
         derivative. The mask of a dropout, for example, does not.
 
-        The formula, the op's differentiable function, is run on fake tensors of the arguments' ``shapes`` to find them,
-        once for each set of arguments that are not None. ``saved`` holds the saved values of the call. If that run
-        fails, return all saved results that are declared without a gradient.
+        The formula is the op's differentiable function. It is run on fake tensors of the arguments' ``shapes`` to find
+        these results, once for each set of arguments that are not None. ``saved`` holds the saved values of the call.
+        If that run fails, return all saved results that are declared without a gradient.
         """
         key = tuple(shapes.get(a.name) is not None for a in self.spec.tensors)
         if key not in self._varying:

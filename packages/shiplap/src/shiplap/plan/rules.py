@@ -212,8 +212,7 @@ def shares_no_memory(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
 
 def is_aligned(at: TensorPlace, alignment: int, *, output: bool = False) -> ArgumentRule:
     """Return the rule that the address of the tensor at ``at`` is a multiple of ``alignment`` bytes. If ``output`` is
-    true, the tensor is an output, which no copy can replace, and the error is ``SL212``. Otherwise the error is
-    ``SL207``.
+    true, the tensor is an output that no copy can replace. The error is then ``SL212``, and otherwise ``SL207``.
     """
     t = at.tensor
     rest = Expression(f"{t.python}.data_ptr() % {alignment}", f"address({t.cpp}) % {alignment}")
@@ -402,9 +401,9 @@ def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expre
 
 
 def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> ArgumentRule:
-    """Return the rule (``SL212``) that an output passed by the caller is a tensor with strides, has the dtype
-    ``dtype``, and is on the device of the call. ``concrete`` is the name of the dtype if the declaration admits only
-    one, and otherwise an empty string.
+    """Return the rule (``SL212``) that an output passed by the caller is a tensor with strides, of the dtype ``dtype``,
+    on the device of the call. If the declaration admits only one dtype, ``concrete`` is its name. Otherwise
+    ``concrete`` is an empty string.
     """
     t, same, device = (
         at.tensor.python,

@@ -20,8 +20,8 @@ from shiplap.torch_private.dispatcher_library import Overload
 def why_draft_misfits(
     form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
 ) -> str:
-    """Return a text with the number of the first recorded call that does not fit ``known``, the drafted declaration of
-    the schema ``form``, and the reason. The declaration would refuse such a call, or give other result sizes. Return an
+    """Return the number of the first recorded call that does not fit ``known``, the drafted declaration of the schema
+    ``form``, and the reason, as text. The declaration would refuse such a call, or give other result sizes. Return an
     empty string if all calls fit.
 
     Raises:

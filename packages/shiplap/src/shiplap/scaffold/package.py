@@ -137,8 +137,9 @@ def draft_ops(
 
 
 def _draft_as_data(overload: Overload, recorded: Sequence[DispatchedCall]) -> dict[str, Any]:
-    """Return the draft of one op, which is the inferred declaration and notes, as a dict that another process can send.
-    ``recorded`` are the recorded calls of the op. If the op can have no draft, return ``{"left_out": reason}``.
+    """Return the draft of one op as a dict that another process can send. It holds the inferred declaration and the
+    notes for the author. ``recorded`` are the recorded calls of the op. If the op can have no draft, return
+    ``{"left_out": reason}``.
     """
     try:
         drafted = draft_op(parse_schema(overload._schema), overload, recorded)
