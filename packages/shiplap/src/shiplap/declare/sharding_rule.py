@@ -52,9 +52,9 @@ def _sharded_part_text(part: ShardedPart) -> str:
 def read_sharding(
     spec: OpSpec, inputs: Mapping[str, ShardedPart], outputs: ShardedPart | Sequence[ShardedPart]
 ) -> ShardingRule:
-    """Return the declared rule by which DTensor may shard the op. ``inputs`` maps names of
-    arguments to what one rank has of them, and ``outputs`` has this for each output. It is the axis of a shard,
-    ``"whole"``, or ``"sum"``, ``"max"`` or ``"min"`` for a partial result.
+    """Return the declared rule by which DTensor may shard the op. ``inputs`` maps names of arguments to what one rank
+    has of them, and ``outputs`` has this for each output. It is the axis of a shard, ``"whole"``, or ``"sum"``,
+    ``"max"`` or ``"min"`` for a partial result.
 
     Raise ``SL218`` for a name that is no tensor argument, for an axis that does not exist, and for an op that cannot be
     sharded.

@@ -188,7 +188,7 @@ def check_op_name(name: object) -> None:
     """Raise ``SL101`` unless ``name`` is ``"namespace::name"``, with an optional ``.overload``, and torch can have such
     an op.
 
-    If ``@sl.op`` is written without parentheses, the decorated function is passed as the name.
+    If ``@sl.op`` is written without parentheses, the decorated function is passed as the name, and is refused.
     """
     if isinstance(name, str):
         namespace, _, opname = name.partition("::")

@@ -259,8 +259,8 @@ class OpSpec:
 
     @cached_property
     def dtype_classes(self) -> dict[str, TensorType]:
-        """The names of annotations that admit several dtypes, such as ``Float``, of the tensor arguments, in order.
-        Each comes with the type of one such argument. Annotations with one dtype are left out.
+        """The annotations of the tensor arguments that admit several dtypes, as a dict from the name of the dtypes,
+        such as ``Float``, to the type of one such argument. Annotations with one dtype are left out.
         """
         kinds = [a.tensor for a in self.tensors if a.tensor and not a.tensor.concrete]
         return {kind.dtype_class: kind for kind in kinds}

@@ -75,8 +75,8 @@ class BackwardContext(Protocol):
 
 class _RunBackward(Protocol):
     """A function that runs the backward of a recorded call. It takes the context, whether each argument needs a
-    gradient, and the gradients of the results. It returns a gradient for each argument that the dispatcher passed, or
-    None.
+    gradient, and the gradients of the results. For each argument that the dispatcher passed, it returns the
+    gradient, or None if none is needed.
     """
 
     def __call__(self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:

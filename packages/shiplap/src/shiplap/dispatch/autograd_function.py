@@ -29,10 +29,10 @@ def compile_recorder(
     spec: OpSpec, backward: Backward | None, formula: Formula
 ) -> dispatcher_transforms.AutogradFunction | None:
     """Return an ``autograd.Function`` with generated code whose ``apply(call, *args)`` records ``call(*args)`` for
-    autograd. Return None for an op that writes to arguments, takes lists or keyword-only arguments, has results other
-    than new tensors of declared sizes, or has no declared gradient.
+    autograd. ``args`` are positional. Trailing arguments that have a default may be left out.
 
-    ``args`` are positional. Trailing arguments that have a default may be left out.
+    Return None for an op that writes to arguments or has no declared gradient. Return None also if it takes lists or
+    keyword-only arguments, or has results other than new tensors of declared sizes.
     """
     if backward is None or spec.mutated or spec.traced or spec.returns or not spec.outputs:
         return None

@@ -45,7 +45,7 @@ def writes_are_audited() -> Iterator[None]:
 
 
 class UnchangedArguments:
-    """A check that the first calls of a function of an op write to no argument but the declared ones.
+    """A check that the first calls of a reference or a kernel write to no argument but the declared ones.
 
     Attributes:
         left: the number of calls that are still to be checked.

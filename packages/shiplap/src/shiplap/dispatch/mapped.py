@@ -26,8 +26,8 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
     results.
 
     The function raises ``SL138`` if the results of different samples cannot be one tensor, or if samples would write to
-    the same memory. It raises ``SL138`` also if the op draws random
-    numbers and ``torch.vmap`` was not called with ``randomness="different"``.
+    the same memory. It raises ``SL138`` also if the op draws random numbers and ``torch.vmap`` was not called with
+    ``randomness="different"``.
     """
 
     def refuse_shared(args: Sequence[Any], kwargs: dict[str, Any]) -> None:

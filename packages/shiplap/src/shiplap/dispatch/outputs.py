@@ -188,7 +188,7 @@ def _check_result_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str
 
 def _with_own_memory(value: Value, owned: list[Tensor]) -> Value:
     """Return ``value`` with its tensors contiguous and in memory that no tensor of ``owned`` shares. Tensors are copied
-    if necessary, and appended to ``owned``.
+    if necessary. The returned tensors are appended to ``owned``.
     """
     if isinstance(value, (list, tuple)):
         return cast("Value", [_with_own_memory(v, owned) for v in value])

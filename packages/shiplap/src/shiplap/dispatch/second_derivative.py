@@ -109,10 +109,9 @@ class SecondDerivative:
     ) -> Gradients:
         """Return the gradients ``result`` as tensors whose own derivatives raise ``SL313``. ``gap`` is the reason, an
         operation that autograd did not record. The error is attached to ``live``, the tensors that autograd tracks.
-        A
-        nested transform of torch.func is recognised by ``tensors`` and ``level``.
 
-        Raise ``SL313`` immediately if no tensor can carry the error.
+        Inside of a nested transform of torch.func, which is recognised by ``tensors`` and ``level``, raise ``SL313``
+        immediately. Raise it immediately also if no tensor can carry the error.
         """
 
         def refuse() -> ShiplapError:

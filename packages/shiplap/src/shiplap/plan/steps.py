@@ -103,7 +103,7 @@ class PresentStep:
 @dataclass(frozen=True)
 class EachStep:
     """The step that runs ``steps`` for each tensor of the list ``at``. If ``optional`` is true, the list may be None,
-    and nothing is run.
+    in which case nothing is run.
     """
 
     at: TensorPlace
