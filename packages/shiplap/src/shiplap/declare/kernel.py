@@ -140,9 +140,9 @@ class Kernel(HasCode):
             out.copy_(value)
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run the kernel on a call with checked arguments. Return its outputs, and a function that repeats the call on
-        tensors that differ only in their addresses. The function is None if the kernel cannot repeat calls without
-        checks.
+        """Run the kernel on a call with checked arguments. Return ``(outputs, rerun)``. ``rerun`` is a function that
+        repeats the call on tensors that differ only in their addresses. It is None if the kernel cannot repeat calls
+        without checks.
         """
         return self.run_call(call), None
 

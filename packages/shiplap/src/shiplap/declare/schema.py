@@ -92,9 +92,9 @@ def gradient_schema(spec: OpSpec, name: str) -> str:
 
 
 def _alias_letters(spec: OpSpec, shared: Collection[str]) -> dict[str, str]:
-    """Return the alias annotation of each argument in ``shared``, for the schema. A result is such an argument or a
-    view of it. The annotation is ``a``, ``b!`` for an argument that is written to, or ``c -> *`` if a list of its views
-    is returned.
+    """Return a dict from each argument in ``shared`` to its alias annotation in the schema. Such an argument is a
+    result, or a result is a view of it. The annotation is ``a``, ``b!`` for an argument that is written to, or ``c ->
+    *`` if a list of its views is returned.
     """
     lists = {r.alias for r in spec.returns if r.many}
     named = [a for a in spec.args if a.name in shared]

@@ -93,7 +93,7 @@ def has_simple_arguments(spec: OpSpec) -> bool:
     """Return whether all arguments are single tensors of real dtypes or required scalars, and none is written to. A
     generated fast path can check such arguments.
 
-    Complex tensors may carry the lazy mark of a conjugate, which only the dispatcher resolves.
+    Complex tensors are excluded since they may be lazily conjugated, which only the dispatcher resolves.
     """
     if spec.mutated or any(a.many for a in spec.args):
         return False
@@ -103,8 +103,8 @@ def has_simple_arguments(spec: OpSpec) -> bool:
 
 
 def _common_scope(ready: str) -> dict[str, Any]:
-    """Return the global names that the generated source of every fast path uses. ``ready`` is the name of its table of
-    stored calls.
+    """Return the global names that the generated source of every fast path uses, with their values. ``ready`` is the
+    name of the table in which its calls are stored.
     """
     return {
         "untouched": dispatcher_calls.untouched,
@@ -159,8 +159,8 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
 
 
 def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool) -> OutFastPath | None:
-    """Return a generated function ``route(*args, *outs)`` for ``op.out``. If it knows how to repeat the call without
-    further checks, it fills ``outs`` and returns True. Otherwise it changes nothing and returns False.
+    """Return a generated function ``route(*args, *outs)`` for ``op.out``. It fills ``outs`` and returns True if it can
+    repeat an earlier call without further checks. Otherwise it changes nothing and returns False.
 
     ``check`` checks the outputs of the first call with arguments of given dtypes and layouts. If ``dispatched`` is
     true, the dispatcher calls the function, so torch modes and tensor subclasses need no test. Return None if native

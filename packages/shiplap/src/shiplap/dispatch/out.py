@@ -236,8 +236,8 @@ class OutVariant:
             self.plan.check_scratch(call, scratch)
 
     def _check_call(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
-        """Check ``given``, the caller's outputs, and ``scratch``, the caller's workspace, if there is one. Return the
-        outputs with the kernel picked for the call, which is None for the reference.
+        """Check ``given``, the caller's outputs, and ``scratch``, the caller's workspace, if there is one. Return
+        ``(outputs, kernel)``. ``kernel`` is picked for the call, and is None for the reference.
         """
         self.plan.check(call, given)
         if scratch is not None:

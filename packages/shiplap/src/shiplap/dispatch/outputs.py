@@ -75,7 +75,7 @@ def _are_list_members(spec: OpSpec, values: Sequence[Value]) -> bool:
 
 
 def _is_same_argument(value: Value, argument: Value) -> bool:
-    """Return whether a result is the argument object itself, or a list of the same members."""
+    """Return whether a result is the argument object itself, or a list of the same objects as the argument."""
     if isinstance(value, (list, tuple)) and isinstance(argument, (list, tuple)):
         return len(value) == len(argument) and all(v is a for v, a in zip(value, argument, strict=True))
     return value is argument

@@ -177,8 +177,8 @@ class PythonKernel(Kernel):
             out.copy_(value)
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run the kernel on a call with checked arguments. Return its outputs and a function that repeats the call on
-        other tensors of the same layout. The function is None if each call has to be checked.
+        """Run the kernel on a call with checked arguments. Return ``(outputs, rerun)``. ``rerun`` is a function that
+        repeats the call on other tensors of the same layout. It is None if each call has to be checked.
         """
         outs = self.run_call(call)
         # The number of threads may change between calls, and with it the size of the workspace.

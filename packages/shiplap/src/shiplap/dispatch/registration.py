@@ -171,7 +171,7 @@ class RegisteredOp(Executor):
             return result
 
     def _cast_arguments(self, kind: str, args: Args, kwargs: dict[str, Value]) -> tuple[Args, dict[str, Value]]:
-        """Return the positional arguments and the keywords of a call, converted by the op's autocast rule for the
+        """Return ``(positional, keywords)`` for a call, with its arguments converted by the op's autocast rule for the
         device type ``kind``.
         """
         assert self.cast is not None

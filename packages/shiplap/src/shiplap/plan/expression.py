@@ -30,7 +30,7 @@ class Expression:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """The expressions, in Python and in C++, that print this value in an error. They are ``python_text`` and
+        """The expressions, as ``(in Python, in C++)``, that print this value in an error. They are ``python_text`` and
         ``cpp_text``, or the expression itself where these are empty.
         """
         return self.python_text or self.python, self.cpp_text or self.cpp
@@ -62,7 +62,8 @@ def parameter_list(args: Sequence[Arg]) -> str:
     """Return the Python parameter list of a generated function that takes ``args``, as text.
 
     A default is looked up by index in ``defaults``, so that any value can be one. Python requires a default for every
-    parameter behind the first one with a default. Keyword-only arguments are therefore positional with a default here.
+    parameter behind the first one with a default. In the generated
+    function, keyword-only arguments are therefore positional with a default.
     """
     first = next((i for i, a in enumerate(args) if a.has_default), len(args))
     return ", ".join(argument_variable(a) + (f"=defaults[{i}]" if i >= first else "") for i, a in enumerate(args))

@@ -33,9 +33,10 @@ class OwnershipRule:
     Attributes:
         owned: whether the owner has to be this user or root. Otherwise the owner may be any user, except in a folder
             that is sticky and open to all.
-        group: whether the group may write, too. All others never may.
+        group: whether the group may write, too.
         private: whether the last component has to belong to this user. Root is not accepted.
-        everybody: whether all others may write, too. Symbolic links in the path are checked nevertheless.
+        everybody: whether users who are neither the owner nor in the group may write, too. Symbolic links in the path
+            are checked nevertheless.
     """
 
     owned: bool = True
@@ -218,8 +219,8 @@ def _open_and_close(here: int, name: str, flags: int) -> int:
 
 
 def _name_exists(here: int, name: str) -> bool:
-    """Return whether the open folder ``here`` has an entry called ``name``. A link counts even if its target is
-    missing.
+    """Return whether the open folder ``here`` has a file, folder or link called ``name``. A link counts even if its
+    target is missing.
     """
     try:
         os.stat(name, dir_fd=here, follow_symlinks=False)

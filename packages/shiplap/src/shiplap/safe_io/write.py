@@ -85,8 +85,8 @@ def _replace_when_done(path: Path, mode: int, lasting: bool) -> Iterator[IO[byte
 
 
 def _sync_directory(directory: Path) -> None:
-    """Write the entries of a folder to disk, so that a rename in it survives a loss of power. Do nothing on a network
-    file system that does not support this.
+    """Sync a folder to disk, so that a rename in it survives a loss of power. Do nothing on a network file system that
+    does not support this.
     """
     with contextlib.suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)

@@ -206,9 +206,9 @@ def _result_shapes(call: DispatchedCall) -> list[tuple[int, ...]]:
 def _name_groups(
     form: SchemaForm, groups: Sequence[frozenset[Slot]], scalars: Sequence[str], calls: Sequence[DispatchedCall]
 ) -> dict[frozenset[Slot], str]:
-    """Return a name for each dim in ``groups``, each given as its set of (argument name, axis) pairs.
+    """Return a dict from each dim in ``groups`` to a name. A dim is given as its set of (argument name, axis) pairs.
 
-    It is the name of one of ``scalars``, the int arguments, if that argument equals the dim's size in all calls.
+    The name is that of one of ``scalars``, the int arguments, if that argument equals the dim's size in all calls.
     Otherwise it is a letter that no argument has as its name.
     """
     taken = {a.name for a in form.arguments}

@@ -77,7 +77,7 @@ def write_module_source(
 
 def adopt_keywords(form: SchemaForm, known: InferredDeclaration) -> dict[str, Any]:
     """Return the keyword arguments of ``sl.adopt(name, ...)`` for the inferred declaration ``known`` of the schema
-    ``form``. Empty ones are left out.
+    ``form``. Arguments with an empty value are left out.
     """
     fresh = len([r for r in form.results if not r.alias])
     taken = {a.name for a in form.arguments} | {"workspace"}
