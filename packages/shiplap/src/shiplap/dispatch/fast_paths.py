@@ -159,12 +159,14 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
 
 
 def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool) -> OutFastPath | None:
-    """Return a generated function ``route(*args, *outs)`` for ``op.out``. It fills ``outs`` and returns True if it can
-    repeat an earlier call without further checks. Otherwise it changes nothing and returns False.
+    """Return a generated function ``route(*args, *outs)`` for ``op.out``. It fills ``outs`` and returns True. If the
+    call needs the dispatcher, if an output overlaps another tensor, or if no kernel accepts the call, it changes
+    nothing and returns False.
 
-    ``check`` checks the outputs of the first call with arguments of given dtypes and layouts. If ``dispatched`` is
-    true, the dispatcher calls the function, so torch modes and tensor subclasses need no test. Return None if native
-    code may run the out-variant, or if each call needs the dispatcher.
+    ``check`` checks the outputs of the first call with arguments of given dtypes and layouts. Later calls of these
+    dtypes and layouts are repeated without it. If ``dispatched`` is true, the dispatcher calls the function, so torch
+    modes and tensor subclasses need no test. Return None if native code may run the out-variant, or if each call needs
+    the dispatcher.
     """
     cuda, device = op.kernels.get("cuda", []), ""
     if cuda and all(k.by_python for k in cuda) and any(k.can_repeat for k in cuda):
