@@ -79,7 +79,7 @@ class Space(HasCode):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sorted names of the compile-time parameters. They give the order of a C kernel's config. The tuple is
+        """The sorted names of the compile-time parameters. A C kernel reads the values in this order. The tuple is
         empty if the configs depend on sizes.
         """
         return tuple(name for name, _ in self.fixed[0].items) if self.fixed else ()

@@ -121,7 +121,7 @@ class Backward(HasCode):
     """A declared gradient, ``fn(grad, saved, needs) -> {argument: gradient}``, and the tensors that it reads.
 
     Attributes:
-        fn: a function that calls ``function`` with its inputs by name, or ``ops``.
+        fn: a function that calls ``function`` with its inputs by name, or that calls ``ops``.
         saves: the names of the arguments and results that are kept from the call until the backward.
         function: the function as its author wrote it.
         strided: whether the function takes tensors with any strides.

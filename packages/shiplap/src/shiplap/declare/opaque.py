@@ -33,7 +33,9 @@ def opaque_schema_name(cls: type[Opaque], where: str) -> str:
 
 
 class _TracedObject:
-    """A view of an object in a trace. Only its declared fields can be read."""
+    """A wrapper around an ``sl.Opaque`` object for a trace. Only the object's declared fields can be read
+    through it.
+    """
 
     def __init__(self, op: str, value: Opaque) -> None:
         """Wrap the object ``value`` for the reference of ``op`` during a trace."""

@@ -133,7 +133,7 @@ def _result_schema(result: Return, letters: Mapping[str, str]) -> str:
 
 def _schema_type(arg: Arg, tensor: str) -> str:
     """Return the schema type of an argument or a result, without the ``?`` of an optional one. ``tensor`` is the text
-    for a tensor.
+    for a tensor, such as ``Tensor`` or ``Tensor(a!)``.
     """
     size = str(arg.length or "")
     if arg.tensor is not None:

@@ -349,8 +349,8 @@ def _bad_default(arg: Arg) -> str:
 
 
 def _unparsed_default_kind(arg: Arg) -> str:
-    """Return the kind of an argument, in words, for which torch's schema parser does not accept this default. Return an
-    empty string if it accepts the default.
+    """Return an empty string if torch's schema parser accepts the default of ``arg``. Otherwise return, in words, the
+    kind of default that it does not accept, such as ``Generator``.
     """
     kind = str(arg.scalar)
     if kind in ("dtype", "device", "layout", "memory_format"):
@@ -359,8 +359,8 @@ def _unparsed_default_kind(arg: Arg) -> str:
 
 
 def _check_sizes_and_dtypes(spec: OpSpec) -> None:
-    """Raise ``SL104``, ``SL105`` or ``SL106`` unless the inputs determine each dim and dtype of the outputs, and each
-    expression uses only known names.
+    """Raise ``SL104`` for a dim of an output that the inputs do not determine, and ``SL106`` for such a dtype. Raise
+    ``SL105`` for an expression with an unknown name.
     """
     known = _check_dims(spec)
     _check_bounds(spec, known)

@@ -148,7 +148,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     def _explain_failure(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
         """Raise the catalogue error that explains ``cause``, the exception of a failed call. If there is none, return
         whether the call is to be repeated, because a failure hook has repaired the cause. A failure hook is a function
-        of another part of Shiplap.
+        that another part of Shiplap has registered.
         """
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
             raise (dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, wrong)) or wrong from None

@@ -103,8 +103,8 @@ def check_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
 
 
 def check_view_results(spec: OpSpec, call: Binding, result: Returned) -> Result:
-    """Return the results of an op with view results unchanged. Raise ``SL301`` for results of another kind, dtype or
-    shape than declared.
+    """Return, unchanged, the results of an op whose results may be views of arguments. Raise ``SL301`` for results of
+    another kind, dtype or shape than declared.
     """
     values = _check_values(spec, call, spec.returns, result)
     return cast("Result", values[0] if len(values) == 1 else tuple(values))

@@ -107,7 +107,7 @@ class RegisteredOp(Executor):
         self._install_autograd()
 
     def install_fast_path(self) -> None:
-        """Install the shortest functions for a call without gradients, for one that autograd records, and for
+        """Install the fastest functions for a call without gradients, for one that autograd records, and for
         ``op.out``. They depend on the kernels and bindings that are attached now.
         """
         composed = bool(self.spec.returned) or self.spec.view

@@ -230,7 +230,7 @@ class SecondDerivative:
 
 
 class _DerivativeRefusal(torch.autograd.Function):
-    """An autograd function that returns its first ``count`` tensors unchanged and raises an error if it is
+    """An autograd function that returns views of its first ``count`` tensors and raises an error if it is
     differentiated.
     """
 

@@ -73,8 +73,8 @@ class SourceParts:
 
 
 def take_over(op: Op, parts: SourceParts) -> Adoption:
-    """Bind the kernels and the gradient of an existing implementation, described by ``parts``, to ``op``. Return, in
-    words, which parts were taken and which were left.
+    """Bind the kernels and the gradient of an existing implementation, described by ``parts``, to ``op``. Return an
+    ``Adoption``, which states in words what was taken and what was left.
     """
     spec = op.spec
     taken = [f"kernel on {', '.join(parts.devices)}"] if parts.devices else []

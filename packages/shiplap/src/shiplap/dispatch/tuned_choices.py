@@ -220,8 +220,8 @@ def choice_entries() -> list[ChoiceEntry]:
 
 
 def choices_digest(op: str) -> str:
-    """Return a digest of the tuned choices for the op, which is part of the key of compiled graphs. Return an empty
-    string if there are none.
+    """Return a digest of the tuned choices for the op of the name ``op``, which is part of the key of compiled graphs.
+    Return an empty string if there are none.
     """
     entries = _entries.get(op, {}).values()
     lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}|{e.place}" for e in entries)

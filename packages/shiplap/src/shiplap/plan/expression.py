@@ -218,7 +218,7 @@ class _RenamedVariables(ast.NodeTransformer):
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
-        """Return a name node of the generated code's variable that stands for the declared name of ``node``."""
+        """Return a syntax node that reads the variable of generated code for the declared name in ``node``."""
         return ast.Name(self.names(node.id), ast.Load())
 
 

@@ -167,7 +167,7 @@ def _result_line(returns: tuple[str, ...] | None) -> str:
 
 
 def _kernel_lines(draft: Draft, name: str, parameters: Sequence[DraftParameter]) -> list[str]:
-    """Return the source lines of a kernel ``name`` that calls the original function of the draft with the op's
+    """Return the source lines of a kernel of the op ``name``. It calls the original function of the draft with the op's
     arguments, ``parameters``, and returns its results.
     """
     arguments = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in parameters)
