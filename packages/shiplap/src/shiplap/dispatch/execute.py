@@ -137,7 +137,7 @@ class Executor(OpState):
 
     def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:
         """Return the result of a call under forward-mode differentiation. The reference computes it, since no kernel
-        supports tangents.
+        supports tangents. If the op declares a surrogate, the tangents are those of the surrogate.
         """
         call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._report_reference_runs(str(call.device), "forward-mode AD is the reference's", key="tangent")

@@ -86,8 +86,8 @@ def read_file(path: str | os.PathLike[str], limit: int, rule: OwnershipRule = CO
 
 
 def check_content(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> None:
-    """Raise ``Distrusted`` if the folder ``path``, in which this program will work, or a folder inside it holds a link, a
-    FIFO or a device.
+    """Raise ``Distrusted`` if the folder ``path``, in which this program will work, or a folder inside it holds a
+    link, a FIFO or a device.
 
     Another user could have put one there before ``rule`` excluded that user. Work in the folder would then write to the
     target of the link, or wait for ever. Only users who may write the folder can add one later.
