@@ -23,17 +23,20 @@ class CompiledLibrary(Protocol):
         """Return the library's file. Raise ``SL420`` if it is not compiled."""
 
     def compile(self) -> Path:
-        """Compile the library unless it is compiled already. Return its file."""
+        """Compile the library unless it is compiled already. Return its file. Raise ``SL421`` to ``SL423`` if it cannot
+        be compiled.
+        """
 
 
 source_libraries: dict[Path, CompiledLibrary] = {}  # by the path that the kernel form names
 
 
 def locate_library(path: str | os.PathLike[str]) -> Path:
-    """Return the file of the library ``path``.
+    """Return the file of the library ``path``, with symbolic links resolved.
 
-    It is the compiled one of ``sl.source``, the file of that name in the folder that the environment variable
-    ``SHIPLAP_LIBRARY_PATH`` names, or ``path`` itself. Raise ``SL401`` if none of them exists.
+    If ``path`` stands for a library of ``sl.source``, that is the compiled library. Otherwise it is the file of that
+    name in the folder that the environment variable ``SHIPLAP_LIBRARY_PATH`` names, if it exists, or else ``path``
+    itself. Raise ``SL401`` if neither file exists, or ``SL420`` if a library of ``sl.source`` is not compiled.
     """
     wanted = Path(path)
     if (compiled := source_libraries.get(wanted)) is not None:
@@ -58,7 +61,7 @@ def library_digest(path: str | os.PathLike[str]) -> str:
 
 @cache
 def _open_library(path: Path) -> ctypes.CDLL:
-    """Return the loaded library, opened once per path. Raise ``SL401`` if the loader refuses it."""
+    """Return the library ``path``, opened with ctypes once per process. Raise ``SL401`` if the loader refuses it."""
     try:
         # RTLD_LOCAL: two libraries may define one name. RTLD_NOW: a missing symbol shows at once.
         return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)

@@ -39,8 +39,8 @@ _running_builds: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def _reset_builds_after_fork() -> None:
-    """Replace the lock and forget the builders in a forked child. The child has neither the threads nor the child
-    processes of its parent.
+    """Replace the lock of builds by a new one, and forget the builds that run in the background. This is done in a
+    forked child, which has neither the threads nor the child processes of its parent.
     """
     global _lock
     _lock = threading.RLock()
@@ -54,10 +54,12 @@ os.register_at_fork(after_in_child=_reset_builds_after_fork)
 
 
 def count_python_call(spec: OpSpec, form: NativeForm) -> None:
-    """Count a call of an op that Python has run. ``form`` is the C function of the kernel.
+    """Count a call of the op ``spec`` that Python has run. ``form`` is the C function of the kernel.
 
-    At the first call and from the 32nd on, attach the native binding if it is built, start its build, or issue a
-    notice. The native binding is generated C++ that runs calls without Python.
+    At the first call and from the 32nd on, attach the op's native binding if it is built. The native binding is
+    generated C++ that runs calls without Python. If it is not built, the 32nd call starts its build if the environment
+    variable ``SHIPLAP_BACKGROUND_BUILD`` is 1, and otherwise issues a notice. Nothing is done while torch traces a
+    graph.
     """
     # Nothing is built or attached while a graph is traced: the trace would record it.
     if torch.compiler.is_compiling():
@@ -97,8 +99,9 @@ def how_to_build(name: str) -> str:
 
 
 def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
-    """Attach the op's native binding if its library is built. Otherwise start its build if ``form``, the C function of
-    the kernel, has been called often. Return the reason if there will be no binding, else an empty string.
+    """Attach the op's native binding if its library is built. Otherwise start its build if the calls of ``form``, the C
+    function of the kernel, have reached 32 and background builds are allowed. Return the reason if there will be no
+    binding, else an empty string.
     """
     if not settings().native:
         return BINDING_OFF
@@ -147,7 +150,8 @@ def _attach_installed(op: Op) -> bool:
 
 def attach_installed_library(op: Op) -> bool:
     """Attach the prebuilt native library that came with the package of ``op``, before the first call of the op. Return
-    whether the op has native code now.
+    whether the op has native code now. Return False if the environment variable ``SHIPLAP_NATIVE`` is 0 or torch is
+    tracing a graph.
     """
     if not settings().native or torch.compiler.is_compiling():
         return False
@@ -159,8 +163,8 @@ def _collect_build(spec: OpSpec, form: NativeForm) -> str:
     """Attach the library that a background build for the op ``spec`` has made. ``form`` is the kernel whose calls
     started the build.
 
-    Return the problem if the build failed. Return an empty string if the library is attached, or if the build still
-    runs.
+    Return the problem if the build failed. Return an empty string if the library is attached, if the build still runs,
+    or if the op no longer uses the kernel.
     """
     child = _running_builds[form.place]
     if child.poll() is None:

@@ -24,7 +24,8 @@ from shiplap.kernels.triton.specialize import Key, SpecializedForm, compile_form
 
 
 class ProgramSource(ABC):
-    """The source of the steps of a program.
+    """A Triton program as its author declared it. It has steps, which are launches, fills and sorts, and named
+    integers.
 
     Attributes:
         late: whether the steps are in a module that is imported only when a call needs them. Such a module is imported
@@ -40,7 +41,7 @@ class ProgramSource(ABC):
 
     @property
     def interpreted(self) -> bool:
-        """Whether Triton's interpreter runs the kernels instead of the GPU."""
+        """The named integers of the program, as a mapping from name to dim expression."""
         return False
 
     @property
@@ -60,7 +61,7 @@ class ProgramSource(ABC):
 
 
 class LaunchedForm(NativeForm):
-    """The generated function of a program, and the kernels that this process has compiled for it.
+    """The generated C++ function of a Triton program, and the kernels that this process has compiled for it.
 
     Attributes:
         cubins: the compiled kernels by number of launch, architecture and key.
@@ -97,8 +98,8 @@ class LaunchedForm(NativeForm):
         return tuple([step for step in self.given.steps if isinstance(step, DeclaredLaunch)])
 
     def taken(self, numbers: Mapping[str, Any]) -> list[tuple[int, KernelLaunch]]:
-        """Return the launches whose condition holds for ``numbers``, the sizes and integers of a call, as pairs of a
-        number and a launch.
+        """Return those launches whose condition holds for ``numbers``, the sizes and integers of a call. Each is a pair
+        of its number among all launches and the launch.
         """
         return [(i, each) for i, each in enumerate(self.launches) if each.when is None or each.when(numbers)]
 
@@ -117,8 +118,8 @@ class LaunchedForm(NativeForm):
         return launcher_source(self.spec, self.symbol, self.program, self.configs, cubins)
 
     def missing(self) -> str:
-        """Return which launches that every call makes have no compiled kernel, as text. Return an empty string if none
-        is missing.
+        """Return a message that names the launches which every call makes and for which no kernel is compiled. Return
+        an empty string if there are none.
         """
         always = {number for number, launch in enumerate(self.launches) if launch.when is None}
         lacking = (always or {0}) - {number for number, _, _ in self.cubins}
@@ -201,13 +202,14 @@ class LaunchedForm(NativeForm):
 
 
 def _make_error_teller(errors: LateErrors) -> Any:
-    """Return a C function that returns the address of a device's error word, and writes the error in that word
-    as text.
+    """Return a C function that returns the address of a device's error word. If the word holds an error, the function
+    clears the word and writes the error's message to a buffer of its caller.
     """
 
     def tell(device: int, message: Any, size: int) -> int:
-        """Return the address of the error word of CUDA device ``device``. If it holds an error, write the error to
-        ``message``, which has ``size`` bytes.
+        """Return the address of the error word of CUDA device ``device``, or 0 if it has none because of an unexpected
+        error. If the word holds an error, write its message to the address ``message``, which has ``size`` bytes.
+        Otherwise write an empty string.
         """
         place, text = torch.device("cuda", device), ""
         try:

@@ -29,7 +29,8 @@ Launch: TypeAlias = Callable[
 
 @dataclass
 class KeptLaunch:
-    """The record of a launch from which the launch can be repeated. It is empty if there was nothing to launch.
+    """The record of a launch from which the launch can be repeated. Its fields keep their defaults if there was nothing
+    to launch.
 
     ``tensors`` holds each tensor with its shape and strides. ``key`` identifies the compiled form, and ``compiled`` is
     the compiled kernel. ``sums`` holds the partial sums and the kernel that added them, or is None if the kernel makes
@@ -52,8 +53,8 @@ class KeptLaunch:
 
 
 class RunTemplate(Protocol):
-    """A function that launches a template for a call into an output, or into ``split_k`` partial sums, and records the
-    launch.
+    """A function that launches a template for a call into an output, or into ``split_k`` partial sums. It records the
+    launch if it is given a ``KeptLaunch``.
     """
 
     def __call__(self, call: Binding, out: Tensor, split_k: int, kept: KeptLaunch | None = None) -> None:
@@ -63,8 +64,8 @@ class RunTemplate(Protocol):
 
 
 def compile_template_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
-    """Return a function from a bound call to a hashable key. The key holds sizes, scalars, dtypes and which arguments
-    are absent. For the arguments named in ``layouts``, it also holds strides and alignment.
+    """Return a function from a checked call to a hashable key. The key holds sizes, scalars, dtypes and which optional
+    tensors are None. For the arguments named in ``layouts``, it also holds strides and alignment to 16 bytes.
     """
     # A list has no hash, so that the key has a tuple in its place.
     lists = any("list" in str(a.scalar) for a in spec.scalars)
@@ -154,7 +155,7 @@ def _template_run_lines(
 
 
 def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
-    """Return Python expressions for the properties of a call on which the template's rendered text may depend, such as
+    """Return Python expressions for the properties of a call on which the template's source code depends, such as
     sizes. Only properties that ``words``, the names in the template, mention are included. Offset widths and the
     split-K factor are added elsewhere.
     """
@@ -181,7 +182,7 @@ def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -
 
 def _reach_source(arg: Arg, i: int) -> str:
     """Return a Python expression for the largest offset, in elements, within the tensor ``arg``. Its shape and strides
-    are the variables ``s<i>`` and ``d<i>`` of the generated code.
+    are the variables ``s<i>`` and ``d<i>`` of the generated code. For a tensor that is None, the expression yields 0.
     """
     assert arg.tensor is not None
     if arg.tensor.variadic:
