@@ -100,7 +100,8 @@ def is_compiling() -> bool:
 
 
 def without_gradients(overload: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Call ``overload``, which records no gradients, with gradients switched off unless an argument requires one.
+    """Call ``overload``, which records no gradients, and drop its result. The call is made with gradients switched off
+    unless an argument requires a gradient.
 
     Native code cannot read whether a tensor requires a gradient, so it passes every call with gradients on to Python.
     Lists are not searched, so an op that takes lists of tensors must not be called by this function.
@@ -188,7 +189,7 @@ def is_in_autocast_region(kind: str) -> bool:
 
 
 def outside_autocast() -> Any:
-    """Return a context in which autocast of no device type applies to a call."""
+    """Return a context in which calls are made as if autocast were off for all device types."""
     return torch._C._DisableAutocast()
 
 
@@ -358,8 +359,8 @@ def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Param
 
 
 def _tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among ``values``. They also come from the parameters and buffers of a module itself, and from
-    ``tensors`` of other objects.
+    """Yield the tensors among ``values``. For a module, yield its own parameters and buffers, without those of its
+    submodules. For any other object, yield the tensors in its attribute ``tensors``.
     """
     for value in values:
         if isinstance(value, Tensor):

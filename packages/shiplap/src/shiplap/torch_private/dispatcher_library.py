@@ -110,8 +110,8 @@ _AUTOCAST_KEYS = {  # by device type; the one without a name is the device of an
 
 
 def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
-    """Return the names ``aten/name/key`` of torch's operators that Python code has replaced at a dispatch key with a
-    kernel.
+    """Return the names ``aten/name/key`` of torch's operators that Python code has replaced at a dispatch key under
+    which results are computed.
 
     An operator is left out if ``own(file)`` is True for each file that has replaced it. Torch's own files replace
     operators for tensors without data and, in some versions, a few GPU operators. The function works on torch 2.11 to
@@ -122,7 +122,9 @@ def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
 
 
 def _files_of(operator: str) -> list[str]:
-    """Return the Python files that have registered a kernel for the ATen operator, from the dispatcher's dump."""
+    """Return the Python files that have registered a kernel for the ATen operator ``operator``, as listed in the
+    dispatcher's dump. A file may occur more than once.
+    """
     return re.findall(r"registered at (\S+\.py):\d+", str(torch._C._dispatch_dump(f"aten::{operator}")))
 
 
@@ -135,7 +137,7 @@ def name_of_edition(name: str, edition: int) -> str:
 
 
 class Registrations:
-    """Ops of one namespace that belong together, with their implementations.
+    """Ops of one namespace that are registered together, with their implementations.
 
     They stay until the process ends, since torch frees removed ops without recording whether a thread is inside a call.
     Each other schema of an op is a new edition, with another name in torch. ``torch.ops.<namespace>.<name>`` is always
@@ -167,7 +169,7 @@ class Registrations:
         return cls(namespace, edition)
 
     def define(self, schema: str, tags: Sequence[torch.Tag] = ()) -> None:
-        """Define an op with torch by its schema, which begins with the op's name."""
+        """Define an op with torch by its schema, which begins with the op's name. ``tags`` are torch's tags of the op."""
         name, opening, rest = schema.partition("(")
         self._defined.append(name)
         self._writing |= {name} if "!)" in schema else set()
@@ -253,8 +255,8 @@ class Registrations:
         self._above[name] = above
 
         def shown(keys: Keys, *args: Any, **kwargs: Any) -> Any:
-            """Dispatch a call of the part below autograd again as a call of the op that users call. Autograd is
-            excluded.
+            """Dispatch a call of the part below autograd again, with autograd excluded, as a call of ``above``, the op
+            that users call. Return its result.
             """
             with torch._C._AutoDispatchBelowAutograd():
                 return self.overload(above).redispatch(keys, *args, **kwargs)
@@ -307,8 +309,8 @@ class Registrations:
             self._library.impl(self._named(name), partial(self._write_resolved, name, check), key)
 
     def _write_resolved(self, name: str, check: Check | None, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an op that writes to arguments with plain copies of lazily conjugated and negated tensors. Copy what it
-        wrote back into these.
+        """Call an op that writes to arguments, with resolved copies in place of lazily conjugated and negated tensors.
+        Copy what it has written back into the original tensors, and return the op's result.
         """
         if check is not None:
             check(args, kwargs)
@@ -489,7 +491,9 @@ def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) 
 
 
 def find_overload(namespace: str, name: str) -> Overload | None:
-    """Return the registered overload ``name`` or ``name.overload`` of a namespace, or None if there is none."""
+    """Return the registered overload of the op ``name``, or of ``name.overload``, in ``namespace``. Return None if
+    there is none.
+    """
     base, _, suffix = name.partition(".")
     packet = getattr(getattr(torch.ops, namespace), base, None)
     return None if packet is None else getattr(packet, suffix or "default", None)
@@ -538,8 +542,8 @@ def _custom_op_definition(name: str) -> Any:
 
 
 def custom_op_module(name: str) -> str:
-    """Return the name of the module whose Python function is an op of ``torch.library.custom_op``. Return an empty text
-    for another op.
+    """Return the name of the module whose Python function is the op ``name`` of ``torch.library.custom_op``. Return an
+    empty string for any other op.
     """
     return str(getattr(getattr(_custom_op_definition(name), "_init_fn", None), "__module__", ""))
 
@@ -566,8 +570,8 @@ _KEYS = (  # of dispatch, for which a library registers kernels and rules
 
 
 def dispatch_keys(name: str) -> frozenset[str]:
-    """Return the dispatch keys in ``_KEYS`` (such as ``CPU`` and ``AutogradCPU``) for which the op ``namespace::name``
-    has its own kernel.
+    """Return those dispatch keys in ``_KEYS``, such as ``CPU`` and ``AutogradCPU``, for which the op
+    ``namespace::name`` has its own kernel.
     """
     return frozenset(key for key in _KEYS if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
@@ -585,7 +589,7 @@ def has_gradient(name: str) -> bool:
 
 
 def has_meta_kernel(name: str) -> bool:
-    """Return whether a call of the op with tensors on the meta device finds an implementation."""
+    """Return whether a call of the op ``namespace::name`` with tensors on the meta device finds an implementation."""
     namespace, _, rest = name.partition("::")
     op: Overload | None = find_overload(namespace, rest)
     return op is not None and bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "Meta"))

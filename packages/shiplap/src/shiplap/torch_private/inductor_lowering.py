@@ -34,7 +34,8 @@ _names: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()  # of each 
 
 
 class _NamedFallback(ir.FallbackKernel):
-    """A call of an op that Inductor does not look into, through a variable of the written module.
+    """A call of an op as a whole in the code that Inductor writes. The function to call is in a variable of the written
+    module.
 
     ``torch.ops.ns.op.raw(...)`` looks up five attributes at each call and enters ``OpOverload.__call__``. Three of them
     are in objects that make missing attributes. This takes a third of the time of a call of a short C++ kernel (two
@@ -56,8 +57,8 @@ class _NamedFallback(ir.FallbackKernel):
 def _name_in_wrapper(wrapper: Any, written: str) -> str:
     """Return the name of a variable in Inductor's generated wrapper that holds the function to call for an op.
 
-    The first use adds a line that assigns the variable to the wrapper's imports. ``written`` is torch's source text of
-    the op, such as ``torch.ops.ns.name.default``.
+    The first use adds a line that assigns the variable to the wrapper's imports. ``written`` is torch's source code for
+    the op, such as ``torch.ops.ns.name.default``. It is returned if the wrapper has no imports.
     """
     while hasattr(wrapper, "parent_wrapper"):  # a part of a graph, whose functions are in the module of the whole
         wrapper = wrapper.parent_wrapper
@@ -73,8 +74,10 @@ def _name_in_wrapper(wrapper: Any, written: str) -> str:
 
 
 def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
-    """Return a lowering (Inductor's function from IR arguments to IR nodes) that calls ``overload`` as a whole. If
-    ``known`` is true, the op is added to torch's set of ops without a lowering of their own.
+    """Return a lowering (Inductor's function from IR arguments to IR nodes) that calls ``overload`` as a whole.
+
+    If ``known`` is true, the op is added to torch's set of ops without a lowering of their own. Otherwise the set stays
+    as it is.
     """
     plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
 
@@ -122,15 +125,17 @@ def _simplified_size(size: Any) -> Any:
 
 
 def evaluate_size(size: Any, values: Mapping[Any, int]) -> int:
-    """Return a size as a number. A symbol has its value in ``values``, or else that of the call that is compiled."""
+    """Return a size as an int. A symbol has its value in ``values``, or else its value in the call for which the graph
+    is compiled.
+    """
     expr = _simplified_size(size)
     expr = expr.xreplace({s: sympy.Integer(values[s]) for s in expr.free_symbols if s in values})
     return int(expr) if expr.is_number else int(V.graph.sizevars.optimization_hint(expr, fallback=8192))
 
 
 def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
-    """Return the symbols in ``sizes`` with their bounds and hints, in the order of their first use and without
-    repetitions.
+    """Return the symbols in ``sizes`` with their bounds and hints, in the order of their first use. Each symbol occurs
+    once.
     """
     met: dict[Any, None] = {}
     for size in sizes:
@@ -139,7 +144,9 @@ def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
 
 
 def _describe_symbol(symbol: Any) -> SizeSymbol:
-    """Return the bounds of a symbol, its value in this call, and whether an input's size determines it."""
+    """Return ``symbol`` with its bounds, its value in the call for which the graph is compiled, and whether the size of
+    an input determines it.
+    """
     env = V.graph.sizevars.shape_env
     bounds = env.var_to_range.get(symbol)
     lower = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
@@ -156,14 +163,16 @@ def graph_conditions() -> list[Any]:
 
 
 def conditions_admit(conditions: Iterable[Any], values: Mapping[Any, int]) -> bool:
-    """Return whether sizes by symbol meet all conditions. A condition on a symbol without a value counts as met."""
+    """Return whether ``values``, sizes by symbol, meet all ``conditions``. A condition on a symbol without a value
+    counts as met.
+    """
     given = {symbol: sympy.Integer(value) for symbol, value in values.items()}
     return all(expr.xreplace(given) != sympy.false for expr in conditions)
 
 
 def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]]:
-    """Return two sets of numbers from those of ``conditions`` in which ``symbol`` occurs. The first has the constants
-    in these conditions, and the second the divisors of remainders.
+    """Return two sets of numbers from those ``conditions`` in which ``symbol`` occurs. The first has the absolute
+    values above 1 of their constants, and the second the divisors above 1 of their remainders.
     """
     compared, divisors = set[int](), set[int]()
     for expr in conditions:
@@ -175,7 +184,9 @@ def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]
 
 
 def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
-    """Yield upper bounds of ``symbol`` from the linear inequalities ``conditions``, as expressions of other symbols."""
+    """Yield the upper bounds of ``symbol`` that the linear inequalities among ``conditions`` state, as expressions of
+    other symbols.
+    """
     for expr in conditions:
         if not isinstance(expr, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)):
             continue
@@ -188,7 +199,9 @@ def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
 
 
 def largest_value(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> int | None:
-    """Return the largest value of an expression whose symbols lie in ``ranges``, or None if it is not bounded."""
+    """Return the largest value of the expression ``bound`` whose symbols lie in ``ranges``, or None if it is not
+    bounded.
+    """
     known: dict[Any, Any] = {}
     for symbol in bound.free_symbols:
         low, high = ranges.get(symbol, (0, None))
@@ -322,7 +335,9 @@ def realize_buffer(node: Any) -> Any:
 
 
 def shared_buffer(nodes: Sequence[Any]) -> str:
-    """Return the name of a buffer of which at least two of ``nodes`` are views, or an empty text."""
+    """Return the name of a buffer of which at least two of ``nodes`` are views. Return an empty string if there is
+    none.
+    """
     names = [node.get_name() for node in nodes]
     return next((name for name in names if names.count(name) > 1), "")
 
@@ -388,9 +403,9 @@ def with_inner_dim(node: Any, dim: int) -> Any:
 
 
 def layout_key(node: Any) -> tuple[str, ...]:
-    """Return a description of the strides of an IR node for a cache key, as strings. Return an empty tuple while the
-    layout of the node is open. They are its axes by ascending stride, each with the stride if that is 0 or 1. The speed
-    of a kernel depends on them.
+    """Return the dims of an IR node by ascending stride, as strings for a cache key. A string is the index of the dim,
+    followed by ``=`` and the stride if that is 0 or 1. Return an empty tuple if the layout of the node is not decided
+    yet. The speed of a kernel depends on these strides.
     """
     # The layout of such a node is not decided yet, so it must not be part of a key.
     if node.maybe_get_stride() is None:

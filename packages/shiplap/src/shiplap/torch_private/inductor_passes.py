@@ -170,8 +170,8 @@ class _Uncached(InductorPass):
 
 
 def active_autocasts() -> tuple[tuple[str, torch.dtype], ...]:
-    """Return the device type and the dtype to which it casts, for each device type whose autocast is on in this
-    thread.
+    """Return a pair of a device type and the dtype to which its autocast casts, for each device type whose autocast is
+    on in this thread.
     """
     kinds = ("cpu", "cuda", "xpu", "mps", torch._C._get_privateuse1_backend_name())
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
@@ -233,10 +233,10 @@ class _Stop(BaseException):
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """A function as a graph of one level.
+    """The graph of a function at one stage of Inductor's compilation.
 
-    ``roles`` has one item for each placeholder. It is the index of the tensor argument, ``"size"`` for a symbol, or
-    ``"grad"`` for the gradient of an output (in the order of outputs).
+    ``roles`` maps each placeholder of ``graph`` to what it stands for. This is the index of a tensor argument,
+    ``"size"`` for a symbol, or ``"grad"`` for the gradient of an output. The gradients are in the order of outputs.
     """
 
     graph: Graph
@@ -321,8 +321,8 @@ def record_captured(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> 
 
 
 def _placeholder_role(node: Node) -> int | str:
-    """Return the index of the argument that a placeholder stands for, or ``"size"``. Raise ``ValueError`` for a tensor
-    that is no argument.
+    """Return the index of the argument that the placeholder ``node`` stands for, or ``"size"`` for a symbolic size.
+    Raise ``ValueError`` for a tensor that is no argument.
     """
     if isinstance(node_value(node), torch.SymInt):
         return "size"

@@ -325,7 +325,8 @@ def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Seque
         return make_native_rerun(binding, recording, places, out)
 
     def waiting(args: Args) -> Result:
-        """Return the result of the call ``args``, launched by ``plain``. After 32 such calls, look at every 64th call whether the library is compiled, and start its build if it is not. If it is, the next call of each kind is
+        """Return the result of the call ``args``, launched by ``plain``. After 32 such calls, look at every 64th call
+        whether the library is compiled, and start its build if it is not. If it is, the next call of each kind is
         recorded again.
         """
         number = next(_replay_state.calls)
