@@ -87,9 +87,7 @@ class _Recorder(TorchFunctionMode):
         self.nodes[id(made)] = made, node
 
     def node(self, given: Any) -> Any:
-        """Return the node of the tensor ``given``, or ``given`` itself if it is a value that a graph can hold. Raise
-        ``_Unusual`` for a tensor without a node and for any other value.
-        """
+        """Return the node of a tensor, or any other value itself. Raise ``_Unusual`` if no graph can hold it."""
         if isinstance(given, Tensor):
             if id(given) not in self.nodes:
                 raise _Unusual("a tensor from elsewhere")
@@ -148,9 +146,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def _public_functions(name: str) -> Iterator[Any]:
-    """Yield the attribute ``name`` of each public module of torch that has functions of tensors. Yield None for a
-    module without the attribute.
-    """
+    """Yield the attribute ``name``, or None if missing, of each public module of torch with functions of tensors."""
     for module in (torch, torch.nn.functional, torch.special, torch.linalg):
         yield getattr(module, name, None)
 
@@ -205,11 +201,9 @@ def is_aten(node: Node) -> bool:
 
 
 def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
-    """Return the operator and a mapping from name to value of its arguments, if ``node`` is a functionalised call of an
-    operator that writes to whole tensors. Otherwise return None.
-
-    Such a call is torch's ``auto_functionalized`` or ``auto_functionalized_v2``. In the latter, no two of the written
-    tensors may be views of one base.
+    """Return the operator and its arguments, a mapping by name, if ``node`` is a functionalised call of an operator
+    that writes to whole tensors, else None. Such a call is torch's ``auto_functionalized`` or
+    ``auto_functionalized_v2``. No two of its written tensors are views of one base.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 
@@ -305,9 +299,7 @@ def _view_of_all(kwargs: Mapping[str, Any], name: str, base: Node) -> tuple[Any,
 
 
 def operator_name(target: Any) -> str:
-    """Return the name of an operator as users write it, such as ``aten.gelu`` or ``tt::qmm``. Return ``__name__`` for a
-    Python function, and the ``str`` of any other object.
-    """
+    """Return the name of an operator as users write it, such as ``aten.gelu``, or that of a Python function."""
     if not isinstance(target, torch._ops.OpOverload):
         return str(getattr(target, "__name__", target))
     namespace, _, name = target._schema.name.partition("::")
@@ -508,9 +500,7 @@ def _overload_fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _type_accepts(kind: str, v: Any) -> bool:
-    """Return whether an argument whose type the schema names ``kind`` may be ``v``. Only whether both are tensors is
-    compared. A dtype is accepted unless the type is a list.
-    """
+    """Return whether a schema type named ``kind`` takes ``v``. Only whether both are tensors is compared."""
     if isinstance(v, torch.dtype):  # of x.view(dtype), whose other form takes sizes
         return "List" not in kind
     return _is_tensor(v) == (kind in ("Tensor", "Optional[Tensor]"))

@@ -34,8 +34,7 @@ _names: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()  # of each 
 
 
 class _NamedFallback(ir.FallbackKernel):
-    """A call of an op as a whole in the code that Inductor writes. The function to call is in a variable of the written
-    module.
+    """A call of an op as a whole in the code that Inductor writes, through a variable of the written module.
 
     ``torch.ops.ns.op.raw(...)`` looks up five attributes at each call and enters ``OpOverload.__call__``. Three of them
     are in objects that make missing attributes. This takes a third of the time of a call of a short C++ kernel (two
@@ -74,10 +73,8 @@ def _name_in_wrapper(wrapper: Any, written: str) -> str:
 
 
 def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
-    """Return a lowering (Inductor's function from IR arguments to IR nodes) that calls ``overload`` as a whole.
-
-    If ``known`` is true, the op is added to torch's set of ops without a lowering of their own. Otherwise the set stays
-    as it is.
+    """Return a lowering (Inductor's function from IR arguments to IR nodes) that calls ``overload`` as a whole. If
+    ``known`` is true, the op is added to torch's set of ops without a lowering of their own.
     """
     plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
 
@@ -125,9 +122,7 @@ def _simplified_size(size: Any) -> Any:
 
 
 def evaluate_size(size: Any, values: Mapping[Any, int]) -> int:
-    """Return a size as an int. A symbol has its value in ``values``, or else its value in the call for which the graph
-    is compiled.
-    """
+    """Return a size as an int. A symbol without a value in ``values`` has that of the call that is compiled."""
     expr = _simplified_size(size)
     expr = expr.xreplace({s: sympy.Integer(values[s]) for s in expr.free_symbols if s in values})
     return int(expr) if expr.is_number else int(V.graph.sizevars.optimization_hint(expr, fallback=8192))
@@ -144,8 +139,8 @@ def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
 
 
 def _describe_symbol(symbol: Any) -> SizeSymbol:
-    """Return ``symbol`` with its bounds, its value in the call for which the graph is compiled, and whether the size of
-    an input determines it.
+    """Return ``symbol`` with its bounds, its value in the compiled call, and whether the size of an input determines
+    it.
     """
     env = V.graph.sizevars.shape_env
     bounds = env.var_to_range.get(symbol)
@@ -163,8 +158,7 @@ def graph_conditions() -> list[Any]:
 
 
 def conditions_admit(conditions: Iterable[Any], values: Mapping[Any, int]) -> bool:
-    """Return whether ``values``, sizes by symbol, meet all ``conditions``. A condition on a symbol without a value
-    counts as met.
+    """Return whether ``values``, sizes by symbol, meet all conditions. One on a symbol without a value counts as met.
     """
     given = {symbol: sympy.Integer(value) for symbol, value in values.items()}
     return all(expr.xreplace(given) != sympy.false for expr in conditions)
@@ -184,9 +178,7 @@ def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]
 
 
 def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
-    """Yield the upper bounds of ``symbol`` that the linear inequalities among ``conditions`` state, as expressions of
-    other symbols.
-    """
+    """Yield upper bounds of ``symbol`` from the linear inequalities in ``conditions``, in terms of other symbols."""
     for expr in conditions:
         if not isinstance(expr, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)):
             continue
@@ -199,9 +191,7 @@ def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
 
 
 def largest_value(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> int | None:
-    """Return the largest value of the expression ``bound`` whose symbols lie in ``ranges``, or None if it is not
-    bounded.
-    """
+    """Return the largest value of ``bound``, whose symbols lie in ``ranges``, or None if it is not bounded."""
     known: dict[Any, Any] = {}
     for symbol in bound.free_symbols:
         low, high = ranges.get(symbol, (0, None))
@@ -335,9 +325,7 @@ def realize_buffer(node: Any) -> Any:
 
 
 def shared_buffer(nodes: Sequence[Any]) -> str:
-    """Return the name of a buffer of which at least two of ``nodes`` are views. Return an empty string if there is
-    none.
-    """
+    """Return the name of a buffer of which two or more of ``nodes`` are views, or an empty string."""
     names = [node.get_name() for node in nodes]
     return next((name for name in names if names.count(name) > 1), "")
 
