@@ -44,8 +44,8 @@ class PackageExtras:
 
 @dataclass(frozen=True)
 class BoundOp:
-    """An op that the package binds natively. It holds the op's name, its device types, and the folder of the package
-    with the binding.
+    """An op that the package binds natively. It holds the op's name, its device types, and the folder of the binding
+    relative to the package.
     """
 
     op: str
@@ -159,8 +159,9 @@ def _top_package(op: Op) -> str:
 
 
 def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtras) -> PackageContents:
-    """Write what the declared ops of a package need into its folder below ``within``, and return the contents. These
-    are native bindings (generated C++), kernel libraries, tuned choices and compiled GPU kernels.
+    """Write the native code that the declared ops of ``package`` need into the package's folder below ``within``, and
+    return the contents. They are native bindings (generated C++), kernel libraries, tuned choices and compiled GPU
+    kernels.
     """
     # A namespace package may have several roots, of which one is inside the unpacked wheel.
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
@@ -199,8 +200,8 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtr
 
 
 def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> list[tuple[str, int]]:
-    """Compile the Triton kernels of the ops for the recorded calls and the GPU architectures in ``extras``. Write them
-    to ``folder``, and return pairs (kernel, architecture).
+    """Compile the Triton kernels of ``ops`` for the recorded calls and the GPU architectures in ``extras``, and write
+    them to ``folder``. Return pairs of the name of a kernel's Python function and an architecture.
     """
     named = {op.spec.name: op for op in ops}
     calls = read_calls(extras.calls) if extras.calls is not None and extras.cubins else []
@@ -221,7 +222,9 @@ def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> l
 
 
 def _native_forms(op: Op) -> list[NativeForm]:
-    """Return the C functions of all kernels of an op, each once, with their libraries and layout demands."""
+    """Return the C functions of all kernels of an op, each once. Each comes with its library and the strides and
+    alignment that it needs.
+    """
     return list({id(k.native): k.native for ks in op.kernels.values() for k in ks if k.native is not None}.values())
 
 

@@ -165,7 +165,8 @@ def export_onnx(
 
 
 class _Converter:
-    """A converter of one model and of the references of its ops to ONNX. All of them share its functions.
+    """A converter to ONNX of one model and of the references of its ops. The results share its tables of functions and
+    names.
 
     Attributes:
         functions: the ONNX functions of the ops, and those that they call.

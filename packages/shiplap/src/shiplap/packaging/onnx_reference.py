@@ -80,7 +80,7 @@ class _Module(torch.nn.Module):
 
 class _Trace:
     """One trace of a reference, in which its conditions on data get ``answers`` in turn. The results of the trace are
-    those of ``finish(results, asked)``.
+    what ``finish(results, asked)`` returns for the reference's results and the list of conditions.
 
     Attributes:
         asked: the number of conditions.
@@ -201,8 +201,8 @@ def _is_finished(e: BaseException | None) -> bool:
 
 
 def _text_of(e: Exception) -> str:
-    """Return the text of an error of the reference, at most 200 characters in one line. Numbers of the data are
-    replaced by ``?``.
+    """Return the type or the number of an error of the reference, and its message, in one line of at most 200
+    characters. Numbers of the data are replaced by ``?``.
     """
     text = f"{e.id}: {e.got or e.what}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
     # The number stood for one of the data.
@@ -253,7 +253,7 @@ def with_checks(path: Returned) -> Finish:
 
 
 def condition_tensor(condition: Any) -> Tensor:
-    """Return a condition as a bool tensor without axes. ``condition`` is a tensor or a symbolic bool."""
+    """Return a condition as a bool tensor with no dims. ``condition`` is a tensor of one element or a symbolic bool."""
     if not isinstance(condition, Tensor):
         return number_as_tensor(torch.sym_ite(condition, 1, 0)) != 0
     return condition.reshape(()) != 0

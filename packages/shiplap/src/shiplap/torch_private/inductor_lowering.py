@@ -139,9 +139,7 @@ def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
 
 
 def _describe_symbol(symbol: Any) -> SizeSymbol:
-    """Return ``symbol`` with its bounds, its value in the compiled call, and whether the size of an input determines
-    it.
-    """
+    """Return ``symbol`` with its bounds, its value in the compiled call, and whether an input determines it."""
     env = V.graph.sizevars.shape_env
     bounds = env.var_to_range.get(symbol)
     lower = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
@@ -158,8 +156,7 @@ def graph_conditions() -> list[Any]:
 
 
 def conditions_admit(conditions: Iterable[Any], values: Mapping[Any, int]) -> bool:
-    """Return whether ``values``, sizes by symbol, meet all conditions. One on a symbol without a value counts as met.
-    """
+    """Return whether the sizes in ``values`` meet all conditions. Symbols without a value count as meeting theirs."""
     given = {symbol: sympy.Integer(value) for symbol, value in values.items()}
     return all(expr.xreplace(given) != sympy.false for expr in conditions)
 

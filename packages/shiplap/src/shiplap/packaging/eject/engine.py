@@ -40,7 +40,7 @@ class EjectedPackage:
     """The sources of ops, in memory, that need torch and not Shiplap.
 
     Attributes:
-        files: the texts of files, by path in the folder.
+        files: the contents of files, by path in the folder.
         copies: the files that are copied unchanged, by path in the folder.
         ops: the names of the ops, including those that the given ones call.
         lost: for each op, the features of its declaration that the plain op lacks.
@@ -52,10 +52,10 @@ class EjectedPackage:
     lost: dict[str, list[str]] = field(default_factory=dict)
 
     def write(self, folder: Path, force: bool = False) -> list[str]:
-        """Write all files below ``folder`` and return their paths, relative and sorted. If one of the files exists and
-        ``force`` is false, raise ``SL602`` and write nothing. If ``force`` is true, existing files are replaced.
+        """Write all files below ``folder`` and return their paths relative to it, sorted.
 
-        If one exists and ``force`` is false, raise ``SL602`` and write nothing.
+        If one of the files exists and ``force`` is false, raise ``SL602`` and write nothing. If ``force`` is true,
+        existing files are replaced. Raise ``SL602`` also if a file cannot be written.
         """
         paths = {**self.files, **self.copies}
         # All are looked at before the first is written.
@@ -222,15 +222,15 @@ def _why_not_printed(kernels: Sequence[Kernel]) -> str:
 
 
 def _template_losses(op: Op) -> list[str]:
-    """Return a list with one text that names the templates of ``op``. The ejected source does not have templates.
-    Without templates the list is empty.
+    """Return a list with one message that names the templates of ``op``. The ejected source does not have templates. If
+    the op has no templates, the list is empty.
     """
     names = [t.name for templates in op.templates.values() for t in templates]
     return [f"it has the template {', '.join(names)}, which only Shiplap's lowering renders"] if names else []
 
 
 def _choice_losses(op: Op) -> list[str]:
-    """Return a list of texts, one for each kernel of ``op`` that has several configs to tune among. The ejected source
+    """Return a list with a message for each kernel of ``op`` that has several configs to tune among. The ejected source
     contains only one of them.
     """
     spaces = [(k, k.space) for device in op.kernels for k in op.native_kernels(device) if k.space is not None]
@@ -239,7 +239,9 @@ def _choice_losses(op: Op) -> list[str]:
 
 
 def _losses(op: Op) -> list[str]:
-    """Return a text for each feature that ``op`` loses when it is ejected as plain source, such as templates."""
+    """Return a list with a message for each feature that ``op`` loses when it is ejected as plain source, such as
+    templates.
+    """
     found = [*_template_losses(op), *_choice_losses(op)]
     if op.shardings is not None:
         found.append("rules for DTensor")
@@ -253,8 +255,8 @@ def _losses(op: Op) -> list[str]:
 
 
 def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], native: bool) -> str:
-    """Return the text of the ``__init__.py`` of an ejected package. It holds copied code, the functions of each op, and
-    the registrations with torch.
+    """Return the source code of the ``__init__.py`` of an ejected package. It holds copied code, the functions of each
+    op, and the registrations with torch.
 
     If ``native`` is true, it also loads the package's C++ library. Otherwise the package has none.
     """
@@ -290,7 +292,9 @@ def _tests_text(package: str) -> str:
 
 
 def _json_text(rows: dict[str, dict[str, Any]]) -> str:
-    """Return the test cases of the ops as JSON text, with one case per line."""
+    """Return the test cases of the ops as a string of JSON, with one case per line. ``rows`` maps each op's name to the
+    data of its tests.
+    """
     ops = []
     for name, row in rows.items():
         fields = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in row.items() if k != "cases"]
@@ -300,8 +304,9 @@ def _json_text(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _readme_text(package: str, names: Sequence[str], lost: dict[str, list[str]], native: bool) -> str:
-    """Return the text of the README of an ejected package. ``names`` are its ops, and ``lost`` holds, for each op, the
-    features that it has lost. If ``native`` is true, the package has a C++ part, which the README describes, too.
+    """Return the README of an ejected package as a string of Markdown. ``names`` are its ops, and ``lost`` holds, for
+    each op, the features that it has lost. If ``native`` is true, the package has a C++ part, which the README
+    describes, too.
     """
     lines = [f"# {package}", "", "Plain sources of torch ops. Nothing here needs Shiplap.", ""]
     lines += [f"* `import {package}` registers {', '.join(f'`{n}`' for n in names)}."]

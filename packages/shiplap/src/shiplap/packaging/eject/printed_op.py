@@ -24,7 +24,9 @@ from shiplap.packaging.eject.copied_source import CannotCopy, SourceCopy
 
 
 def literal(value: Any) -> str:
-    """Return a Python expression for a plain value, such as the default of an argument."""
+    """Return a Python expression for a plain value, such as the default of an argument. The expression of a tuple is a
+    list.
+    """
     # NaN and infinity have a repr that is no expression of Python.
     if (isinstance(value, float) and value != value) or value in (float("inf"), float("-inf")):
         return f'float("{value}")'
@@ -36,7 +38,7 @@ def literal(value: Any) -> str:
 
 
 def parameters(args: Sequence[Arg]) -> str:
-    """Return the text of a parameter list with the parameters and defaults of ``args``."""
+    """Return the source code of a parameter list with the parameters and defaults of ``args``, without parentheses."""
     parts: list[str] = []
     for arg in args:
         if arg.keyword_only and "*" not in parts:
@@ -111,7 +113,7 @@ class PrintedOp:
     # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _asked_names(self) -> set[str]:
-        """Return the names of further sizes that the op's launches and scratch memory need."""
+        """Return the names of the sizes that the expressions of the op's launches and scratch memory read."""
         names: set[str] = set()
         for kernel in (k for kernels in self.kernels.values() for k in kernels):
             names |= kernel.workspace.names if kernel.workspace is not None else set()
@@ -134,7 +136,9 @@ class PrintedOp:
         return dims | {name for name, _ in self.spec.dims}
 
     def _define(self) -> None:
-        """Append the statements that define the op's torch schemas. The schema of the outer op comes first."""
+        """Append to ``registrations`` the statements that define the op's torch schemas. If the op returns arguments
+        that it writes to, the schema that users call comes first.
+        """
         tags = ", ".join(f"torch.Tag.{t.name}" for t in dispatcher_tags(self.spec))
         texts = [public_schema(self.spec, self.spec.opname)] if self.spec.returned else []
         texts.append(
@@ -146,7 +150,7 @@ class PrintedOp:
         self.registrations += [f"{library}.define({text!r}, tags=({tags},))" for text in texts]
 
     def _library(self) -> str:
-        """Return the variable of the torch library in which the op is defined."""
+        """Return the name of the variable that holds the torch library in which the op is defined."""
         return f"_{self.spec.namespace}"
 
     def _implement(self, device: str, body: list[str], name: str) -> None:
@@ -176,7 +180,9 @@ class PrintedOp:
         return f"{function}({', '.join(given)})"
 
     def _write_marks(self) -> list[str]:
-        """Return the lines that report the op's writes to autograd, by calls of ``support.written``."""
+        """Return the lines that report the op's writes to autograd, by calls of ``support.written``. The list is empty
+        for an op that writes to no argument.
+        """
         return [f"support.written({name}, {name})" for name in self.spec.mutated]
 
     def _returns(self, result: str) -> list[str]:
@@ -192,7 +198,9 @@ class PrintedOp:
         return self._checked_return(f"support.owned({result}{', ' + tensors if tensors else ''})")
 
     def _checked_return(self, results: str) -> list[str]:
-        """Return the lines that return ``results``, after a check that data-dependent sizes keep their bounds."""
+        """Return the lines that return ``results``, a Python expression. The lines first check that data-dependent
+        sizes are within their bounds.
+        """
         checks = [line for dim, expr in self.spec.bounds for line in self._bound_check(dim, expr)]
         return [f"results = {results}", *checks, "return results"] if checks else [f"return {results}"]
 
@@ -257,7 +265,9 @@ class PrintedOp:
         return " and ".join(parts)
 
     def _launch(self, kernel: Kernel, name: str) -> list[str]:
-        """Return the lines that run ``kernel``. The copy of a Python function gets a name that begins with ``name``."""
+        """Return the lines that run ``kernel`` and return its results. The copy of a Python function gets a name that
+        begins with ``name``.
+        """
         if isinstance(kernel, LaunchedKernel):
             return self._launch_triton(kernel)
         assert isinstance(kernel, PythonKernel)
@@ -283,14 +293,16 @@ class PrintedOp:
         return [*lines, *self.printer.allocated(), f"{function}({', '.join(given)})", *wrote, f"return {outs}"]
 
     def _kernel_return(self, result: str) -> list[str]:
-        """Return the lines that return a kernel's results, the variable ``result``. Views of arguments are copied."""
+        """Return the lines that return a kernel's results, which are in the variable named ``result``. Views of
+        arguments are copied.
+        """
         if not self.spec.results:
             return ["return None"]
         tensors = ", ".join(a.name for a in self.spec.tensors)
         return self._checked_return(f"support.owned({result}, {tensors})")
 
     def _workspace(self, kernel: Kernel) -> list[str]:
-        """Return the lines that allocate the scratch memory of a kernel as the variable ``scratch``."""
+        """Return the lines that allocate the scratch memory of a kernel and assign it to the variable ``scratch``."""
         expr, lines = kernel.workspace, list[str]()
         text = self.printer.expression(expr) if expr is not None else "0"
         if expr is not None and "threads" in expr.names:
@@ -364,8 +376,9 @@ class PrintedOp:
     def _parameter(
         self, p: KernelParameter, config: Mapping[str, Any], fixed: Mapping[str, str], values: Mapping[str, Expr]
     ) -> str:
-        """Return the kernel's parameter ``p`` at a launch as Python source, or raise ``CannotCopy``. ``config`` holds
-        tuning parameters, ``fixed`` compile-time values as source, and ``values`` named integers.
+        """Return the value of the kernel's parameter ``p`` at a launch as Python source. ``config`` holds tuning
+        parameters, ``fixed`` compile-time values as source, and ``values`` named integers. Raise ``CannotCopy`` if it
+        has no such source.
         """
         match p.kind:
             case "constant":
@@ -434,8 +447,8 @@ class PrintedOp:
         )
 
     def _print_returning(self) -> None:
-        """Append the outer op. It calls the inner op, which writes to its arguments. It returns these arguments
-        together with the results.
+        """Append the op that users call, for an op that returns arguments which it writes to. It calls the inner op,
+        which writes to these arguments. It returns them together with the inner op's results.
         """
         made = iter(range(len(self.spec.results)))
         count = len(self.spec.results)
@@ -497,7 +510,9 @@ class PrintedOp:
             )
 
     def _print_autograd(self) -> None:
-        """Append the op's gradient and its registration. For an op without a gradient, register an error."""
+        """Append the functions of the op's gradient and the statement that registers them. For an op without a
+        gradient, register a function that raises an error in the backward.
+        """
         backward = self.op.gradient
         if backward is None:
             missing = f"support.no_gradient({self.spec.name!r})"
@@ -514,7 +529,9 @@ class PrintedOp:
         ]
 
     def _print_setup(self, backward: Backward) -> None:
-        """Append the function that saves the tensors and scalars that the gradient formula reads."""
+        """Append the function that saves, in a call, the tensors and scalars that the gradient formula ``backward``
+        reads.
+        """
         results = list(self.spec.results)
         positional = [a.name for a in self.spec.args if not a.keyword_only]
         keyword = [a.name for a in self.spec.args if a.keyword_only]
@@ -586,7 +603,9 @@ class PrintedOp:
 
 
 def _torch_op(namespace: str, name: str) -> str:
-    """Return the Python expression for a torch op. ``name`` may contain an overload."""
+    """Return the Python expression for the torch op ``name`` in ``namespace``. ``name`` may end in the name of an
+    overload, as in ``add.out``. Without one, the overload is ``default``.
+    """
     packet, _, overload = name.partition(".")
     return f"torch.ops.{namespace}.{packet}.{overload or 'default'}"
 
