@@ -80,8 +80,8 @@ def package_model(
             default is the current device. Each kernel is compiled for the sizes of the example. If a size is a symbol,
             it is also compiled for multiples of 16 and for odd numbers near that of the example. Kernels that the
             process has compiled for other arguments (see ``compile_ahead``) are added.
-        checks: whether the package checks its inputs at each call and raises ``RuntimeError``. It checks their number, dtypes,
-            devices, ranks, strides and bounds, and sizes that have to be equal. The environment variable
+        checks: whether the package checks its inputs at each call and raises ``RuntimeError``. It checks their number,
+            dtypes, devices, ranks, strides and bounds, and sizes that have to be equal. The environment variable
             ``AOTI_RUNTIME_CHECK_INPUTS=0`` switches that off in a process.
 
     The loaders' ``get_metadata()`` returns the release of torch, the processor, the ops and the bounds of the inputs

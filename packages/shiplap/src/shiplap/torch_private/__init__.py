@@ -193,8 +193,7 @@ def size_range(size: Any) -> tuple[float, float]:
 
 
 def _finite_bound(value: Any, infinite: float) -> float:
-    """Return the sympy number ``value`` as an int. Return ``infinite`` if it is one of sympy's or torch's infinities.
-    """
+    """Return the sympy number ``value`` as an int. Return ``infinite`` if it is one of sympy's or torch's infinities."""
     return int(value) if value.is_Integer else infinite  # sympy's and torch's own infinities are not Integers
 
 

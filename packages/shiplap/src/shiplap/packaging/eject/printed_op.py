@@ -24,9 +24,7 @@ from shiplap.packaging.eject.copied_source import CannotCopy, SourceCopy
 
 
 def literal(value: Any) -> str:
-    """Return a Python expression for a plain value, such as the default of an argument. The expression of a tuple is a
-    list.
-    """
+    """Return a Python expression for a plain value, such as a default. The expression of a tuple is a list."""
     # NaN and infinity have a repr that is no expression of Python.
     if (isinstance(value, float) and value != value) or value in (float("inf"), float("-inf")):
         return f'float("{value}")'
@@ -136,9 +134,7 @@ class PrintedOp:
         return dims | {name for name, _ in self.spec.dims}
 
     def _define(self) -> None:
-        """Append to ``registrations`` the statements that define the op's torch schemas. If the op returns arguments
-        that it writes to, the schema that users call comes first.
-        """
+        """Append the statements that define the op's torch schemas. The schema that users call comes first."""
         tags = ", ".join(f"torch.Tag.{t.name}" for t in dispatcher_tags(self.spec))
         texts = [public_schema(self.spec, self.spec.opname)] if self.spec.returned else []
         texts.append(
@@ -180,9 +176,7 @@ class PrintedOp:
         return f"{function}({', '.join(given)})"
 
     def _write_marks(self) -> list[str]:
-        """Return the lines that report the op's writes to autograd, by calls of ``support.written``. The list is empty
-        for an op that writes to no argument.
-        """
+        """Return the lines that report the op's writes to autograd by ``support.written``, or an empty list."""
         return [f"support.written({name}, {name})" for name in self.spec.mutated]
 
     def _returns(self, result: str) -> list[str]:
@@ -198,9 +192,7 @@ class PrintedOp:
         return self._checked_return(f"support.owned({result}{', ' + tensors if tensors else ''})")
 
     def _checked_return(self, results: str) -> list[str]:
-        """Return the lines that return ``results``, a Python expression. The lines first check that data-dependent
-        sizes are within their bounds.
-        """
+        """Return the lines that return ``results``, after a check that data-dependent sizes keep their bounds."""
         checks = [line for dim, expr in self.spec.bounds for line in self._bound_check(dim, expr)]
         return [f"results = {results}", *checks, "return results"] if checks else [f"return {results}"]
 
@@ -265,9 +257,7 @@ class PrintedOp:
         return " and ".join(parts)
 
     def _launch(self, kernel: Kernel, name: str) -> list[str]:
-        """Return the lines that run ``kernel`` and return its results. The copy of a Python function gets a name that
-        begins with ``name``.
-        """
+        """Return the lines that run ``kernel``. The copy of a Python function gets a name that begins with ``name``."""
         if isinstance(kernel, LaunchedKernel):
             return self._launch_triton(kernel)
         assert isinstance(kernel, PythonKernel)
@@ -293,9 +283,7 @@ class PrintedOp:
         return [*lines, *self.printer.allocated(), f"{function}({', '.join(given)})", *wrote, f"return {outs}"]
 
     def _kernel_return(self, result: str) -> list[str]:
-        """Return the lines that return a kernel's results, which are in the variable named ``result``. Views of
-        arguments are copied.
-        """
+        """Return the lines that return the variable ``result``, a kernel's results. Views of arguments are copied."""
         if not self.spec.results:
             return ["return None"]
         tensors = ", ".join(a.name for a in self.spec.tensors)
@@ -376,9 +364,8 @@ class PrintedOp:
     def _parameter(
         self, p: KernelParameter, config: Mapping[str, Any], fixed: Mapping[str, str], values: Mapping[str, Expr]
     ) -> str:
-        """Return the value of the kernel's parameter ``p`` at a launch as Python source. ``config`` holds tuning
-        parameters, ``fixed`` compile-time values as source, and ``values`` named integers. Raise ``CannotCopy`` if it
-        has no such source.
+        """Return the kernel's parameter ``p`` at a launch as Python source. ``config`` holds tuning parameters,
+        ``fixed`` compile-time values as source, and ``values`` named integers. Raise ``CannotCopy`` if there is none.
         """
         match p.kind:
             case "constant":
@@ -510,9 +497,7 @@ class PrintedOp:
             )
 
     def _print_autograd(self) -> None:
-        """Append the functions of the op's gradient and the statement that registers them. For an op without a
-        gradient, register a function that raises an error in the backward.
-        """
+        """Append the op's gradient and its registration. Without one, register a function that raises an error."""
         backward = self.op.gradient
         if backward is None:
             missing = f"support.no_gradient({self.spec.name!r})"
@@ -529,9 +514,7 @@ class PrintedOp:
         ]
 
     def _print_setup(self, backward: Backward) -> None:
-        """Append the function that saves, in a call, the tensors and scalars that the gradient formula ``backward``
-        reads.
-        """
+        """Append the function that saves the tensors and scalars that the gradient ``backward`` reads."""
         results = list(self.spec.results)
         positional = [a.name for a in self.spec.args if not a.keyword_only]
         keyword = [a.name for a in self.spec.args if a.keyword_only]
@@ -603,9 +586,7 @@ class PrintedOp:
 
 
 def _torch_op(namespace: str, name: str) -> str:
-    """Return the Python expression for the torch op ``name`` in ``namespace``. ``name`` may end in the name of an
-    overload, as in ``add.out``. Without one, the overload is ``default``.
-    """
+    """Return the Python expression for a torch op. ``name`` may end in an overload, as in ``add.out``."""
     packet, _, overload = name.partition(".")
     return f"torch.ops.{namespace}.{packet}.{overload or 'default'}"
 
