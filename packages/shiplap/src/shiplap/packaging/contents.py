@@ -34,7 +34,7 @@ class PackageExtras:
     Attributes:
         tuned: a table of choices that ``shiplap freeze`` wrote, or None.
         cubins: the architectures for which ``sl.triton`` kernels are compiled, such as 90 for compute capability 9.0.
-        calls: the recorded calls (``SHIPLAP_RECORD``) for which they are compiled.
+        calls: the file of recorded calls (``SHIPLAP_RECORD``) for which they are compiled, or None.
     """
 
     tuned: Path | None = None
@@ -121,7 +121,7 @@ def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = 
 
 
 def _import_top_package(name: str, within: Path) -> str:
-    """Import the module ``name`` and return its top package.
+    """Import the module ``name`` and return the name of its top package.
 
     Raise ``SL601`` if the import fails. Raise ``SL308`` if the package is a single file or lies outside ``within``.
     """

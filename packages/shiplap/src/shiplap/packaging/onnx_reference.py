@@ -26,12 +26,12 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class UntraceableReference(Exception):
-    """The error which says that a reference cannot be traced. Its text is the reason."""
+    """The error which says that a reference cannot be traced. Its message is the reason."""
 
 
 @dataclass(frozen=True)
 class Raised:
-    """A leaf in the tree of a reference's paths, at which the reference raises an error with the text ``message``."""
+    """A leaf in the tree of a reference's paths, at which the reference raises an error with the message ``message``."""
 
     message: str
 
@@ -183,8 +183,8 @@ class PathFinder:
         return Returned(answers + (False,) * (trace.asked - len(answers))), trace.asked
 
     def _export(self, trace: _Trace) -> Any:
-        """Return the exported program of the run of the reference that ``trace`` describes. It is valid for varying
-        sizes, which may be 0.
+        """Return the exported program of the run of the reference that ``trace`` describes. It is valid for all sizes
+        of the dims that vary, including 0.
         """
         with sizes_from_zero():
             return torch.export.export(_Module(trace.run), self.examples, dynamic_shapes=(self.shapes,), strict=False)
@@ -201,8 +201,8 @@ def _is_finished(e: BaseException | None) -> bool:
 
 
 def _text_of(e: Exception) -> str:
-    """Return the type or the number of an error of the reference, and its message, in one line of at most 200
-    characters. Numbers of the data are replaced by ``?``.
+    """Return the type of an error of the reference, or the id of a catalogue error, and its message. They are in one
+    line of at most 200 characters, with numbers of the data replaced by ``?``.
     """
     text = f"{e.id}: {e.got or e.what}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
     # The number stood for one of the data.

@@ -83,7 +83,7 @@ def package(request: WheelRequest, say: Callable[[str], None] = lambda line: Non
 
     Args:
         request: the wheel, and the options for it.
-        say: called with one line of text before each step that takes long.
+        say: a function that is called with one line of text before each step that takes long.
 
     Raises:
         ShippingError: ``SL308`` for a package that bindings cannot be added to, ``SL310`` for a file that is not a

@@ -193,7 +193,7 @@ def size_range(size: Any) -> tuple[float, float]:
 
 
 def _finite_bound(value: Any, infinite: float) -> float:
-    """Return the sympy number ``value`` as an int. Return ``infinite`` if it is one of sympy's or torch's infinities."""
+    """Return the sympy number ``value`` as an int. Return ``infinite`` if the number is an infinity of sympy or torch."""
     return int(value) if value.is_Integer else infinite  # sympy's and torch's own infinities are not Integers
 
 
@@ -204,8 +204,8 @@ def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @contextmanager
 def data_dependent_sizes() -> Iterator[None]:
-    """Return a context in which Dynamo keeps ops in its graphs even if their output sizes depend on data. Otherwise it
-    breaks the graph at them.
+    """Return a context in which Dynamo keeps ops in its graphs even if their output sizes depend on data. Outside of
+    the context, Dynamo breaks the graph at such an op.
     """
     import torch._dynamo
 

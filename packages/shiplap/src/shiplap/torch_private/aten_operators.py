@@ -67,9 +67,10 @@ class AtenDeclaration:
 
     ``returns`` has the types of the results in the schema, and ``cpp_returns`` is the C++ type of the result.
     ``structured`` has the data of the shape inference, or is None. ``group`` has the names of the related overloads if
-    this is the primary one. ``view`` is true if the result is a view. ``composite`` says how the overload is composed
-    of others. ``cpu`` is true if torch has a CPU kernel. ``delegate`` is the overload whose structured kernel is used,
-    or empty.
+    this is the primary one. ``view`` is true if the result is a view. ``composite`` is ``"implicit"``, ``"explicit"``
+    or empty, as for :func:`_composite_kind`. ``cpu`` is true if torch has a CPU kernel. ``delegate`` is the overload
+    whose structured kernel is used, or empty. ``compares_devices`` is true if torch compares the devices of the
+    arguments.
     """
 
     name: str
@@ -210,7 +211,7 @@ def _composite_kind(f: Any) -> str:
 
 def _has_cpu_kernel(f: Any, group: Any, indices: Any) -> bool:
     """Return whether torch has a CPU kernel of the operator ``f`` itself, or of the structured overload of its
-    ``group`` to which it delegates.
+    ``group`` to which it delegates. ``indices`` has the kernels of each backend.
     """
     from torchgen.model import DispatchKey
 
@@ -284,7 +285,7 @@ def make_device_tests(
     dtypes: Sequence[torch.dtype],
     scope: dict[str, Any],
 ) -> type[unittest.TestCase]:
-    """Return test cases for the PrivateUse1 device, made by ``instantiate_device_type_tests``.
+    """Return a class of test cases for the PrivateUse1 device, made by ``instantiate_device_type_tests``.
 
     The class is ``name`` + ``PRIVATEUSE1`` in ``scope``. It has a method ``{check.__name__}_{op}_{device}_{dtype}`` for
     each of ``infos`` and each of ``dtypes`` that it supports. The method calls ``check(case, device, dtype, op)``.

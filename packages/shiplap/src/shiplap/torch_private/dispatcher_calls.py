@@ -62,7 +62,7 @@ def builtin_of(overload: OpOverload[..., Any]) -> Callable[..., Any]:
     """Return the C function in which a Python call of ``overload`` ends.
 
     Calling it takes less time, and modes, subclasses and tracers still work. Dynamo can trace only ``overload`` itself.
-    Return ``overload`` if it is another kind of object, or if no test run has verified this on the installed torch.
+    Return ``overload`` if it is no ``OpOverload``, or if no test run has verified such calls on the installed torch.
     """
     if type(overload) is not torch._ops.OpOverload:
         return overload
@@ -145,8 +145,8 @@ def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def is_recorded_call(args: Sequence[Any]) -> bool:
-    """Return whether a call with these arguments involves autograd, but no other part of the dispatcher. All arguments
-    must be plain tensors or other values.
+    """Return whether a call with these arguments involves no part of torch's dispatcher but autograd. Return False if
+    an argument is an instance of a tensor subclass other than ``Parameter``.
     """
     if _is_transformed() or not untouched():
         return False
@@ -158,8 +158,9 @@ _CASTING = ("cpu", "cuda")  # the device types whose autocast is found without t
 
 
 def autocast_alone(args: Sequence[Any]) -> str | None:
-    """Return the device type whose autocast applies to this call of plain tensors. Return None if there is none, or if
-    a mode, a transform or a trace is involved as well.
+    """Return the device type whose autocast applies to a call with the arguments ``args``. Return None if there is
+    none, if the tensors are of several device types or of a subclass, or if a mode, a transform or a trace is active as
+    well.
     """
     if is_dynamo_compiling() or compiler._is_compiling_flag or functorch_transform() is not None:
         return None
@@ -341,8 +342,8 @@ def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Param
     """Return ``function``, decorated to run inside ``outside_modes(*tensors)``, outside of fake, autocast and
     ``torch.func`` modes.
 
-    The tensors are those among its arguments, in modules, and in the attribute ``tensors`` of other objects. Calls that
-    Dynamo traces run unchanged.
+    ``tensors`` are the tensors among its arguments, the parameters and buffers of modules among them, and those in the
+    attribute ``tensors`` of other arguments. Calls that Dynamo traces run unchanged.
     """
 
     @wraps(function)

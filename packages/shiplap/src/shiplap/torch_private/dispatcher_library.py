@@ -169,7 +169,7 @@ class Registrations:
         return cls(namespace, edition)
 
     def define(self, schema: str, tags: Sequence[torch.Tag] = ()) -> None:
-        """Define an op with torch by its schema, which begins with the op's name. ``tags`` are torch's tags of the op."""
+        """Define an op with torch by ``schema``, which begins with the op's name. ``tags`` are torch's tags of the op."""
         name, opening, rest = schema.partition("(")
         self._defined.append(name)
         self._writing |= {name} if "!)" in schema else set()
@@ -266,9 +266,9 @@ class Registrations:
     def translate_errors(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
         """Register ``refusal(error, args, kwargs)`` for the op ``name``.
 
-        It returns the ``ShiplapError`` to raise in place of a ``RuntimeError`` of a call. If it returns None, the
-        original error is raised. ``check(args, kwargs)`` is called before torch converts the arguments, and raises an
-        error for wrong ones.
+        ``refusal`` returns the ``ShiplapError`` to raise in place of a ``RuntimeError`` of a call. If it returns None,
+        the original error is raised. ``check(args, kwargs)``, unless it is None, is called before torch converts the
+        arguments, and raises an error for wrong ones.
         """
         self._refusals[name], self._checks[name] = refusal, check
 
@@ -417,8 +417,9 @@ def _below_autograd(
     nor a tracer is involved.
 
     Otherwise it calls ``check`` and then ``plain``, the op's function in torch. Errors and ``leave`` are as in
-    :func:`_with_own_errors`. ``cast`` says that autocast has already converted the arguments. Skipping autograd matters
-    because its formula is a Python function, which takes longer than most small kernels.
+    :func:`_with_own_errors`. If ``cast`` is true, autocast has already converted the arguments, and whether it is on
+    does not matter. Skipping autograd matters because its formula is a Python function, which takes longer than most
+    small kernels.
     """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     any_autocast: Callable[[], bool] = bool if cast else torch._C._is_any_autocast_enabled
@@ -500,8 +501,8 @@ def find_overload(namespace: str, name: str) -> Overload | None:
 
 
 def _autocast_kernel(overload: Overload, device_type: str, cast: Cast) -> Implementation:
-    """Return the autocast kernel of an overload for ``device_type``. It converts the arguments by ``cast`` and calls
-    the overload below autocast.
+    """Return the autocast kernel of an overload for ``device_type``. An empty string stands for the PrivateUse1 device.
+    The kernel converts the arguments by ``cast`` and calls the overload below autocast.
     """
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -521,8 +522,8 @@ def registered_names() -> frozenset[str]:
 
 
 def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
-    """Return whether torch itself has an attribute in ``torch.ops`` with a name of this op. The op could then not be
-    found there.
+    """Return whether torch's own objects in ``torch.ops`` have an attribute named ``namespace``, ``name`` or
+    ``overload``. An op of that name could then not be found in ``torch.ops``.
     """
     levels = (
         (torch.ops, namespace, torch._ops._OpNamespace),
@@ -536,7 +537,9 @@ def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
 
 
 def _custom_op_definition(name: str) -> Any:
-    """Return torch's definition object of an op made by ``torch.library.custom_op``, or None for another op."""
+    """Return torch's definition object of the op ``name`` if ``torch.library.custom_op`` made it. Return None for any
+    other op.
+    """
     custom = sys.modules.get("torch._library.custom_ops")
     return getattr(custom, "OPDEFS", {}).get(name.removesuffix(".default"))
 
@@ -577,10 +580,11 @@ def dispatch_keys(name: str) -> frozenset[str]:
 
 
 def has_gradient(name: str) -> bool:
-    """Return whether torch has a gradient formula for the op ``namespace::name``.
+    """Return whether torch has a gradient formula for the op ``namespace::name``. It has one for each op that is
+    composed of other ops.
 
     Each op of ``torch.library.custom_op`` has a kernel for autograd, which raises an error in the backward if no
-    formula was registered.
+    formula was registered. Return False for such an op without a formula.
     """
     keys, definition = dispatch_keys(name), _custom_op_definition(name)
     if not keys & {"Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd"}:

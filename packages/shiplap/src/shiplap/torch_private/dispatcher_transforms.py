@@ -109,7 +109,7 @@ def _is_open(tensor: Tensor) -> bool:
 
 
 def _unbatched(tensor: Tensor) -> Tensor:
-    """Return the tensor inside the wrappers of ``torch.vmap``. Torch cannot unpack the tangent of a wrapped one."""
+    """Return the tensor inside the wrappers of ``torch.vmap``. Torch cannot unpack the tangent of a wrapped tensor."""
     while _FUNCTORCH.is_batchedtensor(tensor):
         tensor = _FUNCTORCH.get_unwrapped(tensor)
     return tensor
@@ -203,8 +203,8 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
             """Return the positional and keyword arguments of the sample at ``index``."""
 
             def pick(value: Any) -> Any:
-                """Return a view of the sample in a mapped tensor. Return any other value unchanged, also inside
-                lists.
+                """Return what ``value`` has for the sample at ``index``. For a mapped tensor, this is a view. Lists are
+                converted item by item, and any other value is returned unchanged.
                 """
                 if isinstance(value, (list, tuple)):
                     return [pick(v) for v in value]

@@ -33,7 +33,7 @@ def lacks_strategy(cause: Exception) -> bool:
 
 
 def has_plain_tensors(cause: Exception) -> bool:
-    """Return whether ``cause``, the error of a call, says that it got DTensors together with plain tensors."""
+    """Return whether ``cause``, the error of a call, says that the call got DTensors together with plain tensors."""
     return MIXED in str(cause)
 
 

@@ -65,7 +65,8 @@ class GraphOperators:
         names: the operators that are in the graph.
         traced_later: whether the graph is one of Dynamo's, from before autograd. The compiled code may then contain
             further operators.
-        others: whether tensor subclasses or functions in such a graph may call operators.
+        others: whether the graph is from before autograd and has tensor subclasses or functions that may call further
+            operators.
     """
 
     names: frozenset[str]
@@ -98,11 +99,12 @@ def install_graph_key(key: Key) -> None:
 
 
 def _reduce_key_details(details: Any) -> Any:
-    """Return how to pickle ``details``, torch's object from which the key of a cached graph is computed.
+    """Return how to pickle ``details``, torch's object from which the key of a cached graph is computed. The result has
+    the form of ``__reduce__``.
 
-    The result includes the string that the function given to ``install_graph_key`` returns for the graph. If that
-    string is empty, ``details`` is pickled as usual. Raise ``PicklingError`` if the function fails, so that torch
-    compiles without its caches.
+    It includes the string that the function given to ``install_graph_key`` returns for the graph. If that string is
+    empty, ``details`` is pickled as usual. Raise ``PicklingError`` if the function fails, so that torch compiles
+    without its caches.
     """
     try:
         text = _keys[0](operators_of(details))

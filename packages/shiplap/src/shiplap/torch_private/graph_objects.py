@@ -130,8 +130,8 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
         usual = make_handler(function, given, False)
 
         def handle(tx: Any, args: Any, kwargs: Any) -> Any:
-            """Trace a call of ``text`` on the value. Use Dynamo's own handler for a constant, an object of another
-            class, or a format specification.
+            """Return Dynamo's variable for the result of ``text`` on the formatted value, which is traced. For a
+            constant, an object of another class, or a format specification, return the result of Dynamo's own handler.
             """
             # ``str.format`` has its format before the value.
             value, *written = reversed(args)

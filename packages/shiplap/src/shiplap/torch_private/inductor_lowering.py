@@ -418,7 +418,7 @@ def extern_call(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
 
 
 def trace_to_aten(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
-    """Return an FX graph of ``fn`` on fake tensors. It is functional and decomposed into ATen operators."""
+    """Return an FX graph of ``fn`` on the fake tensors ``values``, functional and decomposed into ATen operators."""
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -208,7 +208,9 @@ def _merge_leading_dims(buffer: Any, rank: int) -> Any:
 
 
 class _Quoted(str):
-    """The value of a compile-time constant, as a string that Inductor's ``format`` writes into the kernel with quotes."""
+    """The value of a compile-time constant, as a string that ``format`` returns with quotes. Inductor writes such
+    values into the kernel by ``format``.
+    """
 
     def __format__(self, spec: str) -> str:
         """Return the ``repr`` of the text. A string value is then written into Triton code with quotes."""

@@ -29,8 +29,8 @@ def frozen_code(name: str) -> CodeType | None:
 
 
 def process_settings() -> dict[str, Any]:
-    """Return, by name, the hooks and flags of torch that hold for all code in this process or thread. The values can be
-    compared.
+    """Return a mapping from name to value of the hooks and flags of torch that hold for all code in this process or
+    thread. Equal values mean equal settings.
     """
     return {
         "hooks of all modules of torch": tuple(_count_hooks(vars(modules)[name]) for name in _HOOKS),

@@ -39,10 +39,9 @@ def new_size() -> torch.SymInt:
     """Return a new data-dependent size of at least 0, for use in a fake implementation, which computes the shapes of
     results.
 
-    ``ctx.new_dynamic_size`` refuses it to ``torch.compile`` without ``fullgraph=True`` or
-    ``capture_dynamic_output_shape_ops``, and thereby breaks the graph. A size with a proven bound needs no such
-    caution. The graph breaks at the later line that needs an unknown value. Torch's own ops for device meshes do the
-    same.
+    Under ``torch.compile``, ``ctx.new_dynamic_size`` breaks the graph unless ``fullgraph=True`` or
+    ``capture_dynamic_output_shape_ops`` is set. A size with a proven bound needs no such caution. The graph then breaks
+    only at a later line that needs the unknown value. Torch's own ops for device meshes do the same.
     """
     ctx = torch.library.get_ctx()
     env = getattr(ctx, "_shape_env", None)
@@ -61,7 +60,8 @@ def in_trace() -> bool:
 
 
 def in_graph(number: int) -> int | torch.SymInt:
-    """Return ``number`` as a size that a graph can hold, for a fake implementation whose only result is an integer.
+    """Return a new size symbol in place of ``number`` if a graph is traced and the number is not negative. Otherwise
+    return ``number``. This is for a fake implementation whose only result is an integer.
 
     Dynamo stops at an op that returns an integer, and accepts a symbol. The dispatcher turns a symbol of a known value
     back into an integer. The value of this symbol is therefore left open.

@@ -240,7 +240,8 @@ class CKernel(CFunctionKernel):
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
         """Return ``clock(function)``, where ``function`` runs the C function on the fixed arguments of ``call`` and
-        returns its status. ``clock`` returns a time. It runs inside a call of the op, so that the arguments are alive.
+        returns its status. ``clock`` returns a time. It is called inside a call of the op, so that the arguments are
+        alive.
         """
         function, times = self._loaded(), [0.0]
 
@@ -260,7 +261,9 @@ class CKernel(CFunctionKernel):
         return times[0]
 
     def _loaded(self) -> Callable[..., int]:
-        """Return the kernel's C function with its types, from the library that is loaded at the first call."""
+        """Return the kernel's C function with its types. Its library is loaded at the first call. Raise the errors of
+        :func:`load_symbol`.
+        """
         if self._function is None:
             form = self.native
             self._function = self.typed(load_symbol(form))

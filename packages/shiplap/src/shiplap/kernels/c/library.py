@@ -15,8 +15,8 @@ from shiplap.settings import settings
 
 
 class CompiledLibrary(Protocol):
-    """The interface of a kernel library that Shiplap compiles from sources, as the code that builds and opens libraries
-    uses it.
+    """The interface of a kernel library that Shiplap compiles from sources. Code that builds or opens libraries calls
+    only these methods.
     """
 
     def locate(self) -> Path:

@@ -31,7 +31,7 @@ _native_entrances: dict[tuple[str, int], OpEntrance] = {}  # by the name and the
 class OpEntrance(NativeEntrance):
     """The torch registration of one op's native code. It is made when the first library is attached, and kept.
 
-    Torch's table keeps pointers to functions of the first library. When a later library is attached, these functions
+    Torch's dispatcher keeps pointers to functions of the first library. When a later library is attached, these functions
     call the code of that library.
 
     Attributes:
@@ -109,8 +109,8 @@ class OpEntrance(NativeEntrance):
         binding.shiplap_lead(index, None)
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """Return the ``ShiplapError`` that native code or Python raised last, where torch passed on only its message in
-        the exception ``cause``. Return None if no such error's message occurs in that of ``cause``.
+        """Return the ``ShiplapError`` behind ``cause``, an exception in which torch passed on only the message of that
+        error. Native code or Python raised the error. Return None if ``cause`` contains no such message.
         """
         message = str(cause)
         python: ShiplapError | None = getattr(self.raised, "error", None)
@@ -166,8 +166,8 @@ class AttachedBinding(NativeBinding):
             library.shiplap_record(route, None)
 
     def start_recording(self) -> None:
-        """Let C++ record the op's calls for autograd from now on. Do nothing if the op's gradient cannot be recorded
-        there, or if the ops that compute the gradient have no native code.
+        """Let C++ record the op's calls for autograd from now on. Do nothing if C++ cannot record the op's gradient, or
+        if the ops that compute the gradient have no native code.
         """
         gradient = self.op.gradient
         if self.recorder is not None or gradient is None:
@@ -290,8 +290,8 @@ def _load_plan_library(plan: LibraryPlan) -> ctypes.CDLL:
 
 
 def _exception_text(e: Exception) -> str:
-    """Return the text of an exception in valid UTF-8 without NUL characters, as C++ needs it. If it is no error of
-    Shiplap, the text begins with its type.
+    """Return the message of the exception ``e`` in valid UTF-8 without NUL characters, as C++ needs it. If ``e`` is no
+    ``ShiplapError``, its type precedes the message.
     """
     text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
     return text.replace("\0", "").encode(errors="replace").decode()

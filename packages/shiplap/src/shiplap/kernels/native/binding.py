@@ -85,8 +85,8 @@ def count_python_call(spec: OpSpec, form: NativeForm) -> None:
 
 
 def how_to_build(name: str) -> str:
-    """Return the text of the notice for the op ``name`` that calls would be faster with a native binding, with the
-    commands that build it.
+    """Return the notice for the op ``name`` which says that calls would be faster with a native binding. It contains
+    the commands that build the binding.
     """
     op = registry.find_declared_op(name)
     module = op.reference.__module__ if op is not None else "TARGET"
@@ -219,10 +219,11 @@ def compile_plan(plan: LibraryPlan, op: Op) -> None:
 
 
 def state(op: Op, device: str = "cpu") -> tuple[str, str]:
-    """Return which binding runs the C ABI kernel of ``op`` on ``device``, ``"native"`` or ``"python"``. Return with it
-    the library of the native binding, or the reason why there is none. ``shiplap env`` prints these texts.
+    """Return which binding runs the C ABI kernel of ``op`` on ``device``, as a pair of strings. The first is
+    ``"native"`` or ``"python"``. The second names the library of the native binding, or the reason why there is none.
 
-    A library in the package of the op or in the cache counts as native, because the first call attaches it.
+    A library in the package of the op or in the cache counts as native, because the first call attaches it. ``shiplap
+    env`` prints both strings.
     """
     form = next((k.native for k in op.kernels.get(device, ()) if k.native is not None), None)
     if op.native is not None and device in op.native.devices:
@@ -266,7 +267,7 @@ def _build_failed(output: str) -> str:
 
 
 def _failure_reason(e: Exception) -> str:
-    """Return an exception as one line for a notice. For a catalogue error, the line holds its number, title and
-    observation. For other exceptions, it holds the type and the text.
+    """Return an exception as one line for a notice. For a catalogue error, the line holds its id, such as ``SL405``,
+    its title and its observation. For any other exception, it holds the type and the message.
     """
     return f"{e.id}: {e.what}, {e.got}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"

@@ -347,8 +347,8 @@ def _remove_path(path: Path) -> None:
 
 
 def _builder_main(pipe: IO[bytes]) -> None:
-    """Read the JSON arguments that :func:`build_detached` sent from ``pipe``, and build that library. Write the
-    problem, if there is one, to standard output. This is the main function of a builder process.
+    """Read the JSON arguments from ``pipe`` that :func:`build_detached` has sent, and build the library that they
+    describe. Write the problem, if there is one, to standard output. This is the main function of a builder process.
     """
     root, digest, source, command, key = json.load(pipe)
     # The key comes with the order, since under a process of this one it may not be kept on disk.

@@ -30,8 +30,8 @@ FLAGS = (
 
 def library_name_digest(source: str, flags: Iterable[str], runtime: str = "") -> str:
     """Return the digest that names a library in the cache, as 32 hexadecimal digits. It covers the source, Shiplap's
-    headers, the compiler's flags, the machine type and ``runtime``, further text such as the version of the runtime
-    that the library needs.
+    headers, the compiler's flags, the machine type and ``runtime``. The latter is any further string, such as the
+    version of the runtime that the library needs.
     """
     parts = [source, *_headers_digest(), *flags, machine_type(), runtime]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -34,9 +34,9 @@ DEVICES = ("cpu", "cuda")  # device types for which there is native code
 class NativeKernelEntry:
     """The C ABI kernels of an op on a device type, as native code calls them.
 
-    ``form`` has the C function and the layout demands of the kernel that is tried first. ``forms`` has those of all
-    kernels. ``native`` holds the data from which the C++ of the calls is generated. ``kernels`` is the file of the
-    library with the C functions.
+    ``form`` has the C function of the kernel that is tried first, and the strides and alignment that it needs.
+    ``forms`` has those of all kernels. ``native`` holds the data from which the C++ of the calls is generated.
+    ``kernels`` is the file of the library with the C functions.
     """
 
     op: Op

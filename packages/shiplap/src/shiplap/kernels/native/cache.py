@@ -238,8 +238,8 @@ def evict_artefacts(root: Path, cap: int = CACHE_CAPACITY_BYTES) -> list[Path]:
 
 
 def remove_artefact(path: Path) -> bool:
-    """Remove a compiled binding, or any other file at its path. Return whether the path is gone. Loaded libraries keep
-    working.
+    """Remove the folder ``path`` of a compiled library. A file or symbolic link at that path is removed, too. Return
+    whether the path is gone. Loaded libraries keep working.
     """
     try:
         # A symbolic link is removed itself, and not the directory behind it.

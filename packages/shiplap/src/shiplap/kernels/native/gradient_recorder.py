@@ -63,8 +63,9 @@ _started_builds: dict[Path, subprocess.Popen[bytes]] = {}  # in the background: 
 
 
 def can_record(op: Op) -> bool:
-    """Return whether C++ can record calls of ``op`` for autograd. Its gradient must be declared as calls of other ops,
-    of a kind that C++ can make.
+    """Return whether C++ can record calls of ``op`` for autograd. Its gradient must be declared as calls of other ops.
+    Its arguments must be tensors, numbers, strings or lists of these, and it must neither write to an argument nor
+    return one.
     """
     spec, gradient = op.spec, op.gradient
     if gradient is None or not gradient.ops or not op.can_skip_dispatcher or not available("gradients in C++"):
@@ -244,8 +245,8 @@ def _recorder_folder(op: Op) -> Path:
 
 
 def _recorder_command(op: Op) -> list[str]:
-    """Return the command that compiles the library that records gradients against the headers and libraries of
-    torch.
+    """Return the words of the command that compiles the library that records gradients against torch's headers and
+    libraries. Raise ``SL405``, with the name of ``op``, if there is no compiler.
     """
     home = Path(torch.__file__).parent
     folders = (home / "include", home / "include" / "torch" / "csrc" / "api" / "include")

@@ -82,7 +82,7 @@ def find_prebuilt_library(op: Op) -> tuple[LibraryPlan | None, str]:
 
 
 def give_up_library(place: Path, why: str) -> None:
-    """Exclude the library in the folder ``place`` from use in this process, with the reason ``why`` it cannot be
+    """Exclude the library in the folder ``place`` from use in this process. ``why`` is the reason why it cannot be
     loaded.
     """
     _unusable_libraries[place] = why

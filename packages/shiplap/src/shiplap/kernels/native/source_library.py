@@ -36,7 +36,7 @@ class SourceText:
     Attributes:
         name: its name in messages.
         language: its language, or an empty string for a header.
-        content: its text.
+        content: its content as a string.
         path: its file, or None for a source that was given as a string.
     """
 

@@ -160,7 +160,7 @@ class LaunchedKernel(CFunctionKernel):
 
     def compile(self, call: Binding) -> None:
         """Compile the Triton kernels that ``call`` launches from Python, without launching them. Meta tensors take the
-        place of outputs and workspace.
+        place of outputs and workspace. Do nothing if Triton's interpreter runs the kernels.
         """
         if self.interpreted:
             return
@@ -252,8 +252,8 @@ class LaunchedKernel(CFunctionKernel):
         return grid, values, {k: v for k, v in given.items() if k in OPTIONS}
 
     def _value(self, p: KernelParameter, own: LaunchNumbers, scratch: Tensor | None) -> object:
-        """Return the value of the kernel's parameter ``p`` for a launch. It is a tensor, the part of the workspace
-        ``scratch`` from an offset on, a number from ``own``, or a compile-time value.
+        """Return the value of the kernel's parameter ``p`` for a launch. It is a tensor, the workspace ``scratch`` from
+        an offset on, a number from ``own``, or a compile-time value.
         """
         match p.kind:
             case "constant":
@@ -333,8 +333,9 @@ def launched_kernels(op: Op) -> list[LaunchedKernel]:
 
 
 def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: Iterable[Kernel] = ()) -> None:
-    """Compile the Triton kernels that ``call``, a checked call of ``op``, launches, for each of ``architectures``. They
-    are compiled with the tuning parameters that the op would use now, and with those of the kernels ``others``.
+    """Compile, for each of ``architectures``, the Triton kernels that ``call``, a checked call of ``op``, launches.
+    They are compiled with the default config, with the config that tuning has chosen for the call, and with those of
+    the kernels ``others``.
     """
     targets, more = tuple(architectures), set(others)
     # The config that a call runs with now is packed as well as the default.

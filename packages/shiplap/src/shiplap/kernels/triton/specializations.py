@@ -36,12 +36,12 @@ class ProgramSource(ABC):
 
     @property
     def function(self) -> Callable[..., object] | None:
-        """The Python function of a kernel, or None. It determines the module of the program."""
+        """The Python function of a kernel, which determines the module of the program. This base class has None."""
         return None
 
     @property
     def interpreted(self) -> bool:
-        """The named integers of the program, as a mapping from name to dim expression."""
+        """Whether Triton's interpreter runs the kernels instead of the GPU. This base class has False."""
         return False
 
     @property
@@ -52,7 +52,7 @@ class ProgramSource(ABC):
     @property
     @abstractmethod
     def values(self) -> Mapping[str, str]:
-        """The named integers of the program, by name, as dim expressions."""
+        """The named integers of the program, as a mapping from name to dim expression."""
 
     @property
     @abstractmethod
@@ -105,8 +105,8 @@ class LaunchedForm(NativeForm):
 
     @property
     def wanted(self) -> bool:
-        """Whether this machine can run the kernel, so that native code is worth building. It can if there is CUDA, or
-        if the module of the program is loaded in any case.
+        """Whether this machine can run the kernel, so that native code is worth building. It can if there is a CUDA
+        device, or if the program is not in a module that is imported late.
         """
         return not self.given.late or torch.cuda.is_available()
 
@@ -176,7 +176,7 @@ class LaunchedForm(NativeForm):
             on success.
 
             The ``keys`` integers at the address ``key`` describe the arguments of the launch. If the kernel cannot be
-            compiled, write the problem as text to ``message``, which has ``size`` bytes, and return 1.
+            compiled, write the error's message to the address ``message``, which has ``size`` bytes, and return 1.
             """
             try:
                 values = tuple(key[:keys])

@@ -160,7 +160,7 @@ class TemplateKernel(Kernel):
         self._fill(call, outs[0], None)
 
     def _fill(self, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
-        """Launch the template into ``out`` on the device of the call. If ``kept`` is not None, record the launch in it."""
+        """Launch the template into ``out`` on the device of ``call``. If ``kept`` is not None, record the launch in it."""
         if self._run is None:
             self._run = self._runner(self._launches, self.launch_for)
         if is_current_device(call.device):
@@ -298,8 +298,8 @@ class TemplateKernel(Kernel):
         return {a.name: v for a, v in zip(self.spec.args, call.args, strict=True) if isinstance(v, Tensor)}
 
     def _tensors_read(self, call: Binding) -> dict[str, Tensor]:
-        """Return the tensors that the template reads, by name. They are arguments, then tables. An argument is copied
-        if a dim that must have stride 1 has another stride.
+        """Return a mapping from name to value of the tensors that the template reads, arguments followed by lookup
+        tables. An argument is copied if a dim that must have stride 1 has another stride.
         """
         given = {name: t for name, t in self._tensor_arguments(call).items() if name in self.words}
         for name, axis in self.adjacent.items():
@@ -313,9 +313,8 @@ class TemplateKernel(Kernel):
         self, call: Binding, present: Mapping[str, Tensor], values: Values, wide: bool = False
     ) -> RenderedKernel:
         """Return the template rendered for ``call`` with the config ``values``, as source code of a Triton kernel and
-        its list of arguments. ``present`` holds
-        the tensors by name, of which the numbers of dims and the dims of stride 1 are read. If ``wide`` is true,
-        offsets have 64 bits, and otherwise 32 bits.
+        its list of arguments. ``present`` holds the tensors by name, of which the numbers of dims and the dims of
+        stride 1 are read. If ``wide`` is true, offsets have 64 bits, and otherwise 32 bits.
         """
         name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
         facts: dict[str, EnvValue] = {
@@ -348,11 +347,12 @@ class TemplateKernel(Kernel):
     def launch_for(
         self, key: Key, call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
     ) -> Launch:
-        """Return a function that launches the rendered kernel for calls like ``call``, and store it under ``key``. If
-        ``verb`` is ``compile``, the function compiles the kernel instead of launching it, and is not stored.
+        """Return a function that launches the rendered kernel for ``call`` and for all calls with the same ``key``, and
+        store it under ``key``. If ``verb`` is ``"compile"``, the function compiles the kernel instead of launching it,
+        and is not stored.
 
         The arguments of the function are ``grid, out, out.shape, out.stride()``, then each of ``tensors`` with its
-        shape and strides. If ``wide`` is true, the kernel uses 64-bit offsets.
+        shape and strides. If ``wide`` is true, the kernel uses 64-bit offsets, and otherwise 32-bit offsets.
         """
         names = [*(a.name for a in self.reads), *self.tables]
         places = {name: i for i, (name, t) in enumerate(zip(names, tensors, strict=True)) if t is not None}
@@ -437,9 +437,11 @@ def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
 
 
 def _with_descriptor_memory(launch: Launch) -> Launch:
-    """Return a function that calls ``launch`` with PyTorch's allocator for the memory of tensor descriptors.
+    """Return a function that calls ``launch`` with its arguments while PyTorch's allocator provides the memory of
+    tensor descriptors.
 
-    It runs in a separate context, because the user may have set another allocator outside.
+    The call runs in a copy of the current context (``contextvars``), because the user may have set another allocator in
+    the current one.
     """
     import triton
 

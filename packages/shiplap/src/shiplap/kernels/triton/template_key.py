@@ -90,10 +90,10 @@ def compile_template_run(
 ) -> RunTemplate:
     """Return a generated function ``run(call, out, split_k, kept)`` that launches a kernel template.
 
-    ``words`` are the names in the template's text, on which the key of a launch depends. ``reads`` are the tensor
-    arguments that it reads. ``axes`` are the axes along which arguments must have stride 1. ``tables`` are called with
-    sizes and a device. ``scope`` holds ``grid``, ``config``, the dict ``launches`` by key, and ``launch_for``, which
-    makes a missing launch.
+    ``words`` are the names in the template's source code, on which the key of a launch depends. ``reads`` are the
+    tensor arguments that the template reads. ``axes`` maps an argument to the axis along which it must have stride 1.
+    ``tables`` are called with sizes and a device. ``scope`` holds ``grid``, ``config``, the dict ``launches`` by key,
+    and ``launch_for``, which makes a missing launch.
     """
     scope |= {
         "cdiv": lambda a, b: -(-a // b),

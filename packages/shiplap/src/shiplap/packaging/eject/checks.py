@@ -165,7 +165,7 @@ class CallPrinter:
 
     @property
     def _parameters(self) -> dict[str, str]:
-        """The names of the op's scalar parameters, keyed by the names that they have in generated checks."""
+        """A mapping from the names that the op's scalar parameters have in generated checks to their own names."""
         return {self.plan.names(a.name): a.name for a in self.spec.scalars}
 
     def text_with(self, expr: Expr, variable: Callable[[str], str]) -> str:

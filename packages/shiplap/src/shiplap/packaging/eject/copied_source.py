@@ -27,7 +27,7 @@ MARKER = "--8<--"  # of documentation that quotes the source
 
 
 class CannotCopy(Exception):
-    """The error which says that a function cannot be written as plain source. Its text is the reason."""
+    """The error which says that a function cannot be written as plain source. Its message is the reason."""
 
 
 @dataclass
@@ -175,7 +175,7 @@ class SourceCopy:
 
     def helper(self, function: Callable[..., Any]) -> str:
         """Copy a function of Shiplap that generated checks call, and return its name. A function that is already copied
-        is not copied again.
+        is not copied again. Raise ``CannotCopy`` if it cannot be copied.
         """
         return self.function(function, function.__name__)
 
@@ -282,9 +282,11 @@ class SourceCopy:
         return name
 
     def _copy_statement(self, statement: ast.stmt, source: _ModuleSource, world: Mapping[str, Any]) -> None:
-        """Copy a statement of the module ``source`` into the new module. Annotations that name Shiplap are left out.
+        """Copy a statement of the module ``source`` into the new module. If it names Shiplap or jaxtyping, all its
+        annotations are left out.
 
-        The names that the statement reads are made available, too. ``world`` holds the globals of the module.
+        The names that the statement reads are made available, too. ``world`` holds the globals of the module. Raise
+        ``CannotCopy`` if such a name cannot be made available.
         """
         for other in _bound_names(statement):
             self._names.setdefault(other, world.get(other))

@@ -42,8 +42,8 @@ class EjectedPackage:
     Attributes:
         files: the contents of files, by path in the folder.
         copies: the files that are copied unchanged, by path in the folder.
-        ops: the names of the ops, including those that the given ones call.
-        lost: for each op, the features of its declaration that the plain op lacks.
+        ops: the names of the ops, including those that the given ops call.
+        lost: for each op, the features of its declaration that its plain form lacks.
     """
 
     files: dict[str, str]
@@ -87,7 +87,7 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
     Args:
         ops: declared ops.
         package: the name of the package, which its tests import.
-        lossy: whether to eject ops that lose templates or choices among configs.
+        lossy: whether to eject ops that lose templates or choices among configs. If it is false, such ops are refused.
 
     Raises:
         ShippingError: ``SL323`` that names each op without a plain form, with the reason.

@@ -50,7 +50,7 @@ class PrintedOp:
 
     Attributes:
         native: the device types whose kernels are C functions, which a library in C++ registers.
-        functions: the texts of the functions.
+        functions: the source code of each function.
         registrations: the lines that register the functions with torch.
     """
 
