@@ -31,7 +31,7 @@ class UntraceableReference(Exception):
 
 @dataclass(frozen=True)
 class Raised:
-    """A leaf in the tree of a reference's paths, at which the reference raises an error with the message ``message``."""
+    """A leaf in the tree of a reference's paths, at which the reference raises an error with this ``message``."""
 
     message: str
 

@@ -193,7 +193,7 @@ def size_range(size: Any) -> tuple[float, float]:
 
 
 def _finite_bound(value: Any, infinite: float) -> float:
-    """Return the sympy number ``value`` as an int. Return ``infinite`` if the number is an infinity of sympy or torch."""
+    """Return the sympy number ``value`` as an int. Return ``infinite`` if the number is infinite."""
     return int(value) if value.is_Integer else infinite  # sympy's and torch's own infinities are not Integers
 
 

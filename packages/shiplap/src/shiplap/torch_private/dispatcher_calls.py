@@ -158,9 +158,9 @@ _CASTING = ("cpu", "cuda")  # the device types whose autocast is found without t
 
 
 def autocast_alone(args: Sequence[Any]) -> str | None:
-    """Return the device type whose autocast applies to a call with the arguments ``args``. Return None if there is
-    none, if the tensors are of several device types or of a subclass, or if a mode, a transform or a trace is active as
-    well.
+    """Return the device type whose autocast applies to a call with the arguments ``args``, or None if there is none.
+    Return None also if the tensors are of several device types or of a subclass. Return None, too, if a mode, a
+    transform or a trace is active.
     """
     if is_dynamo_compiling() or compiler._is_compiling_flag or functorch_transform() is not None:
         return None

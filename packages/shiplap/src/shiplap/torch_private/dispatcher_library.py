@@ -169,7 +169,7 @@ class Registrations:
         return cls(namespace, edition)
 
     def define(self, schema: str, tags: Sequence[torch.Tag] = ()) -> None:
-        """Define an op with torch by ``schema``, which begins with the op's name. ``tags`` are torch's tags of the op."""
+        """Define an op with torch by ``schema``, which begins with the op's name, and with torch's tags ``tags``."""
         name, opening, rest = schema.partition("(")
         self._defined.append(name)
         self._writing |= {name} if "!)" in schema else set()

@@ -31,8 +31,8 @@ _native_entrances: dict[tuple[str, int], OpEntrance] = {}  # by the name and the
 class OpEntrance(NativeEntrance):
     """The torch registration of one op's native code. It is made when the first library is attached, and kept.
 
-    Torch's dispatcher keeps pointers to functions of the first library. When a later library is attached, these functions
-    call the code of that library.
+    Torch's dispatcher keeps pointers to functions of the first library. When a later library is attached, these
+    functions call the code of that library.
 
     Attributes:
         bindings: the libraries that have run calls of the op.

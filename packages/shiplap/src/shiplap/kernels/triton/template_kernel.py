@@ -160,7 +160,7 @@ class TemplateKernel(Kernel):
         self._fill(call, outs[0], None)
 
     def _fill(self, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
-        """Launch the template into ``out`` on the device of ``call``. If ``kept`` is not None, record the launch in it."""
+        """Launch the template into ``out`` on the device of ``call``. If ``kept`` is given, record the launch in it."""
         if self._run is None:
             self._run = self._runner(self._launches, self.launch_for)
         if is_current_device(call.device):
