@@ -165,8 +165,8 @@ def export_onnx(
 
 
 class _Converter:
-    """A converter to ONNX of one model and of the references of its ops. The results share its tables of functions and
-    names.
+    """A converter of one model to ONNX, with the references of the model's ops. It holds what the conversions of model
+    and references share.
 
     Attributes:
         functions: the ONNX functions of the ops, and those that they call.

@@ -177,7 +177,8 @@ def is_autocast_on(kind: str) -> bool:
 
 
 def is_in_autocast_region(kind: str) -> bool:
-    """Return whether this thread is in an autocast region, of the device type ``kind`` if that can be known.
+    """Return whether this thread is in an autocast region. Return True if autocast of the device type ``kind`` is on,
+    or if a region of any device type surrounds the call.
 
     The calls that autocast and fake tensors make exclude autocast, so torch says that it is off. The depth of nested
     regions still counts the region around them. Torch gives the depth only as the result of a change.

@@ -34,13 +34,13 @@ def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callab
     """Return a function that calls ``call`` and then reports to autograd that it has written to the arguments at the
     positions ``places``.
 
-    If a backward has saved the old values of such an argument, it then raises an error. Torch's own operators report
-    their writes, but kernels behind a C function do not.
+    If a backward needs the old values of such an argument, the backward then raises an error. Torch's own operators
+    report their writes, but kernels behind a C function do not.
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Make the wrapped call and return its result. Increment autograd's version counter of each argument that it
-        writes.
+        """Return the result of ``call``. Increment autograd's version counter of each argument at the positions
+        ``places`` that is not None.
         """
         result = call(*args, **kwargs)
         for i in places:
@@ -298,10 +298,11 @@ class Registrations:
         return self.overload(name)
 
     def implement(self, name: str, function: Implementation, check: Check | None = None) -> None:
-        """Register ``function`` as the implementation of the op for every device type, below autograd and autocast.
+        """Register ``function`` as the implementation of the op ``name`` for every device type, below autograd and
+        autocast.
 
-        For an op that writes, ``check`` is first called with the arguments. Lazily conjugated and negated tensors are
-        copied only after it, since the copies would no longer share memory.
+        If the op writes to arguments, ``check``, unless it is None, is first called with the arguments. Lazily
+        conjugated and negated tensors are copied only after that, since the copies would no longer share memory.
         """
         self._library.impl(self._named(name), keep_from_dynamo(function), "CompositeExplicitAutograd")
         # Torch's own copies lazily conjugated and negated tensors too, but writes them back for one returned tensor.
@@ -328,31 +329,29 @@ class Registrations:
         return result
 
     def implement_by_ops(self, name: str, function: Implementation) -> None:
-        """Register ``function``, which computes the op by calls of other ops (torch's ``CompositeImplicitAutograd``).
-        Transforms and traces then see the other ops in place of this one.
+        """Register ``function``, which computes the op ``name`` by calls of other ops (torch's
+        ``CompositeImplicitAutograd``). Transforms and traces then see the other ops in place of this one.
         """
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def map(self, name: str, function: Implementation, *, always: bool = False) -> None:
-        """Register ``function`` as the implementation that ``torch.vmap`` calls if it maps over one of the tensors. If
-        ``always`` is true, it is called inside ``torch.vmap`` even if none of the tensors is mapped over.
+        """Register ``function`` as the implementation of ``name`` that ``torch.vmap`` calls if it maps over a tensor
+        argument. If ``always`` is true, it is called inside ``torch.vmap`` even if no tensor is mapped over.
         """
         for key in ("FuncTorchBatched", *(("FuncTorchVmapMode",) if always else ())):
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def fake(self, name: str, function: Implementation) -> None:
-        """Register ``function`` as the fake implementation, which torch calls for tensors without data."""
+        """Register ``function`` as the fake implementation of ``name``, which torch calls for tensors without data."""
         torch.library.register_fake(f"{self.namespace}::{self._named(name)}", function, lib=self._library)
 
     def register_autograd(self, name: str, function: Implementation) -> None:
-        """Register ``function(dispatch key set, *args)`` as the implementation that autograd calls for the op."""
+        """Register ``function(dispatch key set, *args)`` as what autograd calls for the op ``name``."""
         self._library.impl(self._named(name), keep_from_dynamo(function), "Autograd", with_keyset=True)
 
     def skip_autograd(self, name: str) -> None:
-        """Make calls of the op skip autograd. This is for an implementation that computes gradients by itself or has
-        none.
-        """
+        """Make calls of the op ``name`` skip autograd. Its implementation computes gradients by itself or has none."""
         self._library.impl(self._named(name), torch.library.fallthrough_kernel, "Autograd")
 
     def register_autocast(self, name: str, overload: Overload, cast: Cast) -> None:
@@ -523,7 +522,7 @@ def registered_names() -> frozenset[str]:
 
 def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
     """Return whether torch's own objects in ``torch.ops`` have an attribute named ``namespace``, ``name`` or
-    ``overload``. An op of that name could then not be found in ``torch.ops``.
+    ``overload``. It would then hide an op of that name.
     """
     levels = (
         (torch.ops, namespace, torch._ops._OpNamespace),

@@ -515,7 +515,7 @@ def _is_tensor(v: Any) -> bool:
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return torch's decompositions, a mapping from an operator to a function that computes it from plainer operators.
 
-    The mapping is empty on a torch without the table.
+    The mapping is empty if this torch has none.
     """
     try:
         from torch._decomp import core_aten_decompositions

@@ -105,9 +105,9 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
     """Make Dynamo trace ``str``, ``repr`` and f-strings of objects of ``cls`` that a graph computes. Return a function
     that undoes it.
 
-    Tuples and lists of such objects are traced as well. Dynamo (2.11 to 2.14) writes the text of a sequence only if it
-    holds every element as a constant. It fails at an f-string of such an object. It does trace ``repr`` of each object,
-    so the other texts are traced by way of ``repr``.
+    Tuples and lists of such objects are traced as well. Dynamo (2.11 to 2.14) computes the ``str`` of a sequence only
+    if every element is a constant, and fails at an f-string of such an object. It does trace ``repr`` of each object,
+    so all these strings are computed by ``repr``.
     """
     try:
         from torch._dynamo import variables as kinds

@@ -74,7 +74,7 @@ def _name_in_wrapper(wrapper: Any, written: str) -> str:
 
 def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
     """Return a lowering (Inductor's function from IR arguments to IR nodes) that calls ``overload`` as a whole. If
-    ``known`` is true, the op is added to torch's set of ops without a lowering of their own.
+    ``known`` is true, the op is added to torch's set of ops without a lowering of their own, else it is not.
     """
     plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
 
@@ -101,7 +101,7 @@ class SizeSymbol:
     """A symbol of a graph's sizes.
 
     Attributes:
-        symbol: opaque to callers.
+        symbol: the sympy symbol, which callers only pass on.
         lower, upper: the range in which the graph may run. ``upper`` is None if it has no end.
         hint: the value in the call for which the graph is compiled.
         backed: whether the size comes from an input, so that a guard can check it. Other sizes depend on data.
@@ -485,7 +485,7 @@ def compile_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callabl
 
 
 def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[[], Callable[..., Any]]:
-    """Lower ``graph`` and write its code here. Return a function that compiles and loads it in any thread.
+    """Lower ``graph`` and write its code in this thread. Return a function that compiles and loads it in any thread.
 
     That function is the second half of :func:`compile_graph`.
     """
@@ -527,8 +527,8 @@ def no_autotuning() -> Iterator[None]:
 
 @contextmanager
 def without_graph_caches() -> Iterator[None]:
-    """Return a context in which torch compiles graphs without its graph caches. Our lowering does not run for a cached
-    graph. Kernels are still reused.
+    """Return a context in which torch compiles graphs without its graph caches. Shiplap's lowering does not run for a
+    cached graph. Kernels are still reused.
     """
     from torch._functorch import config as autograd
 

@@ -78,8 +78,11 @@ class _Template(CppTemplate):
         epilogue_nodes: list[Any] | None = None,
         **_: Any,
     ) -> str:
-        """Return the C++ source of the kernel, rendered from the template for Inductor's scheduler. ``epilogue_nodes``
-        are the fused neighbours that are computed when the result is stored.
+        """Return the C++ source of the kernel, rendered from the template for Inductor's scheduler.
+
+        ``template_buffer_node`` is the buffer of the result in the second rendering, and None in the first.
+        ``flag_template_buffer_has_other_users`` is true if nodes outside of the kernel read the result as well.
+        ``epilogue_nodes`` are the fused neighbours that are computed when the result is stored.
         """
         self.alone = self.alone or kernel
         # The scheduler passes the buffer in its second rendering only.
@@ -184,7 +187,9 @@ def rename_sympy_names(ranges: Sequence[tuple[str, str]]) -> tuple[str, list[tup
 
 
 def _always_divisible(size: Any, by: int) -> bool:
-    """Return whether ``by`` divides the size in every call of the compiled code. Fixed tiles then leave no tail."""
+    """Return whether ``by`` is known to divide ``size`` in every call of the compiled code. Fixed tiles then leave no
+    tail.
+    """
     return bool(V.graph.sizevars.statically_known_multiple_of(size, by))
 
 
@@ -277,8 +282,8 @@ def narrow_loads(code: str, bounded: frozenset[str]) -> str:
     """
 
     def one(match: re.Match[str]) -> str:
-        """Return the matched load of Triton code without the broadcast to a tile. Return it unchanged if its index has
-        no mask.
+        """Return the matched load of Triton code without the broadcast to a tile. Return it unchanged if its index is
+        not in ``bounded``.
         """
         pointer, index = match.groups()
         return f"tl.load({pointer} + ({index}), {index}_mask" if index in bounded else match[0]
@@ -372,10 +377,10 @@ def lowering_at(node: torch.fx.Node) -> Iterator[None]:
 
 @contextmanager
 def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return a context that yields, by name, IR inputs that stand for the fake tensors ``values``.
+    """Return a context that yields a mapping from name to IR input, one for each of the fake tensors in ``values``.
 
-    They are buffers of their sizes, strides and dtypes, with which a kernel can be rendered on its own. They are
-    removed from the graph at the end.
+    The IR inputs are buffers of the sizes, strides and dtypes of these tensors, with which a kernel can be rendered on
+    its own. They are removed from the graph at the end.
     """
     made, known = {}, V.graph.name_to_buffer
     for name, value in values.items():

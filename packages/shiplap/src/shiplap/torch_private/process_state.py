@@ -77,8 +77,8 @@ def operators_of_torch() -> dict[str, str]:
 
 
 def overloads_of_torch() -> dict[str, Any]:
-    """Return the function that each object in ``torch.ops.aten`` and ``torch.ops.prims`` calls, by the object's
-    name.
+    """Return a mapping from the name of each object in ``torch.ops.aten`` and ``torch.ops.prims`` to the function that
+    the object calls.
     """
     called: dict[str, Any] = {}
     for library in (torch.ops.aten, torch.ops.prims):

@@ -57,8 +57,9 @@ def _frame_layout(ranks: tuple[int, ...]) -> _FrameLayout:
 
 
 class CallFrame:
-    """The memory that describes one call to a C function, with a context and a descriptor of each tensor. Its addresses
-    are valid as long as the object lives.
+    """The memory that describes one call to a C function, with a context and a descriptor of each tensor. ``context``
+    is the address of the context. ``tensors`` holds the addresses of the descriptors, with None for a tensor that is
+    None. The addresses are valid as long as the object lives.
     """
 
     def __init__(

@@ -242,8 +242,8 @@ def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, bindin
     """Let the native code in the library ``binding``, at ``path``, run ``op`` on the devices of ``entries``.
     ``entries`` maps numbers in the library to the kernels of the op on a device.
 
-    Issue a notice for a device that torch refuses. Python continues to run the op there. Raise ``SL405`` if all are
-    refused.
+    Issue a notice for a device that torch refuses. Python continues to run the op there. Raise ``SL405`` if torch
+    refuses all devices.
     """
     known = _native_entrances.get((op.spec.name, op.edition))
     entrance = op.entrance = _native_entrances[op.spec.name, op.edition] = known or OpEntrance(op)

@@ -188,7 +188,7 @@ def _collect_build(spec: OpSpec, form: NativeForm) -> str:
 
 
 def build(op: Op) -> Path:
-    """Build or find the native binding of ``op`` now, attach it, and return the library.
+    """Build or find the native binding of ``op`` now, attach it, and return the path of its library.
 
     If C++ can record the op's gradients, the library for that is built as well. Raise ``SL404`` if only Python can run
     calls of the declaration. Raise ``SL405`` or ``SL406`` if the binding cannot be built.

@@ -61,7 +61,7 @@ class PackedKernel(Kernel):
 
     def run_call(self, call: Binding) -> Outputs:
         """Return the outputs of a call, filled by the kernel. An output whose size depends on data is allocated at its
-        upper bound, then cut to the size that the kernel reports.
+        upper bound, then cut to the size that the kernel reports. Raise ``SL302`` if that size is above the bound.
         """
         spec = self.spec
         if not spec.bounds:
@@ -76,8 +76,8 @@ class PackedKernel(Kernel):
 
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Run the kernel on the inputs of ``call`` and fill ``outs``, outputs of fixed sizes. ``scratch`` is the
-        workspace, and None has one allocated if the kernel needs it. Raise ``SL212`` if an output is not aligned as the
-        kernel needs.
+        workspace. If it is None, a workspace is allocated if the kernel needs one. Raise ``SL212`` if an output is not
+        aligned as the kernel needs.
         """
         if self.native.align > 1:
             for output, tensor in zip(self.spec.outputs, outs, strict=True):
@@ -112,9 +112,10 @@ class PackedKernel(Kernel):
         return ""
 
     def _run(self, call: Binding, outs: Sequence[Tensor], extents: Extents, scratch: Tensor | None) -> None:
-        """Run the kernel into ``outs`` on the inputs of ``call``. ``scratch`` is the workspace, and None has one
-        allocated if the kernel needs it. ``extents`` receives the data-dependent sizes. An input is copied first if the
-        kernel does not accept its layout or alignment. If the op changes such an input, the copy is written back.
+        """Run the kernel into ``outs`` on the inputs of ``call``. ``scratch`` is the workspace. If it is None, a
+        workspace is allocated if the kernel needs one. ``extents`` receives the data-dependent sizes. An input is
+        copied first if the kernel does not accept its layout or alignment. If the op changes such an input, the copy is
+        written back.
         """
         inputs, copies = self._pack(call.args)
         if scratch is None and self.workspace is not None:

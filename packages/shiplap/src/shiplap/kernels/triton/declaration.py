@@ -67,8 +67,8 @@ class TritonLaunches(Implementation, ProgramSource):
 
     @property
     def errors(self) -> LateErrors | None:
-        """The holder of the messages of late errors, or None. Kernels report late errors on the device after their
-        launch has returned.
+        """The holder of the messages of late errors, or None if the kernels report none. Kernels report late errors on
+        the device after their launch has returned.
         """
         return self._errors
 
@@ -226,8 +226,8 @@ class LateLaunches(Implementation, ProgramSource):
 
     @property
     def errors(self) -> LateErrors | None:
-        """The holder of the messages of late errors, or None. Kernels report late errors on the device after their
-        launch has returned. Reading the holder imports the module.
+        """The holder of the messages of late errors, or None if the kernels report none. Kernels report late errors on
+        the device after their launch has returned. Reading the holder imports the module.
         """
         return self.made.errors
 

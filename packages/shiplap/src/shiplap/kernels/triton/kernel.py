@@ -349,8 +349,8 @@ def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: It
 
 @cache
 def _make_launcher(kernel: Any) -> Any:
-    """Return the launcher of a Triton kernel, one object for each kernel. For an interpreted function, return the
-    function.
+    """Return the launcher of a Triton kernel, one object for each kernel. If Triton's interpreter runs the kernel,
+    return the kernel itself.
     """
     return kernel if type(kernel).__name__ == "InterpretedFunction" else triton_launcher(kernel)
 

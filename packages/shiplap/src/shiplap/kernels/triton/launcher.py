@@ -290,14 +290,14 @@ def _bound_parameter_source(parameters: dict[str, Any], ordinary: str) -> tuple[
 
 
 def _is_integer_annotation(about: Any) -> bool:
-    """Return whether a parameter is annotated as an integer of fixed width. Its value then does not change the compiled
-    code.
-    """
+    """Return whether the parameter that Triton describes by ``about`` is annotated as an integer of fixed width."""
     return about.annotation_type in ("i32", "i64")
 
 
 def _is_unspecialised(about: Any) -> bool:
-    """Return whether a parameter is declared as not specialised, and is neither a compile-time value nor annotated."""
+    """Return whether the parameter that Triton describes by ``about`` is declared as not specialised. Return False for
+    a compile-time value and for an annotated parameter.
+    """
     return about.do_not_specialize and not about.is_constexpr and not about.annotation_type
 
 

@@ -230,7 +230,8 @@ class _LaunchReader:
 
     def _refuse_strangers(self) -> None:
         """Raise ``SL618`` if a name in ``arguments``, ``constants``, ``scratch`` or ``codes`` is no parameter of the
-        kernel. Raise it also if the launch reports late errors and the program has no holder of them.
+        kernel. In ``constants``, options such as ``num_warps`` are accepted, too. Raise ``SL618`` also if the launch
+        reports late errors and the program has no holder of them.
         """
         options = (*self.signature, *OPTIONS)
         declared = self.declared
@@ -356,7 +357,7 @@ class _LaunchReader:
         return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
     def _refuse(self, got: str, expected: str) -> NoReturn:
-        """Raise ``SL618``, which says that the kernel's launch declares ``got`` where ``expected`` is possible."""
+        """Raise ``SL618`` for a launch whose declaration has ``got`` in place of ``expected``."""
         raise error("SL618", where=self.where, got=got, expected=expected)
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:

@@ -57,7 +57,7 @@ class ProgramSource(ABC):
     @property
     @abstractmethod
     def errors(self) -> LateErrors | None:
-        """The holder of the messages of late errors, or None."""
+        """The holder of the messages of late errors, or None if the kernels report none."""
 
 
 class LaunchedForm(NativeForm):
@@ -156,8 +156,8 @@ class LaunchedForm(NativeForm):
         return form_of_key(self.launches[number], key, self.configs, options)
 
     def compiled(self) -> list[tuple[Any, SpecializedForm, Cubin]]:
-        """Return a tuple (Triton kernel, form, cubin) for each kernel that this process has compiled. The form holds
-        the types, constants and options for which the kernel was compiled.
+        """Return a list with a tuple (Triton kernel, form, cubin) for each kernel that this process has compiled. The
+        form holds the types, constants and options for which the kernel was compiled.
         """
         return [(self.declared[n].kernel, self.read(n, key), cubin) for (n, _, key), cubin in self.cubins.items()]
 

@@ -167,7 +167,7 @@ class SpecializedForm:
     Attributes:
         signature: the type of each parameter by name.
         constants: the constant parameters by position.
-        attributes: the attributes of parameters by position.
+        attributes: the attributes of parameters, such as divisibility by 16, by position.
         options: the options of the compiler.
     """
 
@@ -203,8 +203,9 @@ _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 def _read_key_entry(
     p: KernelParameter, entries: Iterator[int], config: Mapping[str, int]
 ) -> tuple[str, object, bool | None]:
-    """Return the Triton type of the parameter ``p``, its constant value, and whether it is a multiple of 16. The last
-    is None if Triton does not specialise on it. ``entries`` iterates over the integers of a key and advances.
+    """Return the Triton type of the parameter ``p``, its value, and whether it is a multiple of 16. The value is None
+    unless the parameter is compiled as a constant. The last item is None if Triton does not specialise on it.
+    ``entries`` iterates over the integers of a key and advances.
     """
     match p.kind:
         case "constant":
