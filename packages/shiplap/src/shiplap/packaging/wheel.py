@@ -233,7 +233,7 @@ def _modules_of_wheel(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder:
 def _write_wheel(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag: str) -> None:
     """Write the wheel ``target`` from the old wheel's files ``files`` and the new files, all of which are in
     ``folder``. It has the tags ``tag``, such as ``py3-none-linux_x86_64``, and a new RECORD. Raise ``SL602`` if it
-    cannot be written, and leave no file ``target``.
+    cannot be written. A file at ``target`` is replaced only when the new one is complete.
     """
     about, record = (
         _dist_info_file(files, "WHEEL"),

@@ -272,7 +272,7 @@ def lower_lone_results() -> None:
     """
 
     def lone_result(value: Any, index: Any) -> Any:
-        """Return ``value``, the only result. Raise ``AssertionError`` for another index or source."""
+        """Return ``value``. Raise ``AssertionError`` unless ``index`` is 0 and an op that writes made ``value``."""
         source = current_node().args[0]
         target = source.target if isinstance(source, torch.fx.Node) else None
         if index != 0 or not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:

@@ -143,8 +143,8 @@ class _Store:
         return text
 
     def output(self, name: str, *ranges: tuple[str, str]) -> str:
-        """Return C++ that stores the tile ``name`` into the given ranges of the output, with the fused neighbours
-        applied to it.
+        """Return C++ that stores the tile ``name`` into the output, with the fused neighbours applied to it. ``ranges``
+        has a pair of C++ expressions for each dim, the start and the end of the tile.
 
         If there are fewer ranges than the output has dims, its leading dims are merged.
         """
@@ -152,8 +152,8 @@ class _Store:
         return f"{{ {aliases}{self._stores(name, renamed)} }}"
 
     def _stores(self, name: str, ranges: Sequence[tuple[str, str]]) -> str:
-        """Return the C++ statements that store the tile ``name`` into the given ranges of the output, with the fused
-        neighbours applied. A result that is also needed without them is stored as well.
+        """Return the C++ statements that store the tile ``name`` into the output, with the fused neighbours applied.
+        ``ranges`` is as for :meth:`output`. A result that is also needed without the neighbours is stored as well.
         """
         kernel = self.kernel
         result = self.raw if len(self.raw.get_size()) == len(ranges) else _merge_leading_dims(self.raw, len(ranges))
