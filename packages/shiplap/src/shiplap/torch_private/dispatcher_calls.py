@@ -100,8 +100,8 @@ def is_compiling() -> bool:
 
 
 def without_gradients(overload: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Call ``overload``, which records no gradients, and drop its result. The call is made with gradients switched off
-    unless an argument requires a gradient.
+    """Call ``overload``, which records no gradients. Its result is dropped. The call is made with gradients switched
+    off unless an argument requires a gradient.
 
     Native code cannot read whether a tensor requires a gradient, so it passes every call with gradients on to Python.
     Lists are not searched, so an op that takes lists of tensors must not be called by this function.

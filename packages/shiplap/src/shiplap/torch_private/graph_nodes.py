@@ -201,9 +201,9 @@ def is_aten(node: Node) -> bool:
 
 
 def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
-    """Return the operator and its arguments, a mapping by name, if ``node`` is a functionalised call of an operator
-    that writes to whole tensors, else None. Such a call is torch's ``auto_functionalized`` or
-    ``auto_functionalized_v2``. No two of its written tensors are views of one base.
+    """Return the operator and its arguments by name if ``node`` is a functionalised call that writes to whole tensors.
+    Otherwise return None. Such a call is torch's ``auto_functionalized`` or ``auto_functionalized_v2``. No two of its
+    written tensors are views of one base.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 
@@ -533,7 +533,7 @@ def core_decompositions() -> dict[Any, Callable[..., Any]]:
 def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> Iterator[None]:
     """Return a context in which each tensor that ``program`` returns passes through ``checked(value, holds, message)``.
 
-    The program's assertions about values are then not removed as unused results.
+    ``holds`` and ``message`` are those of the program's assertions, which are then not removed as unused results.
     """
     graph, specs = program.graph, program.graph_signature.output_specs
     (output,) = graph.find_nodes(op="output")

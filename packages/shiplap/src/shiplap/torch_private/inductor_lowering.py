@@ -335,7 +335,7 @@ def memory_layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
 
 def launch_run(run: Callable[[], None]) -> None:
     """Run ``run``, a function that Inductor's ``make_run_fn`` prepared to launch a kernel, on the current stream. Up to
-    torch 2.13 it launches on the stream that was current when it was prepared. In 2.15 it reads the current one.
+    torch 2.13 ``run`` holds the stream that was current when it was prepared. In 2.15 it reads the current stream.
     """
     named = dict(run.keywords) if isinstance(run, partial) else {}
     if "stream" not in named:

@@ -283,8 +283,8 @@ def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
 def computed_sizes_unguarded() -> AbstractContextManager[None]:
     """Return a context in which ``torch.export`` adds no guard that a computed size is not 1.
 
-    Torch adds such a guard to find out whether a result is contiguous. The guard contradicts the declared range of an
-    input size, from 2 on, if a result has one element for every 64 rows of the input, for example.
+    Torch adds such a guard to find out whether a result is contiguous. The guard may contradict the declared range of
+    an input size, from 2 on. It does so, for example, if a result has one element for every 64 rows of the input.
     """
     from torch.fx.experimental import _config
 

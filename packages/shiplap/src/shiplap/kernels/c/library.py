@@ -34,10 +34,10 @@ source_libraries: dict[Path, CompiledLibrary] = {}  # by the path that the kerne
 def locate_library(path: str | os.PathLike[str]) -> Path:
     """Return the file of the library ``path``.
 
-    If ``path`` stands for a library of ``sl.source``, return the compiled library. Otherwise return the file of that
-    name in the folder that the environment variable ``SHIPLAP_LIBRARY_PATH`` names, if it exists, or else ``path``,
-    with symbolic links resolved. Raise ``SL401`` if neither file exists, or ``SL420`` if a library of ``sl.source`` is
-    not compiled.
+    If ``path`` stands for a library of ``sl.source``, return the compiled library. Otherwise look for the name of
+    ``path`` in the folder that the environment variable ``SHIPLAP_LIBRARY_PATH`` names, and then for ``path``. Return
+    the first file that exists, with symbolic links resolved. Raise ``SL401`` if there is none, or ``SL420`` if a
+    library of ``sl.source`` is not compiled.
     """
     wanted = Path(path)
     if (compiled := source_libraries.get(wanted)) is not None:

@@ -59,8 +59,8 @@ def is_sealed_folder(folder: Path) -> bool:
 
 
 def seal_text(digest: str, library: IO[bytes]) -> str:
-    """Return the seal of ``library``, the sha256 of ``digest``, its name, and of its content, as hexadecimal digits.
-    Raise ``OSError`` if the library is larger than 256 MiB.
+    """Return the seal of ``library``, a sha256 as hexadecimal digits. It covers the library's name ``digest`` and its
+    content. Raise ``OSError`` if the library is larger than 256 MiB.
     """
     hashed, length = hashlib.sha256(digest.encode()), 0
     while piece := library.read(1 << 20):
@@ -259,9 +259,9 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
 
 
 def _compile_source(scratch: Path, digest: str, source: str, command: list[str]) -> str:
-    """Compile the C++ code ``source`` by ``command`` to a library in the folder ``scratch``. Write its two seals beside
-    it, which are a checksum of the library and its name ``digest``, and an HMAC of that checksum. Return the problem,
-    or an empty string if there is none.
+    """Compile the C++ code ``source`` by ``command`` to a library in the folder ``scratch``, and write its two seals
+    beside it. The first seal is a checksum of the library and its name ``digest``. The second is an HMAC of that
+    checksum. Return the problem, or an empty string if there is none.
     """
     (scratch / SOURCE).write_text(source)
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"

@@ -255,8 +255,8 @@ def _native_choice(kernel: Kernel) -> NativeChoice:
 
 def bindable_entries(op: Op) -> list[NativeKernelEntry]:
     """Return the kernels of ``op`` that native code can bind, as one ``NativeKernelEntry`` for each device type. A
-    device type is left out if C++ cannot check its calls, or if a library of its kernels is missing or was built for
-    another declaration.
+    device type is left out if C++ cannot check its calls. It is also left out if a library of its kernels is missing or
+    was built for another declaration.
     """
     entries = []
     for device, form in _first_native_forms(op).items():

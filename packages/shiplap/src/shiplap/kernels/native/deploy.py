@@ -134,7 +134,8 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
 
 def _packed_native(entry: NativeKernelEntry) -> NativeOp:
     """Return the data for generating the C++ of ``entry``, an op on one device type. They include all compiled GPU
-    kernels (cubins) that this process has for the op, and the tuned choices for which a cubin exists.
+    kernels (cubins) that this process has for the op. They also include the tuned choices, without those that need a
+    cubin which does not exist.
     """
     # Choices are read lazily, and a deployed library cannot read them later.
     tuned_choices.ensure_choices_loaded()

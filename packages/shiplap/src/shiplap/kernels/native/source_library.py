@@ -240,8 +240,8 @@ class SourceLibrary:
         return [*map(str, paths), *flags]
 
     def _find_nvcc(self) -> Path:
-        """Return the path of nvcc, the first one found in this order: the environment variable ``CUDACXX``, the
-        ``PATH``, the folders that ``CUDA_HOME`` and ``CUDA_PATH`` name, and ``/usr/local/cuda``. Raise ``SL423`` if
+        """Return the path of the first nvcc that is found. The environment variable ``CUDACXX`` is tried first, then
+        the ``PATH``, the folders that ``CUDA_HOME`` and ``CUDA_PATH`` name, and ``/usr/local/cuda``. Raise ``SL423`` if
         there is none.
         """
         named = os.environ.get("CUDACXX", "")

@@ -82,10 +82,10 @@ class TritonLaunches(Implementation, ProgramSource):
         return TritonLaunches((*self._steps, step), self.configs, self._values, self._errors)
 
     def fill(self, offset: str, size: str, *, byte: int = 0, when: str = "") -> TritonLaunches:
-        """Return a new program with the steps of this one, followed by a step that sets ``size`` bytes of the
-        workspace, from the offset ``offset`` in bytes on, to ``byte`` (0 to 255).
+        """Return a new program with the steps of this one, followed by a step that fills bytes of the workspace.
 
-        ``when`` is a condition as for :meth:`then`. If it is empty, each call runs the step.
+        The step sets ``size`` bytes, from the offset ``offset`` in bytes on, to ``byte`` (0 to 255). ``when`` is a
+        condition as for :meth:`then`. If it is empty, each call runs the step.
         """
         return self.also(DeclaredFill(offset, size, byte, when))
 

@@ -260,8 +260,9 @@ def _binding_message(binding: ctypes.CDLL) -> str:
 
 @dataclass
 class _ReplayState:
-    """The state of the replay library in this process. ``binding`` is the loaded library, ``why`` the reason why there
-    will be none, ``builder`` the running build, and ``calls`` a counter of calls that Python launched.
+    """The state of the replay library in this process. ``binding`` is the loaded library, or None. ``why`` is the
+    reason why there will be none, or empty. ``builder`` is the running build, or None. ``calls`` counts the calls that
+    Python launched.
     """
 
     binding: ctypes.CDLL | None = None

@@ -112,8 +112,8 @@ class TemplateKernel(Kernel):
         """Return a function that repeats the recorded launch ``kept`` for tensors at other addresses, by C++ or Python.
         Return None if the launch depends on more than the call's tensors.
 
-        Such a launch reads a lookup table or a copy of a strided tensor, or multiplies float32
-        with the precision that a setting of torch states.
+        Such a launch reads a lookup table or a copy of a strided tensor, or multiplies float32 with the precision that
+        a setting of torch states.
         """
         if kept.launch is None or self.tables or ("ALLOW_TF32" in self.words and kept.float32):
             return None
@@ -390,8 +390,8 @@ def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k
     go: Callable[[Args, Tensor], None] = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
 
     def rerun(args: Args) -> Tensor:
-        """Return a new output of the template for ``args``, the arguments of a call that differs from the recorded one
-        only in the addresses of tensors.
+        """Return a new output of the template for ``args``. They are the arguments of a call that differs from the
+        recorded one only in the addresses of tensors.
         """
         # The current device may have changed since the launch was recorded.
         if not is_current_device(device):

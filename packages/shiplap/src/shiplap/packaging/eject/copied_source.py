@@ -101,8 +101,9 @@ def _bound_names(node: ast.stmt) -> list[str]:
 
 
 def _changed_names(module: ModuleType, body: list[ast.stmt]) -> Iterator[str]:
-    """Yield the names whose value is not made by one statement. Such a name is set several times or in a loop, its
-    items are set, or a method of a list, dict or set is called on it. A name may be yielded several times.
+    """Yield the names whose value is not made by one statement. Such a name is set several times or in a loop, or an
+    item of it is set. It may also be a list, dict or set of which a method is called. A name may be yielded several
+    times.
     """
     seen: set[str] = set()
     for statement in _top_statements(body):
