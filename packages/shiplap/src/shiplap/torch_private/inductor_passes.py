@@ -170,7 +170,9 @@ class _Uncached(InductorPass):
 
 
 def active_autocasts() -> tuple[tuple[str, torch.dtype], ...]:
-    """Return the autocasts that are on in this thread. Each is a pair of a device type and the dtype to which it casts."""
+    """Return a pair of device type and dtype for each device type whose autocast is on in this thread. Autocast casts
+    to that dtype.
+    """
     kinds = ("cpu", "cuda", "xpu", "mps", torch._C._get_privateuse1_backend_name())
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
 

@@ -80,9 +80,9 @@ def _settle_called_keys(kernel: Any, begun: set[int]) -> None:
 
 
 def _called_kernels(function: FunctionType) -> Iterator[Any]:
-    """Yield the Triton functions that ``function`` may call. They are its captured variables, and what the names in its
-    code stand for in its globals. The names are also looked up in the modules among these globals and captured
-    variables.
+    """Yield the Triton functions that ``function`` may call. They are looked for among its captured variables, and
+    under the names in its code. The names are looked up in its globals and in the modules among these globals and
+    captured variables.
     """
     names, cells = function.__code__.co_names, function.__closure__ or ()
     named, entered = [function.__globals__.get(name) for name in names], set[str]()
