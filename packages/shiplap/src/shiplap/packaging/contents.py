@@ -159,9 +159,8 @@ def _top_package(op: Op) -> str:
 
 
 def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtras) -> PackageContents:
-    """Write the native code that the declared ops of ``package`` need into the package's folder below ``within``, and
-    return the contents. They are native bindings (generated C++), kernel libraries, tuned choices and compiled GPU
-    kernels.
+    """Fill the folder of ``package`` below ``within`` with what its declared ops ``ops`` need, and return the contents.
+    They are native bindings (generated C++), kernel libraries, tuned choices and compiled GPU kernels.
     """
     # A namespace package may have several roots, of which one is inside the unpacked wheel.
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))

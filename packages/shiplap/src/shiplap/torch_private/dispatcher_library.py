@@ -522,7 +522,7 @@ def registered_names() -> frozenset[str]:
 
 def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
     """Return whether torch's own objects in ``torch.ops`` have an attribute named ``namespace``, ``name`` or
-    ``overload``. It would then hide an op of that name.
+    ``overload``. Such an attribute would hide an op of that name.
     """
     levels = (
         (torch.ops, namespace, torch._ops._OpNamespace),

@@ -412,8 +412,9 @@ def compile_apart(choice: Any) -> bool:
     """Start to compile the kernel of ``choice``, a candidate of Inductor's autotuning, in the background, unless that
     was started before.
 
-    Return whether it was started, now or before. Triton's compiler runs in a worker process of Inductor. The compiler
-    of C++ is a process itself, for which a thread waits.
+    Return whether it was started, now or before. It is not started if Inductor has no worker processes or threads for
+    it. Triton's compiler runs in a worker process of Inductor. The compiler of C++ is a process itself, for which a
+    thread waits.
     """
     name = _kernel_name(choice)
     # A name stays in the table after its result was taken, so that no kernel is compiled twice.
