@@ -364,9 +364,8 @@ class PrintedOp:
     def _parameter(
         self, p: KernelParameter, config: Mapping[str, Any], fixed: Mapping[str, str], values: Mapping[str, Expr]
     ) -> str:
-        """Return the value of the parameter ``p`` at a launch as Python source. ``config`` holds tuning parameters,
-        ``fixed`` compile-time values as source, and ``values`` named integers. Raise ``CannotCopy`` if there is no
-        value.
+        """Return the value of parameter ``p`` at a launch as Python source. ``config`` holds tuning parameters,
+        ``fixed`` compile-time values as source, and ``values`` named integers. Raise ``CannotCopy`` if ``p`` has none.
         """
         match p.kind:
             case "constant":
