@@ -145,7 +145,7 @@ def export_onnx(
         The path, and the names of the declared ops in the model.
 
     Raises:
-        ShippingError: ``SL321`` if an op has no form in ONNX. ``SL322`` if a package of ``shiplap[onnx]`` is not
+        ShippingError: ``SL321`` if ONNX cannot express an op. ``SL322`` if a package of ``shiplap[onnx]`` is not
             installed.
         CommandError: ``SL602`` if ``path`` cannot be written.
     """

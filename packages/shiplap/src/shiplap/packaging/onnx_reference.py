@@ -48,8 +48,9 @@ class Returned:
 
 @dataclass(frozen=True)
 class Branch:
-    """A node in the tree of a reference's paths, at which data decide how it continues. It holds the condition's
-    number, the answers to the conditions before it, and the tree for each answer.
+    """A node in the tree of a reference's paths, at which a condition on data decides how the reference goes on.
+    ``number`` is the condition's index in order, and ``answers`` are the results of the earlier conditions. The trees
+    for its two results are in ``if_false`` and ``if_true``.
     """
 
     number: int

@@ -262,8 +262,9 @@ def _write_wheel(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo
 
 
 def _is_new(path: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo]) -> bool:
-    """Return whether Shiplap has added the file ``path`` to the unpacked wheel. Python's own caches, which the import
-    has made, do not count.
+    """Return whether ``path`` is a file below a folder of native bindings and was not in the unpacked wheel. Other new
+    files, such as the bytecode that Python writes at an import, do not count. ``files`` holds the wheel's own files by
+    name, and ``folder`` is where it was unpacked.
     """
     parts = path.relative_to(folder).parts
     return path.is_file() and FOLDER in parts and "/".join(parts) not in files

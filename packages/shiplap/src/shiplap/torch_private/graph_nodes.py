@@ -574,9 +574,9 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
 
 @contextmanager
 def shared_onnx_registry() -> Iterator[None]:
-    """Return a context in which exports to ONNX make torch's table of translations once and copy it.
+    """Return a context in which torch makes its registry of translations to ONNX once, and each export uses a copy.
 
-    Making the table takes seconds.
+    Making the registry takes seconds.
     """
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 

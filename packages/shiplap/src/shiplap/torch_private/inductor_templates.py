@@ -277,8 +277,8 @@ def _bracketed(text: str) -> str:
 
 
 def narrow_loads(code: str, bounded: frozenset[str]) -> str:
-    """Return the Triton code ``code`` in which loads of single rows or columns are not broadcast to a tile first. This
-    holds for loads at an index in ``bounded``. Other loads stay as they are.
+    """Return the Triton code ``code`` in which loads of single rows or columns are not broadcast to a tile first. Only
+    loads at an index variable named in ``bounded`` change. Each index ``i`` of these has its bound in ``i_mask``.
     """
 
     def one(match: re.Match[str]) -> str:

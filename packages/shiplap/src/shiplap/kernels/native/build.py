@@ -100,7 +100,7 @@ _keys: dict[str, tuple[bytes, str]] = {}  # the folder of the user's data -> the
 
 def _kept_key(folder: Path) -> bytes:
     """Return the secret in the file ``seal.key`` of ``folder``. The file is created if it is missing. Raise ``OSError``
-    if others can read it or if its content is no secret.
+    if it belongs to another user, if others can access it, or if it has a wrong length.
     """
     path = folder / "seal.key"
     if not os.path.lexists(path):

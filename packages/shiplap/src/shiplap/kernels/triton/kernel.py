@@ -287,7 +287,8 @@ class LaunchedKernel(CFunctionKernel):
 
     def _stand_ins(self, call: Binding) -> list[Tensor | None]:
         """Return tensors from which a launch can be compiled without running it. They are the inputs of ``call``,
-        copied if the kernel needs that, and meta tensors in place of its outputs.
+        copied if the kernel needs that, and meta tensors in place of its outputs. An optional input that was not passed
+        is None.
         """
         inputs, _ = self._pack(call.args)
         return [*inputs, *(_stand_in_tensor(output, call) for output in self.spec.outputs)]

@@ -27,7 +27,7 @@ MARKER = "--8<--"  # of documentation that quotes the source
 
 
 class CannotCopy(Exception):
-    """The error which says that a function cannot be written as plain source. Its message is the reason."""
+    """The error which says that a function cannot be written without Shiplap. Its message is the reason."""
 
 
 @dataclass

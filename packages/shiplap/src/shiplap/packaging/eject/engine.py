@@ -43,7 +43,7 @@ class EjectedPackage:
         files: the contents of files, by path in the folder.
         copies: the files that are copied unchanged, by path in the folder.
         ops: the names of the ops, including those that the given ops call.
-        lost: for each op, the features of its declaration that its plain form lacks.
+        lost: for each op, the features of its declaration that its ejected source lacks.
     """
 
     files: dict[str, str]
@@ -79,7 +79,7 @@ class EjectedPackage:
 
 
 def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPackage:
-    """Return ``ops`` as the plain sources of a Python package called ``package``, which need torch and not Shiplap.
+    """Return the source code of a Python package ``package`` that defines ``ops`` with torch and without Shiplap.
 
     Ops that other ops call are included. Kernels in C, C++ and CUDA C++ become a library that uses torch's stable ABI.
     Python and Triton kernels become functions that ``torch.library`` registers.
@@ -90,7 +90,7 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
         lossy: whether to eject ops that lose templates or choices among configs. If it is false, such ops are refused.
 
     Raises:
-        ShippingError: ``SL323`` that names each op without a plain form, with the reason.
+        ShippingError: ``SL323``, which names each op that cannot be ejected, with the reason.
         CommandError: ``SL613`` for a package name that Python does not import.
     """
     if not package.isidentifier() or keyword.iskeyword(package):
@@ -162,7 +162,8 @@ def _variable_of(op: Op) -> str:
 
 
 def _why_not_ejected(op: Op, lossy: bool) -> str:
-    """Return the reason why ``op`` cannot be ejected (written as plain source), or an empty string if it can.
+    """Return the reason why ``op`` cannot be ejected (written as source code that does without Shiplap), or an
+    empty string if it can.
 
     If ``lossy`` is true, the ejected op may lose its templates or the choice among its tuned configs. Otherwise such a
     loss is a reason.
@@ -202,8 +203,8 @@ def _generated_names(op: Op) -> set[str]:
 
 
 def _why_not_printed(kernels: Sequence[Kernel]) -> str:
-    """Return the reason why the kernels of one device cannot become plain source, or an empty string if they can.
-    ``kernels`` are in the order in which they are tried.
+    """Return the reason why the kernels of one device cannot be ejected, or an empty string if they can. The
+    sequence ``kernels`` is in the order in which they are tried.
     """
     for index, kernel in enumerate(kernels):
         if not isinstance(kernel, (PythonKernel, LaunchedKernel, CKernel)):
@@ -239,9 +240,7 @@ def _choice_losses(op: Op) -> list[str]:
 
 
 def _losses(op: Op) -> list[str]:
-    """Return a list with a message for each feature that ``op`` loses when it is ejected as plain source, such as
-    templates.
-    """
+    """Return a list with a message for each feature that ``op`` loses when it is ejected, such as templates."""
     found = [*_template_losses(op), *_choice_losses(op)]
     if op.shardings is not None:
         found.append("rules for DTensor")

@@ -46,7 +46,7 @@ def parameters(args: Sequence[Arg]) -> str:
 
 
 class PrintedOp:
-    """The plain source of one op.
+    """The source code of one op in an ejected module, which does not use Shiplap.
 
     Attributes:
         native: the device types whose kernels are C functions, which a library in C++ registers.
@@ -446,7 +446,7 @@ class PrintedOp:
         self.registrations.append(f'{self._library()}.impl({self.spec.opname!r}, {name}, "CompositeImplicitAutograd")')
 
     def _print_view(self) -> None:
-        """Append an op that may return views of its arguments. It is a copy of its reference, which torch traces."""
+        """Append the source code of an op that may return views. It is a copy of its reference, which torch traces."""
         reference = self.copy.function(self.op.reference, f"{self.stem}_reference")
         self.functions.append(self.printer.check_function())
         self.registrations.append(f"{self._library()}.define({public_schema(self.spec, self.spec.opname)!r})")
