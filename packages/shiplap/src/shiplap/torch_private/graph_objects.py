@@ -130,7 +130,7 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
         usual = make_handler(function, given, False)
 
         def handle(tx: Any, args: Any, kwargs: Any) -> Any:
-            """Return Dynamo's variable for the result of ``text`` on the formatted value, which is traced. For a
+            """Return Dynamo's variable for ``text(value)``, a traced call for the value that is formatted. For a
             constant, an object of another class, or a format specification, return the result of Dynamo's own handler.
             """
             # ``str.format`` has its format before the value.

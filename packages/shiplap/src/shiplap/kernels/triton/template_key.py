@@ -114,8 +114,9 @@ def _template_run_lines(
     """Return the source lines of the function that :func:`compile_template_run` generates. It collects tensors, shapes
     and strides of the call, computes a key, and runs the launch stored for that key.
 
-    The key holds the properties that ``words``, the template's names, mention. ``t0, s0, d0`` are the first tensor that
-    is read, its shape and its strides. Tables come last.
+    The key holds the properties that ``words``, the template's names, mention. ``t0, s0, d0`` are the first tensor of
+    ``reads``, its shape and its strides. ``axes`` maps an argument's name to the dim along which it must have stride 1.
+    The device tables, ``tables`` in number, come after the arguments.
     """
     lines = [
         "def run(call, out, split_k, kept=None):",

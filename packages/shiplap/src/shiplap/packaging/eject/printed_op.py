@@ -134,7 +134,7 @@ class PrintedOp:
         return dims | {name for name, _ in self.spec.dims}
 
     def _define(self) -> None:
-        """Append the statements that define the op's torch schemas. The schema that users call comes first."""
+        """Append to ``registrations`` the lines that define the op's torch schemas, first the one that users call."""
         tags = ", ".join(f"torch.Tag.{t.name}" for t in dispatcher_tags(self.spec))
         texts = [public_schema(self.spec, self.spec.opname)] if self.spec.returned else []
         texts.append(
@@ -150,8 +150,8 @@ class PrintedOp:
         return f"_{self.spec.namespace}"
 
     def _implement(self, device: str, body: list[str], name: str) -> None:
-        """Append the source of a function ``name`` that checks the arguments and runs the lines ``body``. Also append
-        the statement that registers it as the op's implementation for ``device``.
+        """Append to ``functions`` the source of a function ``name`` that checks the arguments and runs the lines
+        ``body``. Append to ``registrations`` the statement that makes it the op's implementation for ``device``.
         """
         # torch.library registers an implementation for "default" for all devices without one of their own.
         where = "where no kernel takes the call" if device == "default" else f"on {device}"
@@ -176,7 +176,7 @@ class PrintedOp:
         return f"{function}({', '.join(given)})"
 
     def _write_marks(self) -> list[str]:
-        """Return the lines that report the op's writes to autograd by ``support.written``, or an empty list."""
+        """Return the lines that report to autograd, by ``support.written``, which arguments the op writes to."""
         return [f"support.written({name}, {name})" for name in self.spec.mutated]
 
     def _returns(self, result: str) -> list[str]:
@@ -222,8 +222,8 @@ class PrintedOp:
         return [f"support.expect({value} <= {self.printer.expression(expr)}, lambda: ({', '.join(texts)}))"]
 
     def _print_device(self, device: str, kernels: Sequence[Kernel]) -> None:
-        """Append the source of the op's implementation for ``device``. At run time the first of ``kernels`` that
-        accepts the call runs it. If none accepts it, the reference runs.
+        """Append the op's implementation for ``device`` to ``functions``, and its registration to ``registrations``. At
+        run time the first of ``kernels`` that accepts the call runs it. If none accepts it, the reference runs.
         """
         body: list[str] = []
         for index, kernel in enumerate(kernels):
@@ -407,8 +407,8 @@ class PrintedOp:
     # --- what torch asks of the op ----------------------------------------------------------------------------------
 
     def _print_fake(self, reference: str) -> None:
-        """Append the op's fake implementation, which returns tensors of the right shapes without data. They are
-        allocated from the declared dims. Without declared outputs, the copied function ``reference`` makes them.
+        """Append the op's fake implementation to ``functions`` and register it. It returns tensors without data, which
+        it allocates by the declared dims. Without declared outputs, the copied function ``reference`` makes them.
         """
         body: list[str] = []
         if self.spec.traced:
@@ -434,8 +434,8 @@ class PrintedOp:
         )
 
     def _print_returning(self) -> None:
-        """Append the op that users call, for an op that returns arguments which it writes to. It calls the inner op,
-        which writes to these arguments. It returns them together with the inner op's results.
+        """Append to ``functions`` the op that users call if an op returns arguments which it writes to, and register
+        it. It calls the inner op, which writes to them, and returns them together with the inner op's results.
         """
         made = iter(range(len(self.spec.results)))
         count = len(self.spec.results)
@@ -446,7 +446,7 @@ class PrintedOp:
         self.registrations.append(f'{self._library()}.impl({self.spec.opname!r}, {name}, "CompositeImplicitAutograd")')
 
     def _print_view(self) -> None:
-        """Append the source code of an op that may return views. It is a copy of its reference, which torch traces."""
+        """Append to ``functions`` a copy of the reference of an op that may return views, and register it as the op."""
         reference = self.copy.function(self.op.reference, f"{self.stem}_reference")
         self.functions.append(self.printer.check_function())
         self.registrations.append(f"{self._library()}.define({public_schema(self.spec, self.spec.opname)!r})")
@@ -461,8 +461,8 @@ class PrintedOp:
         self.registrations.append(f"{self.name} = {_torch_op(self.spec.namespace, self.spec.opname)}")
 
     def _print_autocast(self) -> None:
-        """Append the op's rule for autocast regions. Arguments whose declared dtypes must agree are cast to one dtype.
-        Kernels run outside of autocast.
+        """Append the op's rule for autocast regions to ``functions``, and its registration to ``registrations``.
+        Arguments whose declared dtypes must agree are cast to one dtype. Kernels run outside of autocast.
         """
         groups: dict[str, list[Arg]] = {}
         for arg in self.spec.tensors:
@@ -514,7 +514,7 @@ class PrintedOp:
         ]
 
     def _print_setup(self, backward: Backward) -> None:
-        """Append the function that saves the tensors and scalars that the gradient ``backward`` reads."""
+        """Append to ``functions`` the function that saves the tensors and scalars that ``backward`` reads."""
         results = list(self.spec.results)
         positional = [a.name for a in self.spec.args if not a.keyword_only]
         keyword = [a.name for a in self.spec.args if a.keyword_only]
@@ -532,7 +532,7 @@ class PrintedOp:
         self._function(f"_{self.stem}_setup", takes, f"Keep what the backward of {self.spec.name} reads.", lines)
 
     def _print_backward(self, backward: Backward) -> None:
-        """Append the function that computes the gradients of the arguments from those of the results."""
+        """Append to ``functions`` the function that computes gradients of arguments from those of results."""
         results, positional = self.spec.results, [a for a in self.spec.args if not a.keyword_only]
         single = len(results) == 1
         lines = ["values = support.saved(ctx)", f"asked = support.asked(ctx, {len(positional)})"]
