@@ -102,7 +102,7 @@ class SizeSymbol:
 
     Attributes:
         symbol: the sympy symbol, which callers only pass on.
-        lower, upper: the range in which the graph may run. ``upper`` is None if it has no end.
+        lower, upper: the range in which the graph may run. ``upper`` is None if there is no upper limit.
         hint: the value in the call for which the graph is compiled.
         backed: whether the size comes from an input, so that a guard can check it. Other sizes depend on data.
     """

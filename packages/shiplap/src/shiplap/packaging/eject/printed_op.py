@@ -497,7 +497,7 @@ class PrintedOp:
             )
 
     def _print_autograd(self) -> None:
-        """Append the op's gradient and its registration. Without one, register a function that raises an error."""
+        """Append the op's gradient and register it. If the op has none, register a function that raises an error."""
         backward = self.op.gradient
         if backward is None:
             missing = f"support.no_gradient({self.spec.name!r})"
