@@ -30,7 +30,7 @@ class Dtype:
         short: the name in command lines and tables of results, or an empty string.
         aten: the name in ATen's C++ after ``at::``. It is empty if C++ wrappers of a new backend may not use it.
         native: whether torch's stable ABI names it from torch 2.11 on, so that generated C++ may allocate it.
-        sampled: its rank among the dtypes of sample arguments, from 1 for the preferred one. It is 0 if no sample has it.
+        sampled: rank among the dtypes of sample arguments, from 1 for the preferred one. It is 0 if no sample has it.
     """
 
     name: str
