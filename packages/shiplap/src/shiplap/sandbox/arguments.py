@@ -32,7 +32,9 @@ BLOCK_SIZE = struct.Struct("=q")  # at the start of a file of arguments: the byt
 
 
 class ArgumentArena:
-    """Arguments that are laid out in a file without a name, to be read by another process."""
+    """Arguments that are laid out in a file without a name, to be read by another process. Tensors on a GPU are laid
+    out in a block of GPU memory instead.
+    """
 
     def __init__(self, seed: int | None = None, block: DeviceBlock | None = None) -> None:
         """Start an empty layout. Two layouts with equal ``seed`` place equal arguments at equal offsets. If ``seed`` is
@@ -47,8 +49,8 @@ class ArgumentArena:
         self._size = ARENA_GAP * (1 + self._gaps.randrange(64))
 
     def pack(self, value: Any) -> Packed:
-        """Reserve room in the shared memory for the tensors in ``value``. Return the description from which the other
-        process unpacks the value.
+        """Reserve room in the shared memory for the tensors in ``value``. Return the description from which
+        ``unpack_arguments`` in the other process makes the value.
 
         ``value`` is a tensor, a plain value, or a list, tuple or dict of these. Raise ``TypeError`` for another type.
         """
@@ -131,7 +133,7 @@ class ArgumentArena:
 
     def files(self, handle: int) -> list[int]:
         """Return the descriptors to send with a message. They are ``handle``, the file of the arguments, and the file
-        of a GPU block which the other process has not opened yet.
+        of the GPU block if the other process has not opened the block yet.
         """
         return [handle, *([self.block.file] if self.block is not None and self.block.file >= 0 else [])]
 
@@ -140,7 +142,7 @@ class ArgumentArena:
 class MappedArguments:
     """Arguments in a file that a process has mapped.
 
-    A record holds the device and the inode of the file, the locations of the tensors, and the mapped memory.
+    An instance holds the device and the inode of the file, the locations of the tensors, and the mapped memory.
     """
 
     file: tuple[int, int]

@@ -34,7 +34,7 @@ MEMORY_FILES = ("/dev/shm/", "/dev/zero")  # below /dev, and no memory of a devi
 
 
 class _ForkedProcess:
-    """The part of ``subprocess.Popen`` that a launcher uses, for a fork of this program."""
+    """A fork of this program with the part of the interface of ``subprocess.Popen`` that a launcher uses."""
 
     def __init__(self, pid: int) -> None:
         """Describe the forked process with the id ``pid``, which has not ended."""
@@ -52,8 +52,8 @@ class _ForkedProcess:
         return self._wait(0)
 
     def _wait(self, how: int) -> int | None:
-        """Call ``waitpid`` with the option ``how`` unless the exit status is known. Return the status, or None while
-        the process runs.
+        """Call ``waitpid`` with the option ``how`` unless the exit status is known. Return the exit status, or None if
+        it is not known.
         """
         if self.returncode is None:
             with contextlib.suppress(ChildProcessError):
@@ -72,8 +72,8 @@ class ForkedLauncher(SandboxLauncher):
     """A launcher (the process that forks sandboxed processes) that is itself a fork of this program."""
 
     def _start(self) -> socket.socket:
-        """Fork this program as the launcher and return the connection to it. Raise ``ProcessEnded`` if the fork does
-        not reply.
+        """Fork this program as the launcher and return the socket that is connected to it. Raise ``ProcessEnded`` if
+        the fork does not reply.
         """
         if self._over:
             raise ProcessEnded("the time is over")

@@ -44,7 +44,8 @@ def is_trusted_file(file: str) -> bool:
 
 def is_genuine_code(code: CodeType) -> bool:
     """Return whether a code object is exactly the code that its file holds. The file must belong to Python, torch, an
-    installed package or Shiplap.
+    installed package or Shiplap. Return True also if such a file was written after this process began, since the
+    process runs its earlier content.
     """
     file = code.co_filename
     if not is_trusted_file(file) and not realpath(file).startswith(OURS):
@@ -86,14 +87,15 @@ def _read_compiled_code(file: str) -> CodeType | None:
 
 
 def _nested_code_objects(code: CodeType | None) -> list[CodeType]:
-    """Return a code object and all code objects nested in its constants. Return an empty list for None."""
+    """Return a code object and all code objects nested in its constants. Return an empty list if ``code`` is None."""
     if code is None:
         return []
     return [code, *(each for c in code.co_consts if isinstance(c, CodeType) for each in _nested_code_objects(c))]
 
 
 def _unwrap_function(value: Any) -> Any:
-    """Return the function of a method or of the getter of a property. Return another value unchanged.
+    """Return the function of a method, of a static or class method, or of the getter of a property. Return another
+    value unchanged.
 
     Only exact types are unwrapped, so no code of the value runs.
     """
