@@ -14,8 +14,8 @@ class Finding:
 
     Attributes:
         check: the id of the check, which is the name of its file.
-        verdict: ``"skip"`` if the check does not apply to the op. ``"incomplete"`` if it applies, but could not examine
-            all that it has to examine. Neither means ``"ok"``.
+        verdict: ``"ok"`` or ``"fail"``. It is ``"skip"`` if the check does not apply to the op, and ``"incomplete"`` if
+            it applies, but could not examine all that it has to examine. Neither of these means ``"ok"``.
         subject: the name of the op.
         evidence: what was seen. For ``"skip"`` and ``"incomplete"``, the reason.
         input: the sample that shows the evidence, or the number of samples that were run.

@@ -21,7 +21,7 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
 
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
-    """Return the logarithm of the softmax of ``x`` along ``dim``, computed from exponentials and their sum.
+    """Return the logarithm of the softmax of ``x`` along ``dim``, computed from the sum of exponentials.
     ``half_to_float`` is ignored, since ``x`` is float64.
     """
     shifted = x - x.amax(dim, keepdim=True)
@@ -59,12 +59,16 @@ def _var_mean(
 
 
 def _var(x: Tensor, dim: Sequence[int] | None = None, **keywords: Any) -> Tensor:
-    """Return the variance of ``x`` over ``dim``, computed from plain sums."""
+    """Return the variance of ``x`` over ``dim`` (all dims if None), computed from plain sums. ``keywords`` are those of
+    ``_var_mean``.
+    """
     return _var_mean(x, dim, **keywords)[0]
 
 
 def _std(x: Tensor, dim: Sequence[int] | None = None, **keywords: Any) -> Tensor:
-    """Return the standard deviation of ``x`` over ``dim``, computed from plain sums."""
+    """Return the standard deviation of ``x`` over ``dim`` (all dims if None), computed from plain sums. ``keywords``
+    are those of ``_var_mean``.
+    """
     return _var_mean(x, dim, **keywords)[0].sqrt()
 
 
