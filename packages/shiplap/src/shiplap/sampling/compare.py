@@ -126,17 +126,19 @@ def compare_within_tolerance(
     tolerance, its ``problem`` is empty.
 
     ``own`` are the reference's results in its own precision, and ``wide`` those in float64. Integers must equal those
-    of ``own`` or of ``wide``. NaN and infinity must be at the same indices as there. Another element may differ by
-    ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``. Three times
-    the largest error of the reference itself is added, and a larger multiple if there are few elements.
+    of ``own`` or of ``wide``. NaN and infinity must be at the same indices as in ``own`` or in ``wide``. Any other
+    element may differ by ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in sums
+    that ``sums`` describes. Three times the largest error of the reference itself is added, and a larger multiple if
+    there are few elements.
 
-    With ``wide_sums``, sums of 16-bit numbers are assumed to be kept in float32, as kernels do. Otherwise the tolerance
-    of a long sum in bfloat16 would exceed its value. A kernel that leaves out most of the terms would then pass.
+    If ``wide_sums`` is true, sums of 16-bit numbers are assumed to be kept in float32, as kernels do. If it is false,
+    they are assumed to be rounded to the dtype of the result. The tolerance of a long sum in bfloat16 then exceeds its
+    value, so a kernel that leaves out most of the terms passes.
 
     ``near`` says whether the rms is taken over all elements (``"all"``), over an element's row (``"row"``), or left out
-    (``"none"``). If it is left out, errors in small elements are found that large elements would hide. ``allowed`` is,
-    for each element, a deviation that rounding explains (see ``sampling.rounding``). ``tolerance`` is a relative
-    deviation that the declaration admits.
+    (``"none"``). If it is left out, errors in small elements are found that large elements would hide. ``allowed`` has,
+    for each element, a further deviation that rounding explains (see ``sampling.rounding``). ``tolerance`` is a
+    relative deviation that the declaration admits.
     """
     model = _ToleranceModel(sums, wide_sums, near, tolerance)
     if len(got) != len(own):
@@ -161,8 +163,9 @@ def agrees_without_float64(
     wide_sums: bool = False,
     near: NeighbourSize = "all",
 ) -> bool:
-    """Return whether ``compare_within_tolerance`` accepts ``got`` for any values in float64. If so, these values need
-    not be computed. ``wide_sums`` and ``near`` are as in ``compare_within_tolerance``.
+    """Return True if ``compare_within_tolerance`` accepts ``got`` whatever the reference's values in float64 are, so
+    that they need not be computed. Return False if that is not certain. ``wide_sums`` and ``near`` are as in
+    ``compare_within_tolerance``.
 
     Let E be the largest error of ``own``. The tolerance of an element is at least ``growth * (|wide| + rms(wide))``
     plus 3 E, and ``wide`` is within E of ``own``. So ``|got - own| <= growth * (|own| + rms(own))`` implies that
@@ -175,8 +178,9 @@ def agrees_without_float64(
 
 
 def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, near: NeighbourSize) -> bool:
-    """Return whether one result ``got`` is within the tolerance whatever the reference's values in float64 are. ``own``
-    are the reference's values in its own precision. The other arguments are those of ``agrees_without_float64``.
+    """Return True if the one result ``got`` is within the tolerance whatever the reference's values in float64 are, and
+    False if that is not certain. ``own`` are the reference's values in its own precision. The other arguments are those
+    of ``agrees_without_float64``.
     """
     if _shape_problem(got, own):
         return False
@@ -203,8 +207,8 @@ def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, n
 @dataclass(frozen=True)
 class _ToleranceModel:
     """The parameters from which the tolerance of an element is computed. ``sums`` has the length and precision of the
-    sums in it. If ``wide_sums`` is true, these are taken to be accumulated in float32. ``near`` says over which
-    elements the root mean square is taken, and ``tolerance`` is a further relative error.
+    sums from which the element is computed. If ``wide_sums`` is true, these are taken to be accumulated in float32.
+    ``near`` says over which elements a root mean square is taken, and ``tolerance`` is a further relative error.
     """
 
     sums: Reduction
@@ -277,8 +281,9 @@ def _own_error(got: Tensor, own: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, 
 def _slack(own_error: float, count: int) -> float:
     """Return the absolute deviation of a result that the reference's own error explains.
 
-    ``own_error`` is the largest error of the reference over ``count`` elements. Where terms cancel, rounding errors are
-    random, and the largest of a few says little about the next. The factor is therefore larger for few elements.
+    ``own_error`` is the largest error of the reference over ``count`` elements. The result is a multiple of it, which
+    is larger for few elements. Where terms cancel, rounding errors are random, and the largest of a few says little
+    about the next.
     """
     return (3 + 30 / math.sqrt(max(1, count))) * own_error
 

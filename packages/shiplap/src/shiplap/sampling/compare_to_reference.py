@@ -136,7 +136,9 @@ def compare_with_rounding(
 
 
 def narrowest_dtype(results: Sequence[Tensor]) -> torch.dtype:
-    """Return the coarsest floating-point dtype among the results, or float64 if none of them is floating-point."""
+    """Return the floating-point or complex dtype with the largest machine epsilon among the results. Return float64 if
+    no result has such a dtype.
+    """
     floats = [t.dtype for t in results if t.is_floating_point() or t.is_complex()]
     return min(floats, key=lambda d: -torch.finfo(d).eps, default=torch.float64)
 

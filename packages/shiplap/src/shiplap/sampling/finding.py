@@ -20,7 +20,8 @@ class Finding:
         evidence: what was seen. For ``"skip"`` and ``"incomplete"``, the reason.
         input: the sample that shows the evidence, or the number of samples that were run.
         fix: one action that repairs the fault.
-        varied: the axes that all failing samples vary, in one text. Empty if the first sample fails, too.
+        varied: the names of the properties of samples, such as size or layout, that all failing samples vary. Empty if
+            the first sample, which varies none, fails, too.
         reproducer: a Python script that makes the sample again and shows the same failure.
     """
 

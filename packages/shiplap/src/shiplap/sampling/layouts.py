@@ -106,7 +106,8 @@ LAYOUTS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 
 
 def has_independent_values(t: Tensor) -> bool:
-    """Return whether ``t`` may have any values, whatever the other arguments are.
+    """Return whether the elements of ``t`` may have any values, whatever the other arguments are. This holds for
+    floating-point and complex tensors other than float8.
 
     Integers may have to be distinct, sorted, or indices of another argument's rows. Floats of 8 bits are codes, which
     another argument may repeat or scale.
@@ -115,7 +116,8 @@ def has_independent_values(t: Tensor) -> bool:
 
 
 def layout_is_possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
-    """Return whether the argument ``t`` may be passed in ``layout``, a name of ``LAYOUTS`` such as ``offset``.
+    """Return whether the argument ``t`` has enough dims for ``layout``, a name of ``LAYOUTS`` such as ``offset``, and
+    may be passed in it.
 
     ``contiguous`` says whether the declaration demands contiguous memory for the argument, and ``mutated`` whether the
     op writes to it. Expanded layouts repeat values. They are refused for mutated arguments, and for tensors whose

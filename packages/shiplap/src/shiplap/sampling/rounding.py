@@ -60,7 +60,7 @@ def rounding_allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tenso
 
 def _element_distance(a: Tensor, b: Tensor) -> Tensor:
     """Return the absolute difference of the elements of ``a`` and ``b``. It is 0 for two NaNs or equal infinities, and
-    infinity if only one of the two numbers is finite.
+    otherwise infinity if one of the two numbers is not finite.
     """
     dtype = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(dtype), b.to(dtype)  # torch compares no float8 with another dtype
@@ -123,7 +123,7 @@ class _RoundingMode(TorchDispatchMode):
 
     def _off(self, t: Any, growth: float = 1.0) -> Any:
         """Return ``t`` with each element multiplied by a random factor between ``1 - growth * eps`` and ``1 + growth *
-        eps``. A value that is not a tensor of wide floats is returned unchanged.
+        eps``. A value for which ``_can_round`` is false is returned unchanged.
         """
         return t * self._noise(t, growth) if _can_round(t) else t
 

@@ -213,7 +213,7 @@ def gradients_or_zeros(
 
 def floating_args(op: Op, case: SampleCase) -> list[str]:
     """Return the names of the tensor arguments that are present in the case and can carry a gradient. Lists are left
-    out, and so are arguments that the op mutates or detaches.
+    out, and so are arguments that the op mutates or that the declaration excludes from gradients.
     """
     pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
     kept = {*op.spec.mutated, *op.spec.detached}

@@ -64,8 +64,8 @@ FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"
 
 
 def sample(op: Op, label: str, seed: int, device: str = "cpu") -> SampleCase:
-    """Return the sample that a finding names by its ``label``, on ``device``. For the same ``seed`` its values, sizes,
-    layouts and dtypes are the same on every machine.
+    """Return the sample of ``op`` on ``device`` that has the recipe ``label``, a string that findings print. For the
+    same ``seed`` its values, sizes, layouts and dtypes are the same on every machine.
     """
     return Samples(op, seed, device).build(SampleRecipe.parse(label))
 
@@ -489,8 +489,10 @@ class Samples:
                 yield from self._resized({name: size})
 
     def grown(self, count: int) -> Iterator[SampleCase]:
-        """Yield at most ``count`` samples, each larger than the one before. They are larger than the base sample in as
-        many dims as the declaration admits.
+        """Yield at most ``count`` samples that are larger than the base sample, with growing sizes.
+
+        First all dims are enlarged at once. If the declaration does not admit that, one dim alone or multiples of the
+        sizes are tried.
         """
         base, kinds = dict(self.base.sizes), free_dims(self.spec)
         for step in range(1, 4 * count + 1):

@@ -26,9 +26,11 @@ REFUSAL_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def free_dims(spec: OpSpec) -> dict[str, str]:
-    """Return the kinds of the dims whose size a sample may choose, by name in declared order.
+    """Return a dict from the names of the dims whose size a sample may choose to their kinds, in declared order. Dims
+    that the declaration computes from others are left out.
 
-    The kinds are ``"name"``, ``"any"`` and ``"variadic"``. Dims that the declaration computes from others are left out.
+    The kinds are ``"name"`` for a dim with a name, ``"any"`` for one without, and ``"variadic"`` for a name that stands
+    for any number of dims.
     """
     repeated = spec.broadcasts
     computed = {name for name, _ in spec.dims} - {*repeated.values()}

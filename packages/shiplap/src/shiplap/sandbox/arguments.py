@@ -88,10 +88,10 @@ class ArgumentArena:
         return at
 
     def make(self) -> int:
-        """Return the descriptor of a new file, filled with zeros, that has room for all packed tensors. The caller
-        closes it.
+        """Return the descriptor of a new file, filled with zeros, that has room for all packed tensors. Its length
+        cannot be changed. The caller closes it.
 
-        The length of the file cannot be changed. Arguments on a GPU get a block of zeros.
+        If there are tensors on a GPU and the existing block does not fit, a new block, filled with zeros, is made.
         """
         if self._device_parts and (self.block is None or not self._device_size <= self.block.size <= self._most_room()):
             self.block = device_driver().make_block(self._device_size)
@@ -151,8 +151,8 @@ class MappedArguments:
 
     @classmethod
     def of(cls, handle: int, packed: Packed, memory: mmap.mmap | None = None) -> MappedArguments:
-        """Return the record of the arguments in the file with the descriptor ``handle``, laid out as ``packed``
-        describes. ``memory`` is the mapping of the file. If it is None, the file is mapped here.
+        """Return the arguments in the file with the descriptor ``handle``, laid out as ``packed`` describes. ``memory``
+        is the mapping of the file. If it is None, the file is mapped now.
         """
         stat = os.fstat(handle)
         places = tuple(packed_locations(packed))

@@ -52,9 +52,9 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 @dataclass(frozen=True)
 class ResultSpan:
-    """The place and the bytes of a result. It begins at ``at``, an address in the sandboxed process if ``memory`` is
-    ``"host"``, and else an offset in the GPU allocation with the handle ``memory``. The block of the arguments has an
-    empty handle.
+    """A result in memory, of which ``length`` bytes begin at ``at``. That is an address in the sandboxed process if
+    ``memory`` is ``"host"``, and otherwise an offset in the GPU allocation with the handle ``memory``. The GPU block of
+    the arguments has an empty handle. ``content`` has the bytes as they were read, or is None if they were deleted.
     """
 
     memory: bytes | str
@@ -94,15 +94,12 @@ class DeviceUnavailable(Exception):
 
 @dataclass(frozen=True)
 class ExpectedEffects:
-    """The effects of the reference on one draw of arguments. They are its results, then the arguments that it changes.
-
-    Attributes:
-        own: the results as the reference returns them, then the new values of the arguments that it changes.
-        against: a function that returns the difference of the effects of a candidate from these.
-        changed: the indices of the tensor arguments that the reference changes.
-        aliased: whether a result may share memory with an argument.
-        nested: the nesting of containers around the results (see ``structure_of``). Empty if it is not compared.
-        overlapping: whether two elements of one result may share memory.
+    """The effects of the reference on one draw of arguments, ``own``. They are its results, then the new values of the
+    arguments that it changes. ``against`` is a function that returns the difference of other effects from these.
+    ``changed`` has the indices of the tensor arguments that the reference changes. ``aliased`` says whether a result
+    may share memory with an argument, and ``overlapping`` whether two elements of one result may share memory.
+    ``nested`` is the nesting of containers around the results (see ``structure_of``), or an empty string if it is not
+    compared.
     """
 
     own: Sequence[Tensor]
@@ -115,14 +112,11 @@ class ExpectedEffects:
 
 @dataclass(frozen=True)
 class CallOutcome:
-    """The times and the error of one call.
-
-    Attributes:
-        wall, quiet: seconds by the clock of the process that judges (see ``RequestTime``).
-        spent: seconds that the sandboxed process reports, by its own clock or by events of the GPU.
-        written: on a GPU, the part of ``wall`` in which the process that judges wrote values of arguments.
-        late: on a GPU, the seconds for which other streams worked after the call's own stream was done.
-        error: the largest error of a result in units of the tolerance.
+    """The times and the error of one call. ``wall`` and ``quiet`` are seconds by the clock of the process that judges
+    (see ``RequestTime``). ``spent`` are the seconds that the sandboxed process reports, by its own clock or by events
+    of the GPU. ``written`` is the part of ``wall`` in which the process that judges wrote arguments to a GPU. ``late``
+    are the seconds for which other streams of a GPU worked after the call's own stream was done. ``error`` is the
+    largest error of a result in units of the tolerance.
     """
 
     wall: float
@@ -157,7 +151,10 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
 
 @dataclass(frozen=True)
 class _KeptResults:
-    """The results of one call, with the bytes of its arguments and results, in all memory and in that of the host."""
+    """The results of one call, kept so that later changes of them are detected. ``spans`` are their locations and
+    bytes. ``size`` is the number of bytes of the call's arguments and results, and ``host`` the number of those in host
+    memory.
+    """
 
     spans: ResultSpans
     size: int
@@ -165,10 +162,8 @@ class _KeptResults:
 
 
 class TargetProcess:
-    """A sandboxed process in which a target is loaded. A target is the code under test or its reference.
-
-    Attributes:
-        declines: whether the target may decline arguments, as a kernel in ``sl.tune`` may.
+    """A sandboxed process in which a target is loaded. A target is the code under test or its reference. ``declines``
+    says whether the target may decline arguments, as a kernel in ``sl.tune`` may.
     """
 
     def __init__(self, prisoner: SandboxedProcess, *, declines: bool = False) -> None:
@@ -182,7 +177,9 @@ class TargetProcess:
         self._earlier: deque[_KeptResults] = deque()
 
     def check_device(self, device: str) -> None:
-        """Raise ``DeviceUnavailable`` if the process cannot use ``device``. Call this method before ``load``."""
+        """Raise ``DeviceUnavailable`` if the process cannot use ``device``, such as ``"cuda"``, or if memory of the
+        device that both processes share has other values in one of them. Call this method before ``load``.
+        """
         number, arena = torch.tensor([secrets.randbits(40)], device=device), ArgumentArena()
         try:
             reply = self._request_with_arena(protocol.CheckDevice(arena.pack([number])), arena, "device")
@@ -197,7 +194,9 @@ class TargetProcess:
         self._request_with_arena(target, arena, "import")
 
     def _request_with_arena(self, message: Request[ReplyT], arena: ArgumentArena, check: str) -> ReplyT:
-        """Send ``message``, whose arguments lie in ``arena``, and return the reply. See ``request`` for ``check``."""
+        """Send ``message``, whose arguments lie in ``arena``, and return the reply. ``check`` is the name of the check
+        that fails if the process reports an error. The errors raised are those of ``request``.
+        """
         handle = arena.write()
         try:
             return self.request(message, check, *arena.files(handle))[0]
@@ -251,9 +250,9 @@ class TargetProcess:
     def list_operators(
         self, args: Sequence[Any], expected: ExpectedEffects, *, trusted: bool = False
     ) -> list[protocol.OperatorUse] | str:
-        """Run one call of the target on ``args``. Return the torch operators that it runs, or the reason why they
-        cannot be listed. Raise ``CandidateError`` if the results differ from ``expected``. Unless ``trusted`` is true,
-        raise it also if the call leaves threads, changed settings or GPU work behind.
+        """Run one call of the target on ``args``. Return the torch operators that it runs, or a string that says why
+        they cannot be listed. Raise ``CandidateError`` if the results differ from ``expected``. Unless ``trusted`` is
+        true, raise it also if the call leaves threads, changed settings or GPU work behind.
         """
         arena = ArgumentArena()
         try:
@@ -365,13 +364,15 @@ class TargetProcess:
         self.release(self._earlier.popleft().spans)
 
     def release(self, spans: ResultSpans) -> None:
-        """Lower the count of users of the GPU memory of each result by one. Memory without a user is unmapped."""
+        """Lower the users of each GPU allocation in ``spans`` by one. An allocation without a user is unmapped."""
         for span in spans:
             if isinstance(span.memory, bytes) and span.memory:
                 self.opened.drop(span.memory)
 
     def last_spans(self) -> ResultSpans:
-        """Return the spans of the last call, and delete the stored bytes. Return ``[]`` if not all lie on a GPU."""
+        """Return the spans of the last call's results, and delete the bytes kept of them, or ``[]`` if not all lie on a
+        GPU.
+        """
         last = self._earlier[-1]
         if not all(isinstance(span.content, Tensor) for span in last.spans):
             return []
@@ -447,8 +448,9 @@ class TargetProcess:
     def _places(
         self, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
     ) -> list[TensorLocation]:
-        """Return the location of each tensor in ``given``, in the GPU block or at an address by ``pieces``, which are
-        read from Linux's map of the process if None. The process itself could report a copy of the arguments.
+        """Return the location of each tensor in ``given``. It lies in the GPU block, or at an address that follows from
+        the mappings ``pieces``. If they are None, they are read from Linux's map of the process, since the process
+        itself could report a copy of the arguments.
         """
         if pieces is None:
             pieces = self.pieces(at) if not all(map(lies_on_device, given)) else []

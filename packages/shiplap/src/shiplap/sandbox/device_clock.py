@@ -54,8 +54,8 @@ class Probe:
 
 
 def unit_view(content: Tensor, size: int) -> Tensor:
-    """Return a tensor of bytes viewed as integers of ``size`` bytes each, which can be indexed. For a ``size`` above 8,
-    the view is a matrix of int64 with one row for each unit.
+    """Return ``content``, a tensor of bytes, viewed as integers of ``size`` bytes each. For a ``size`` above 8, the
+    view is a matrix of int64 with one row for each ``size`` bytes.
     """
     units = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return content.view(units[size]) if size in units else content.view(torch.int64).view(-1, size // 8)
@@ -102,7 +102,7 @@ class DeviceClock:
         """Queue a kernel that writes the private copy of the arguments' values into the GPU block, then one that
         empties the GPU's caches.
 
-        The block is shared with the sandboxed process. A plain copy might run beside kernels of another process.
+        A copy without a kernel might run beside kernels of the sandboxed process, which shares the block.
         """
         torch.bitwise_xor(self.values.words, 0, out=self._words)
         self.driver.empty_caches()

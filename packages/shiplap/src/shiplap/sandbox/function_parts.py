@@ -36,7 +36,8 @@ class FunctionParts(NamedTuple):
         """Return the name of the first part of the function that was replaced since the record was made, such as ``the
         code``. Return an empty string if there is none.
 
-        A function in the closure may be replaced by another function of Python, torch or an installed package.
+        A function in the closure that was replaced by another function of Python, torch or an installed package does
+        not count.
         """
         now = self.function
         # Thousands of functions are compared, and most have only these two parts.

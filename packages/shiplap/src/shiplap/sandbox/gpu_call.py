@@ -92,7 +92,7 @@ def call_in_queue(target: Callable[..., Any], args: list[Any]) -> QueuedCall:
 
 
 def _on_device(value: Any) -> bool:
-    """Return whether ``value`` is a plain strided tensor on the GPU."""
+    """Return whether ``value`` is a strided tensor on the GPU and no instance of a subclass of ``Tensor``."""
     return type(value) is Tensor and value.device.type == DEVICE and value.layout is torch.strided
 
 

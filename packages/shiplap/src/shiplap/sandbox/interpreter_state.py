@@ -83,7 +83,7 @@ def _backend_flag(path: str) -> Any:
 
 
 def _matmul_precision() -> str:
-    """Return the precision of float32 matrix products, or ``"mixed"`` if torch refuses to report it."""
+    """Return torch's setting of the precision of float32 matrix products, or ``"mixed"`` if torch does not report it."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # two ways to set it were mixed
@@ -228,8 +228,8 @@ class InterpreterWatch:
 
     @contextmanager
     def record_calls(self) -> Iterator[None]:
-        """Return a context in which a profile function also records calls of watched C functions. Such calls raise no
-        audit event.
+        """Return a context in which a profile function also records calls of C functions that read frames or hide
+        operators. Such calls raise no audit event.
         """
         before = sys.getprofile()
         sys.setprofile(self._record_call)

@@ -135,7 +135,7 @@ def start_removal(folder: str) -> int:
 
 def lock_process(cell: SandboxPolicy) -> dict[str, str]:
     """Restrict this process irrevocably by resource limits, dropped capabilities, Landlock and seccomp. Return a dict
-    with the name of each of these and an empty string, or the reason why it is not in force.
+    from the name of each of these restrictions to an empty string, or to the reason why it is not in force.
     """
     # Files in the scratch folder are for this user alone.
     os.umask(0o077)

@@ -162,10 +162,11 @@ class _FunctionOwner(NamedTuple):
         return [*replaced, *self._tables()]
 
     def _is_lost(self, name: str, now: Any) -> bool:
-        """Return whether the attribute ``name`` was replaced in a way that counts. ``now`` is its present value.
+        """Return whether the replacement of the attribute ``name`` by its present value ``now`` is a fault of the code
+        under test.
 
-        A replacement by code of Python, torch or an installed package does not count. In guarded modules and for public
-        constants, any replacement counts.
+        A replacement by code of Python, torch or an installed package is no fault. In guarded modules, which are those
+        of Shiplap's sandbox, and for public constants, any replacement is a fault.
         """
         before = self.held[name]
         if isinstance(before, ModuleType):
@@ -285,8 +286,8 @@ def _list_descriptors(held: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _is_table(value: dict[Any, Any]) -> bool:
-    """Return whether a dict is a table of functions. It must be neither empty nor huge, and must have a Python function
-    among its first values.
+    """Return whether a dict is a table of functions. It must have at least one item, fewer than ``MAX_TABLE_ENTRIES``
+    items, and a Python function among its first values.
     """
     return 0 < len(value) < MAX_TABLE_ENTRIES and any(
         type(v) is FunctionType for v in islice(value.values(), PROBED_ENTRIES)

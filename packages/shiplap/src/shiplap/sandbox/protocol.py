@@ -558,7 +558,9 @@ def _items_by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
 
 
 def structure_of(value: Any) -> str:
-    """Return the structure of a result as text, such as ``(.,{'a':.},None)``. A list counts as a tuple."""
+    """Return the nesting of tuples, lists and dicts in a result as a string such as ``(.,{'a':.},None)``. A list counts
+    as a tuple.
+    """
     if isinstance(value, (list, tuple)):
         held = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
         return f"({','.join(map(structure_of, held))})"

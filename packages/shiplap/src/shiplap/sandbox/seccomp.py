@@ -147,8 +147,8 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
 
 
 def _one_of(place: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> list[Line]:
-    """Return filter instructions that allow the call if the argument at offset ``place``, masked by ``mask``, is one of
-    ``values``. They refuse it otherwise.
+    """Return filter instructions that allow the system call if its argument at offset ``place`` of the call's data,
+    masked by ``mask``, is one of ``values``. They refuse it otherwise.
     """
     wanted = list(values)
     tests = [(EQUAL, len(wanted) - i, 0, value) for i, value in enumerate(wanted)]
@@ -156,8 +156,8 @@ def _one_of(place: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> list[L
 
 
 def _unless(place: int, values: Sequence[int], decision: int) -> list[Line]:
-    """Return filter instructions that end with ``decision`` if the argument at offset ``place`` is one of ``values``.
-    Otherwise the filter continues with the next instruction.
+    """Return filter instructions that end with ``decision``, such as ``REFUSE``, if the argument of the system call at
+    offset ``place`` of the call's data is one of ``values``. Otherwise the filter continues with the next instruction.
     """
     tests = [(EQUAL, len(values) - i, 0, value) for i, value in enumerate(values[:-1], 1)]
     return [(LOAD, 0, 0, place), *tests, (EQUAL, 0, 1, values[-1]), (RETURN, 0, 0, decision)]

@@ -336,7 +336,7 @@ class SandboxedProcess:
         until: the time of ``time.monotonic`` after which it must not run any more.
         device: whether it may use an accelerator.
         answering: the sum of the seconds of its requests.
-        run: a function that returns the limit in seconds of the run in progress and its start, or None.
+        run: a function that returns (time limit in seconds, start) of the run in progress, or None for no such limit.
     """
 
     launcher: SandboxLauncher

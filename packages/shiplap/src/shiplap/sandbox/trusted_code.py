@@ -114,8 +114,8 @@ def is_trusted_function(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     installed package.
 
     Such replacements occur when further parts of Python or torch are imported. All functions in the defaults and the
-    closure of ``value`` must be trusted as well, so a trusted decorator around another function does not count. Held
-    functions are followed to ``depth``.
+    closure of ``value`` must be trusted as well, so a trusted decorator around another function does not count.
+    Functions inside of functions are followed through ``depth`` levels.
     """
     code = function_code(value)
     if code is None:
@@ -144,7 +144,8 @@ def _values_held_by(function: FunctionType) -> list[Any]:
 def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     """Return whether a value is not callable, or is code of Python, torch or an installed package.
 
-    The functions that it holds in its defaults and closure must be such code, too. They are followed to ``depth``.
+    The functions that it holds in its defaults and closure must be such code, too. They are followed through ``depth``
+    levels. A function at a deeper level is not harmless.
     """
     if isinstance(value, (FunctionType, MethodType, staticmethod, classmethod)):
         return depth > 0 and is_trusted_function(value, depth)
