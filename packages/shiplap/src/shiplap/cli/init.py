@@ -144,7 +144,7 @@ def _write_package_draft(file: Path, drafts: PackageDraft, *, json: bool) -> Non
 
 
 def _note_open_lines(file: Path, fills: list[dict[str, object]]) -> None:
-    """Print the lines of the draft ``file`` that the user has to complete on stderr. ``fills`` has their numbers and
+    """Print on stderr the lines of the draft ``file`` that the user has to complete. ``fills`` has their numbers and
     contents.
     """
     console.note(f"{file}: {len(fills)} lines to fill in")

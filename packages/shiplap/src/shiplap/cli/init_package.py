@@ -85,7 +85,7 @@ def draft_package(
 ) -> PackageDraft:
     """Return drafts of declarations of all ops of ``package``. If ``namespaces`` is not empty, the ops of these
     namespaces are drafted instead. Sizes and types are inferred from the calls that ``script`` makes with the arguments
-    ``arguments``. If it is None, no calls are recorded.
+    ``arguments``. If ``script`` is None, no calls are recorded.
 
     Each op is drafted in a separate process. ``keep`` is called after each op with the source code of the module so
     far.

@@ -107,8 +107,8 @@ def _find_registered_op(name: str) -> Op:
 
 
 def _find_op_in_module(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -> Op:
-    """Return the op ``name`` of ``module``, which is the name of a variable there, or the own name of one of the ops
-    ``declared``. Raise ``SL501``, with the existing names, if there is none. ``target`` is named in the error.
+    """Return the op ``name`` of ``module``. ``name`` is the name of a variable in it, or the own name of one of the ops
+    ``declared``. Raise ``SL501``, with the existing names, if there is no such op. The error names ``target``.
     """
     from shiplap.dispatch import Op
 

@@ -286,8 +286,8 @@ def add_dynamic_source(setting: str) -> Editor:
 
 
 def compile_dynamic(case: Case) -> Iterator[Edits]:
-    """Yield edits that pass ``dynamic=True`` to the decorator of the compiled function. If it has none, pass it to all
-    calls of ``torch.compile``.
+    """Yield the edits that pass ``dynamic=True`` to the decorator of the compiled function, if it has one. Then yield,
+    as an alternative, the edits that pass it to all calls of ``torch.compile`` that are not decorators.
     """
     decorated: list[Edit] = []
     called: list[Edit] = []
@@ -466,7 +466,9 @@ def _is_disable(node: ast.expr) -> bool:
 
 @of_statement
 def hoist_class(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that moves the class definition ``node`` from a function to the module level."""
+    """Yield the edit that moves the class definition ``node`` from a function to the module level. Yield nothing if
+    ``node`` is no class, has a decorator or is at the module level already.
+    """
     # The edit would leave a decorator behind, in front of the next statement.
     if isinstance(node, ast.ClassDef) and node.col_offset and not node.decorator_list:
         above = source.before_definition(node.lineno, reindent(whole_lines(source, [node]), ""))

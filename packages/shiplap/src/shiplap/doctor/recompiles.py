@@ -115,10 +115,10 @@ _KIND_OF_TENSOR_GUARD = {"size": "size", "rank": "rank", "stride": "stride", "dt
 
 
 def parse_failed_guard(reason: str) -> GuardFailure:
-    """Return the value that varied and its values before and after, from torch's text of a failed guard. A guard is
-    torch's condition for reusing compiled code.
+    """Return the kind, the name and the values of the value that varied, from torch's text of a failed guard. A guard
+    is torch's condition for reusing compiled code.
 
-    Such a text is ``0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5``.
+    An example of ``reason`` is ``0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5``.
     """
     guard = _guard_condition(reason)
     if "Cache line invalidated" in guard or re.match(r"\w*\W*___stack\d", guard):
@@ -196,6 +196,7 @@ def find_reader(reason: str, file: str) -> SourcePlace | None:
     """Return the source line that read the value which a guard compares, or None if it is not known.
 
     ``reason`` is torch's text of the failed guard, which names the line as in ``# y = x[n] # model.py:12 in forward``.
+    ``file`` is the path of the compiled function, of which torch may print the last parts alone.
     """
     match = re.search(r"#\s+(\S*?):(\d+) in (\w+)", reason)
     if match is None:

@@ -103,7 +103,7 @@ class TriedEntry:
 class RunTime:
     """The seconds of a steady call of the function ``function``, which was called ``calls`` times. ``eager`` is the
     time without compilation, ``compiled`` that with it, and ``remedied`` that with all remedies that helped. A time is
-    None if there were fewer than three calls.
+    None if there were fewer than three calls or if it was not measured.
     """
 
     function: str

@@ -70,9 +70,10 @@ class Laboratory:
         """Run a copy of the program in which the files ``texts`` (path to content) are changed. Return the run, or None
         if it takes longer than the time limit.
 
-        ``mode`` is ``"time"``, ``"record"`` or ``"compare"``. In the last one, the run has the differences of its
-        results from the recorded ones. If ``uncompiled`` is true, the program runs without compilation. If ``show`` is
-        true, its output is shown. Otherwise it is hidden.
+        ``mode`` is ``"time"``, ``"record"`` or ``"compare"``, and says what is done in each call of a compiled function
+        (see ``Probe``). A run with ``"compare"`` has the differences of its results from the recorded ones. If
+        ``uncompiled`` is true, the program runs without compilation. If ``show`` is true, its output is shown.
+        Otherwise it is hidden.
         """
         self.number += 1
         place = self.folder / str(self.number)

@@ -370,9 +370,7 @@ class TargetProcess:
                 self.opened.drop(span.memory)
 
     def last_spans(self) -> ResultSpans:
-        """Return the spans of the last call's results, and delete the bytes kept of them, or ``[]`` if not all lie on a
-        GPU.
-        """
+        """Return the last call's spans and delete the bytes kept of them. Return ``[]`` if not all lie on a GPU."""
         last = self._earlier[-1]
         if not all(isinstance(span.content, Tensor) for span in last.spans):
             return []

@@ -83,7 +83,7 @@ def _backend_flag(path: str) -> Any:
 
 
 def _matmul_precision() -> str:
-    """Return torch's setting of the precision of float32 matrix products, or ``"mixed"`` if torch does not report it."""
+    """Return torch's precision of float32 matrix products, or ``"mixed"`` if torch refuses to report it."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # two ways to set it were mixed
