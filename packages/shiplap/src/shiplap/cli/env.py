@@ -181,15 +181,15 @@ def op_bindings() -> list[dict[str, str]]:
 
 
 def _library_entry(family: str, path: str, problem: str | None) -> dict[str, Any]:
-    """Return the dict of a library for the report, with its path and its problem, or None for no problem. No symbols
-    are counted yet.
+    """Return the dict of a library of the package ``family`` for the report, with its path and its problem, or None for
+    no problem. No symbols are counted yet.
     """
     return {"family": family, "path": path, "found": not problem, "symbols": 0, "ok": 0, "problem": problem}
 
 
 def _locate_library(family: str, library: Any) -> dict[str, Any]:
-    """Return the dict of a library for the report. It has the path of the library, or the problem if it cannot be
-    found.
+    """Return the dict of a library of the package ``family`` for the report. It has the path of the library, or the
+    problem if it cannot be found.
     """
     from shiplap.kernels.c.library import locate_library
 

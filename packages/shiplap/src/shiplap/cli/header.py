@@ -74,7 +74,8 @@ HeaderJob = tuple[str, str, Path | None]
 
 def _header_jobs(target: str, output: Path | None, check: bool) -> list[HeaderJob]:
     """Return ``(target, header text, file)`` for each header to write or compare. The file is None for a header to
-    print. Raise an error of usage for options that do not fit together.
+    print. If ``check`` is true, the headers are to be compared, so ``output`` is required with ``target``. Raise an
+    error of usage for options that do not fit together.
     """
     if target:
         # Without a target, the headers of the families are found by their location.
@@ -88,8 +89,8 @@ def _header_jobs(target: str, output: Path | None, check: bool) -> list[HeaderJo
 
 
 def generate_header(target: str, ops: Sequence[Op]) -> str:
-    """Return the text of the C header of the C kernels that are bound to ``ops``. Raise ``SL501`` if no C kernel is
-    bound.
+    """Return the text of the C header of the C kernels that are bound to ``ops``, the ops of ``target``. Raise
+    ``SL501`` if no C kernel is bound.
     """
     from shiplap.kernels.c.header import bound_symbols, config_names_by_symbol, header_text
 

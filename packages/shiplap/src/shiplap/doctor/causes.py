@@ -261,7 +261,8 @@ def owner_of_break(cause: str, message: BreakMessage, stack: Sequence[SourcePlac
     """Return whose code breaks the graph.
 
     It is ``"yours"`` for the user's program, the name of an installed package, or ``"torch"`` for torch's own code.
-    ``stack`` has the source lines of the calls that led to the break, from the outermost on.
+    ``cause`` is a key of ``BREAK_CAUSES``. ``stack`` has the source lines of the calls that led to the break, from the
+    outermost on.
     """
     at = innermost_relevant(stack)
     if at is None:
@@ -289,7 +290,8 @@ def _text(message: BreakMessage) -> str:
 
 def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:
     """Return the name of the kernel or call that breaks the graph, found from torch's message and the source line
-    ``place``. If neither shows a name, return the source code of the statement, cut to 60 characters.
+    ``place``. If neither shows a name, return the source code of the statement, cut to 60 characters. ``cause`` is a
+    key of ``BREAK_CAUSES``, and says for which calls the line is searched.
     """
     # The debug context names the callee more surely than the source line, so its formats are tried first.
     if match := re.search(r"module: ([\w.]+), qualname: ([\w.<>]+)", message.context):

@@ -117,7 +117,7 @@ def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
 
 
 def _record_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[EventTrace, str]:
-    """Call ``fn`` and return ``(trace, failure)``.
+    """Call ``fn(*args, **kwargs)`` and return ``(trace, failure)``.
 
     The trace has the events that torch's compiler logged during the call. The failure is the first line of an exception
     that ``fn`` raised, or an empty string.
@@ -187,7 +187,8 @@ def _group_breaks(seen: Iterator[Sighting], compiled: list[Compilation], paths: 
 
 def _operations_around(rows: list[Sighting], compiled: list[Compilation]) -> tuple[int, int]:
     """Return the numbers of operations before and after a break, which has the occurrences ``rows``. The first is the
-    sum over the graphs that end at the break. The second is that of the largest graph that begins there.
+    sum over the graphs that end at the break. The second is that of the largest graph that begins there. ``compiled``
+    has the program's compilations.
     """
     keys, at = {(s.process, s.compile_id) for s in rows}, rows[0].stack
     before = sum(c.operations for c in compiled if c.key in keys)

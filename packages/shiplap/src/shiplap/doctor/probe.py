@@ -111,7 +111,8 @@ class Probe:
     def _observe(
         self, torch: ModuleType, name: str, compiled: Callable[..., Any], owner: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Call ``compiled`` and return its result. The mode in ``spec`` determines how the call is observed.
+        """Call ``compiled(*args, **kwargs)`` and return its result. The mode in ``spec`` determines how the call is
+        observed.
 
         The call is timed, or recorded with its inputs and results, or repeated on recorded inputs and compared with
         recorded results. ``name`` is the name of the function, and ``owner`` the module to which it belongs, or None.

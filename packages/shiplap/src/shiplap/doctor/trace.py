@@ -54,7 +54,8 @@ class EventTrace:
     def add(self, process: int, metadata: dict[str, Any], payload: Callable[[], str]) -> None:
         """Append the event with the fields ``metadata`` of torch's trace, unless the diagnosis does not use its kind.
 
-        ``payload()`` returns the event's text, and is only called if the text is needed.
+        ``process`` is the id of the process of the event. ``payload()`` returns the event's text, and is only called if
+        the text is needed.
         """
         kind = _kind_of_event(metadata)
         if kind is None:

@@ -165,8 +165,8 @@ class Cell:
 
     @property
     def required(self) -> bool:
-        """Whether a verdict requires that samples which vary the axis are checked for the obligation. If so,
-        ``looked_by`` names the check.
+        """Whether a verdict requires this combination of an axis (what samples vary) and an obligation (what a check
+        observes). If so, ``looked_by`` names the check that has to examine such samples.
         """
         return bool(self.looked_by)
 

@@ -68,9 +68,10 @@ def padded_multiples(samples: Samples) -> Iterator[SampleCase]:
 
 
 def _other_scalar_values(samples: Samples) -> dict[str, Any]:
-    """Return, by name, one value other than the default for each scalar that is not the size of a dim.
+    """Return, by name, one value other than the default for each scalar argument that is not the size of a dim.
 
-    It is the first value that the declaration admits while all other scalars have their defaults, if there is one.
+    It is the first value that the declaration admits while all other scalars have their defaults. If there is none, it
+    is the first value that was tried.
     """
     base, others = samples.base, dict[str, Any]()
     for number, arg in enumerate(a for a in samples.spec.scalars if a.name not in dict(base.sizes)):
@@ -140,9 +141,9 @@ def large_samples(samples: Samples) -> Iterator[SampleCase]:
 
 
 def within_time(cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
-    """Yield those of ``cases`` that are expected to keep the caller's processor time for all of them within
-    ``AFFORDED_S`` seconds. The cases should grow in size. The time of a case is estimated from the time that the caller
-    took for earlier ones.
+    """Yield ``cases`` in order while the caller's processor time for them stays within ``AFFORDED_S`` seconds. A case
+    that is expected to exceed that time is left out. The time of a case is estimated from the time that the caller took
+    for earlier ones. The cases should grow in size.
     """
     spent, pace = 0.0, 0.0
     for case in cases:

@@ -18,8 +18,9 @@ Runs = tuple[list[Tensor], list[int]]  # sums of runs of terms, and how many ter
 
 
 def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:
-    """Return the rounding error of each element of the result of the torch operator ``name``, in units of the relative
-    error of one operation. Return None for an operator that computes no sums.
+    """Return the rounding error of each element of the result of the torch operator ``func``, called with ``args``, in
+    units of the relative error of one operation. ``name`` is the operator's name. Return None for an operator that
+    computes no sums.
 
     The error is estimated from the partial sums. It is the root of the sum of their squares. If all terms are equal, it
     is their plain sum times ``SURE``, since rounding then errs to one side. The sums of ``PARTS`` runs of terms stand

@@ -76,8 +76,8 @@ def _layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the layer norm of ``x`` over its last dims, then the mean and the reciprocal standard deviation of each
-    row. ``shape`` holds the sizes of these dims. ``weight`` and ``bias`` are applied to the normalised rows unless they
-    are None.
+    row. ``shape`` holds the sizes of these dims. ``eps`` is added to the variance. ``weight`` and ``bias`` are applied
+    to the normalised rows unless they are None.
     """
     dims = list(range(x.dim() - len(shape), x.dim()))
     var, mean = _var_mean(x, dims, correction=0, keepdim=True)

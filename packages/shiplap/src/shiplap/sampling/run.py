@@ -64,7 +64,7 @@ def run_op(op: Op, case: SampleCase) -> tuple[Tensor, ...]:
 
 
 def require_gradients(op: Op, args: tuple[Any, ...], names: Container[str]) -> tuple[Any, ...]:
-    """Set those tensors among ``args`` whose argument has its name in ``names`` to require gradients, in place. Return
+    """Call ``requires_grad_()`` on each tensor in ``args`` that belongs to an argument with a name in ``names``. Return
     ``args`` as a tuple.
     """
     return tuple(v.requires_grad_() if n in names else v for n, v in arguments_by_name(op, args).items())

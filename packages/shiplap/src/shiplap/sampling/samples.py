@@ -191,8 +191,9 @@ class Samples:
                 yield case
 
     def _drawn(self, recipe: SampleRecipe, env: dict[str, Any], rng: torch.Generator | None) -> tuple[Any, ...]:
-        """Return the arguments of a recipe in schema order for an op without a builder of samples, with random values
-        from ``rng``. If ``rng`` is None, the tensors are on the meta device and have no values.
+        """Return the arguments of a recipe in schema order for an op without a builder of samples. ``env`` has the
+        values of dims and scalars by name. Tensors have random values from ``rng``. If ``rng`` is None, they are on the
+        meta device and have no values.
         """
         positive = [v for v in env.values() if type(v) is int and v > 0]
         below = min([env[d] for d in free_dims(self.spec) if type(env[d]) is int and env[d] > 0] or positive or [1])
@@ -394,9 +395,9 @@ class Samples:
         yield from self._afforded(chain(self.grains(), self.millions()))
 
     def _ordered(self, case: SampleCase, order: str) -> Iterator[SampleCase]:
-        """Yield samples with the recipe of ``case`` but other values. In the first, each row has one outstanding
-        element. The second has values of the kind ``order``, such as ``descending``. Yield nothing if the sample is
-        large or if the op's builder ignores kinds of values.
+        """Yield samples with the recipe of ``case`` but other values. In the first, one element of each row is far
+        larger or smaller than the others. The second has values of the kind ``order``, such as ``descending``. Yield
+        nothing if the sample is large or if the op's builder ignores kinds of values.
         """
         if case.numel <= MAX_SAMPLE_ELEMENTS >> 1 and not self._keeps_values:
             yield from self._cases(case.recipe.but(values=kind) for kind in ("peaks", order))

@@ -178,8 +178,8 @@ def _read_symbols(elf: Any, table: Any) -> LibraryState:
 
 
 def _read_constant(elf: Any, table: Any, name: str) -> str:
-    """Return the value of the constant string with the symbol ``name`` in the ELF file ``elf``. Return an empty string
-    if there is no such symbol.
+    """Return the value of the constant string with the symbol ``name`` in ``table``, a symbol table of the ELF file
+    ``elf``. Return an empty string if there is no such symbol.
     """
     for entry in table.get_symbol_by_name(name) or ():
         section = elf.get_section(entry["st_shndx"]) if not isinstance(entry["st_shndx"], str) else None
@@ -223,8 +223,9 @@ def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
 
 
 def _unnamed_bytes(elf: Any, state: LibraryState) -> tuple[tuple[str, int], ...]:
-    """Return (name, size in bytes) of each writable section of a stripped library that holds variables without a name.
-    Such a section is larger than the C runtime's own data and the exported variables in ``state`` together.
+    """Return (name, size in bytes) of each writable section of the stripped library ``elf`` that holds variables
+    without a name. Such a section is larger than the C runtime's own data and the exported variables in ``state``
+    together.
     """
     exported = sum(s.size for s in state.symbols)
     sizes = [(s.name, s["sh_size"]) for s in elf.iter_sections() if _kind_of_section(s.name)]

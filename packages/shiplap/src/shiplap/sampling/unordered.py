@@ -39,7 +39,7 @@ def _exact_doubles(t: Tensor) -> Tensor:
 
 
 def sort_unordered_rows(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return ``outs`` with the rows of those results sorted that the declaration calls unordered. The rows of all these
+    """Return ``outs`` with sorted rows in each result that the declaration calls unordered. The rows of all unordered
     results are compared side by side, and all get the same permutation.
     """
     if not spec.unordered:

@@ -172,8 +172,8 @@ def _float_powers(values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
 
 
 def _rows_with_peak(values: Tensor, rng: torch.Generator) -> Tensor:
-    """Return a copy of ``values`` with one outstanding element in each row. It shows whether a kernel loses a maximum
-    or minimum.
+    """Return a copy of ``values`` in which one element of each row is far larger or smaller than the others. It shows
+    whether a kernel loses a maximum or minimum.
 
     The column of this element advances from row to row, so that as many rows as columns cover all columns. If there are
     few rows, the columns are drawn from the boundaries of tiles.

@@ -337,7 +337,7 @@ class TargetProcess:
         return self._read_results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load ``state`` into the target's parameters and return True. Return False if it lacks one of the names."""
+        """Load ``state`` into the target and return True. If it lacks a name, load nothing and return False."""
         arena = ArgumentArena()
         return self._request_with_arena(protocol.LoadParameters(arena.pack(dict(state))), arena, "parameters").yes
 
@@ -533,7 +533,7 @@ class TargetProcess:
             raise CandidateError("memory", f"its results cannot be read: {e}") from None
 
     def _read(self, address: int, length: int) -> bytearray:
-        """Return ``length`` bytes of the process's memory. Raise ``CandidateError`` if they cannot be read."""
+        """Return ``length`` bytes from ``address`` in the process. Raise ``CandidateError`` if they cannot be read."""
         try:
             return self.prisoner.read(address, length)
         except OSError as e:

@@ -207,7 +207,8 @@ class Child:
     @handles(protocol.Inspect)
     def _inspect(self, message: protocol.Inspect, file: int) -> protocol.Inspection:
         """Return what the target has done since it was loaded. The reply has the functions and settings that the target
-        has changed, its reads of other code's frames or objects, and the number of its threads.
+        has changed, its reads of other code's frames or objects, and the number of its threads. ``message`` and
+        ``file`` are ignored.
         """
         seen = self._watch.read_observations()
         texts = self._intact.changed()[:20], seen["looked"], seen["left"]
@@ -217,7 +218,8 @@ class Child:
     @handles(protocol.CheckDevice)
     def _check_device(self, message: protocol.CheckDevice, file: int) -> protocol.ResultPlaces:
         """Add 1 to the tensor of the request, which lies on the accelerator, and return the location of the result. The
-        caller reads the result to test whether the device and shared memory work.
+        caller reads the result to test whether the device and shared memory work. ``file`` is the descriptor of the
+        arguments' file.
         """
         self._last = [self._unpack(message.args, _map(file))[0] + 1]
         self._last[0].cpu()
@@ -225,8 +227,9 @@ class Child:
 
     @handles(protocol.LoadTarget)
     def _load(self, message: protocol.LoadTarget, file: int) -> protocol.Done:
-        """Load the target that the request names. If the request's field ``thorough`` is true, a snapshot of the
-        functions of torch is taken first.
+        """Load the target that the request names. ``file`` is the descriptor of the file with the arguments of its
+        constructor and its parameters. If the request's field ``thorough`` is true, a snapshot of the functions of
+        torch is taken first.
         """
         memory = _map(file)
         if message.thorough:
@@ -239,15 +242,16 @@ class Child:
 
     @handles(protocol.LoadParameters)
     def _load_parameters(self, message: protocol.LoadParameters, file: int) -> protocol.Answer:
-        """Load the values of the request into the parameters and buffers of the target. If the target lacks one of the
-        names, nothing is loaded and ``yes`` of the reply is false.
+        """Load the values of the request into the parameters and buffers of the target. ``file`` is the descriptor of
+        the file with these values. If the target lacks one of the names, nothing is loaded and ``yes`` of the reply is
+        false.
         """
         return protocol.Answer(load_parameters(self.target, self._unpack(message.state, _map(file))))
 
     @handles(protocol.ReadState)
     def _read_state(self, message: protocol.ReadState, file: int) -> protocol.ResultPlaces:
         """Return the locations of those parameters and buffers of the target module that ``message.names`` names, in
-        that order. Raise ``KeyError`` for a name that the target lacks.
+        that order. Raise ``KeyError`` for a name that the target lacks. ``file`` is ignored.
         """
         state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
         self._last = [state[name].detach() for name in message.names]
@@ -258,9 +262,11 @@ class Child:
 
     @handles(protocol.CallTarget)
     def _call(self, message: protocol.CallTarget, file: int) -> protocol.TargetCalled:
-        """Call the target and return the locations of its results and the times. If ``message.again`` is true, the call
-        uses the tensors of the last call, into which the other process has written new values. The arguments and
-        results of ``message.keep`` earlier calls stay in memory.
+        """Call the target and return the locations of its results and the times. ``file`` is the descriptor of the file
+        with the arguments. If ``message.again`` is true, the call uses the tensors of the last call instead, into which
+        the other process has written new values.
+
+        The arguments and results of ``message.keep`` earlier calls stay in memory.
         """
         while len(self._kept) > message.keep:
             self._kept.popleft()
@@ -286,7 +292,8 @@ class Child:
         return protocol.TargetCalled(places, traces=traces, **call.clock)
 
     def _keep(self, args: list[Any], result: Any, memory: Any, lies: str | None = None) -> protocol.CallPlaces:
-        """Keep the arguments and results of a call alive, and return the locations of the results.
+        """Keep ``args`` and ``result``, the flat list of a call's results, alive, and return the locations of the
+        results.
 
         ``memory`` is the mapped file in which the arguments lie. ``lies`` is the nesting of tuples, lists and dicts
         around the results, as a string such as ``(.,{'a':.})``. If it is None, the reply has no structure.
@@ -296,8 +303,9 @@ class Child:
 
     @handles(protocol.PrepareBatch)
     def _prepare(self, message: protocol.PrepareBatch, file: int) -> protocol.Done:
-        """Prepare one call for each set of arguments in shared memory. ``_run_batch`` runs the calls later, and the
-        values may be replaced before that. Release the batches whose numbers are not in ``message.kept``.
+        """Prepare one call for each set of arguments in the shared file with the descriptor ``file``. ``_run_batch``
+        runs the calls later, and the values may be replaced before that. Release the batches whose numbers are not in
+        ``message.kept``.
         """
         self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
         memory = _map(file)
@@ -312,7 +320,9 @@ class Child:
 
     @handles(protocol.ReleaseBatches)
     def _release(self, message: protocol.ReleaseBatches, file: int) -> protocol.Done:
-        """Release all batches whose numbers are not in ``message.kept``. Unmap the GPU blocks of their arguments."""
+        """Release all batches whose numbers are not in ``message.kept``. Unmap the GPU blocks of their arguments.
+        ``file`` is ignored.
+        """
         self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
         driver, self._block = self._block.driver if self._block is not None else None, None
         if driver is not None:
@@ -331,7 +341,7 @@ class Child:
     @handles(protocol.RunBatch)
     def _run_batch(self, message: protocol.RunBatch, file: int) -> protocol.BatchCalled:
         """Run each prepared call of a batch once. Return the locations of the results and the time in nanoseconds,
-        which is 0 on a GPU.
+        which is 0 on a GPU. ``file`` is ignored.
 
         If ``message.repeats`` is not 0, run the first call that many times instead and return the time alone. If
         ``message.gated`` is true, the calls are queued on the GPU and begin when the other process opens the gate.
@@ -374,9 +384,9 @@ class Child:
 
     @handles(protocol.ListOperators)
     def _list_operators(self, message: protocol.ListOperators, file: int) -> protocol.OperatorList:
-        """Run one call of the target. Return the torch operators that it runs and the locations of its results. The
-        reply also has the names of settings that the call has changed and the number of threads that still run its
-        code.
+        """Run one call of the target on the arguments in the file with the descriptor ``file``. Return the torch
+        operators that it runs and the locations of its results. The reply also has the names of settings that the call
+        has changed and the number of threads that still run its code.
         """
         args = list(self._unpack(message.args, _map(file)))
         self._last = ()  # finalizers of an earlier call must not run inside the list of operators
@@ -390,9 +400,9 @@ class Child:
 
     @handles(protocol.Differentiate)
     def _differentiate(self, message: protocol.Differentiate, file: int) -> protocol.ResultPlaces:
-        """Call the target on copies of the arguments. Return the locations of the gradients of its floating-point
-        arguments, then of those of the requested parameters. ``complete`` of the reply is false if the target lacks one
-        of the parameters, and they are then left out.
+        """Call the target on copies of the arguments in the file with the descriptor ``file``. Return the locations of
+        the gradients of its floating-point arguments, then of those of the requested parameters. ``complete`` of the
+        reply is false if the target lacks one of the parameters, and they are then left out.
 
         Raise ``ValueError`` if no result carries a gradient.
         """
@@ -468,10 +478,10 @@ def _describe_place(value: Any) -> Place:
 def _ops(
     target: Callable[..., Any], args: list[Any], intact: FunctionSnapshot
 ) -> tuple[list[protocol.OperatorUse], list[Any], list[str], int]:
-    """Call the target once under torch's profiler. Return (operators, results, settings, threads).
+    """Call ``target`` on ``args`` once under torch's profiler. Return (operators, results, settings, threads).
 
-    The operators are those that compute something. The settings are the names of those that the call has changed.
-    ``threads`` is the number of threads that run code of the target, counted by the snapshot ``intact``. Garbage is
+    The operators are those that compute something. The settings are the names of those that the call has changed. The
+    last value is the number of threads that run code of the target, counted by the snapshot ``intact``. Garbage is
     collected before the profile ends, so that operators run by finalizers are listed, too.
     """
     from torch.autograd.profiler import profile

@@ -108,7 +108,8 @@ class DeviceClock:
         self.driver.empty_caches()
 
     def close_gate(self) -> None:
-        """Clear the two words in shared memory for which GPU streams wait. They are called the gate and the end.
+        """Set the two 32-bit words in shared memory for which GPU streams wait to 0. They are called the gate and the
+        end.
 
         The sandboxed process's stream waits for the gate before its calls, and writes the end after them.
         """

@@ -202,8 +202,8 @@ class DeviceDriver:
         return self._map(handle, size, -1)
 
     def _map(self, handle: c_uint64, size: int, file: int) -> DeviceBlock:
-        """Map the physical GPU memory ``handle`` for reading and writing, and return it as a block. ``file`` is the
-        descriptor by which the memory can be shared, or -1.
+        """Map ``size`` bytes of the physical GPU memory ``handle`` for reading and writing, and return them as a block.
+        ``file`` is the descriptor by which the memory can be shared, or -1.
         """
         address, access = c_uint64(), _Access(_Location(1, self._number), 3)
         self.call("cuMemAddressReserve", byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0))

@@ -107,7 +107,7 @@ def _working_folder() -> str:
 
 
 def _read_umask() -> int:
-    """Return the umask of this process. It can be read only by setting it."""
+    """Return the umask of this process. It is set for a moment, since it cannot be read otherwise."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -174,7 +174,7 @@ def changed_interpreter_state(before: dict[str, Any]) -> list[str]:
 
 class InterpreterWatch:
     """A record of the functions with which the code under test reads frames and objects of other code, and of changed
-    settings. It begins when it is created, by an audit hook that cannot be removed.
+    settings. The record begins when the instance is created, which installs an audit hook that cannot be removed.
     """
 
     def __init__(self) -> None:

@@ -307,7 +307,7 @@ def _is_special(name: str) -> bool:
 
 
 def _is_invoked(value: Any) -> bool:
-    """Return whether an attribute with this value runs code when it is called or looked up."""
+    """Return whether an attribute with the value ``value`` runs code when it is called or looked up."""
     return callable(value) or isinstance(value, DESCRIPTORS)
 
 

@@ -484,7 +484,9 @@ def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tupl
 
 
 def make_sealed_file(name: str, size: int) -> int:
-    """Return the descriptor of a new file in memory, filled with ``size`` zeros. No process can change its length."""
+    """Return the descriptor of a new file in memory, filled with ``size`` zeros. No process can change its length.
+    ``name`` is shown by Linux and need not be unique.
+    """
     handle = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(handle, size)

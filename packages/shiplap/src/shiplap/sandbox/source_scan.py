@@ -294,8 +294,8 @@ def _constants_in_source(file: str) -> list[float]:
 
 
 def suspicious_names_of_function(fn: Any) -> list[str]:
-    """Return the reasons why names are suspicious that the function ``fn`` uses, or functions of its module that it
-    calls. The list is empty for harmless code.
+    """Return the reasons to suspect names that the function ``fn`` uses. Names that are used by functions of its module
+    which it calls are included. Each reason is a string, and the list is empty for harmless code.
     """
     reasons: dict[str, None] = {}
     left, seen = [getattr(fn, "fn", fn)], set[int]()  # a Triton kernel wraps its function
