@@ -112,9 +112,7 @@ def _stale_fields(entry: StoredEntry) -> list[str]:
 
 
 def _entry_json(entry: StoredEntry) -> dict[str, Any]:
-    """Return a stored choice as a dict of plain values for JSON, with the reasons why it cannot be used on this
-    machine.
-    """
+    """Return a stored choice as a dict that JSON can hold, with the reasons why it cannot be used on this machine."""
     key = entry.key.as_dict() if entry.key else {}
     return {"file": str(entry.path), "key": key, "value": dict(entry.value or {}), "differs": _stale_fields(entry)}
 

@@ -55,8 +55,8 @@ def command(
 
 
 def environment_report() -> dict[str, Any]:
-    """Return the report on the environment as a dict of plain values, which both the text and the JSON output print. It
-    covers versions, devices, the uses of private torch, settings, kernel libraries and native bindings.
+    """Return the report on the environment as a dict that JSON can hold, which both the text and the JSON output print.
+    It covers versions, devices, the uses of private torch, settings, kernel libraries and native bindings.
     """
     from shiplap import torch_private
     from shiplap.settings import describe

@@ -33,7 +33,7 @@ class PackageDraft:
     counts: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
-        """Return the drafted ops, the ops left out and the lines to fill in, as a dict of plain values for JSON."""
+        """Return the drafted ops, the ops left out and the lines to fill in, as a dict that JSON can hold."""
         ops = [
             {
                 "op": e.form.name,
@@ -122,8 +122,9 @@ def draft_package(
 
 
 def _isolate_work(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the dict of plain data that ``work()`` returns in a separate process. If that process dies, return the
-    reason under the key ``left_out``. If no such process can be made, call ``work`` in this one.
+    """Return the dict that ``work()`` returns in a separate process. It must be of data that can be sent between
+    processes. If that process dies, return the reason under the key ``left_out``. If no such process can be made, call
+    ``work`` in this one.
     """
     from shiplap.audit.child_process import ChildDeath, can_isolate, run_isolated
 

@@ -79,7 +79,7 @@ def command(
 
 
 def _as_json(packed: PackedWheel) -> dict[str, Any]:
-    """Return a packaged wheel and its contents as a dict of plain values for JSON."""
+    """Return a packaged wheel and its contents as a dict that JSON can hold."""
     return {
         "wheel": str(packed.wheel),
         "warning": packed.warning,

@@ -64,7 +64,7 @@ class Case:
         return self.source(self.file) if self.file else None
 
     def sources(self) -> Iterator[Source]:
-        """Yield each Python file of the program that mentions torch as a ``Source``."""
+        """Yield, as a ``Source``, each Python file of the program that mentions torch."""
         for path in list_python_files(self.root):
             file = str(path.relative_to(self.root))
             source = self.source(file)

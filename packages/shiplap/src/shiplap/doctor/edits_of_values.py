@@ -105,7 +105,7 @@ def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 
 def _assigned(source: Source, node: ast.stmt) -> tuple[str, str] | None:
-    """Return ``(name, value)`` of ``node`` if it is a plain assignment, such as ``("x", "x + 1")`` for ``x += 1``.
+    """Return ``(name, value)`` of ``node`` if it assigns to one variable, such as ``("x", "x + 1")`` for ``x += 1``.
     Return None for other statements.
     """
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):

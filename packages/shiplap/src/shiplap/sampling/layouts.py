@@ -63,7 +63,7 @@ def _swapped_heads(t: Tensor) -> Tensor:
 
 def _sliced_dims(t: Tensor) -> Tensor:
     """Return a copy of ``t`` that is a slice of a tensor which is larger by 2 in every dim. The last dim has stride 1,
-    and all others have gaps between their elements.
+    and all other dims have gaps between their elements.
     """
     room = t.new_zeros([size + 2 for size in t.shape])
     return room[tuple(slice(1, 1 + size) for size in t.shape)].copy_(t)
@@ -79,12 +79,12 @@ def _channels_last_sliced(t: Tensor) -> Tensor:
 
 
 def _expanded_first(t: Tensor) -> Tensor:
-    """Return a tensor of the shape of ``t`` in which each row is the first row of ``t``. The first dim has stride 0."""
+    """Return the first row of ``t``, expanded to the shape of ``t`` with stride 0 in the first dim."""
     return t[:1].clone().expand(t.shape)
 
 
 def _expanded_last(t: Tensor) -> Tensor:
-    """Return a tensor of the shape of ``t`` whose columns all are its first column, with stride 0 in the last dim."""
+    """Return the first column of ``t``, expanded to the shape of ``t`` with stride 0 in the last dim."""
     return t[..., :1].clone().expand(t.shape)
 
 
@@ -120,8 +120,8 @@ def layout_is_possible(layout: str, t: Tensor, *, contiguous: bool, mutated: boo
     may be passed in it.
 
     ``contiguous`` says whether the declaration demands contiguous memory for the argument, and ``mutated`` whether the
-    op writes to it. Expanded layouts repeat values. They are refused for mutated arguments, and for tensors whose
-    values depend on others, such as indices.
+    op writes to it. Expanded layouts repeat values. They are refused for mutated arguments, and for integers and
+    float8, whose values may depend on other arguments.
     """
     least, _ = LAYOUTS[layout]
     if layout.startswith("expanded") and (mutated or not has_independent_values(t)):

@@ -215,8 +215,8 @@ class Ledger:
         self.absent |= other.absent
 
     def records(self) -> list[list[Any]]:
-        """Return the records as plain data that ``load`` reads in another process. Each record is ``[check, axis,
-        obligation, samples, reason]``.
+        """Return the records as lists of strings and numbers, which ``load`` reads in another process. Each record is
+        ``[check, axis, obligation, samples, reason]``.
         """
         looked = [[check, axis, obligation, n, ""] for (check, (axis, obligation)), n in self._looked.items()]
         return looked + [[check, axis, duty, 0, why] for (check, (axis, duty)), why in self._declined.items()]

@@ -23,8 +23,8 @@ def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Te
     computes no sums.
 
     The error is estimated from the partial sums. It is the root of the sum of their squares. If all terms are equal, it
-    is their plain sum times ``SURE``, since rounding then errs to one side. The sums of ``PARTS`` runs of terms stand
-    for all partial sums. Source: Higham, Accuracy and Stability of Numerical Algorithms, chapter 4.
+    is the sum of the partial sums times ``SURE``, since rounding then errs to one side. The sums of ``PARTS`` runs of
+    terms stand for all partial sums. Source: Higham, Accuracy and Stability of Numerical Algorithms, chapter 4.
     """
     try:
         made = _product_part_sums(name, args) or _sum_part_sums(name, args) or _convolution_part_sums(name, func, args)

@@ -43,7 +43,7 @@ def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
 def _var_mean(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the variance and the mean of ``x`` over ``dim`` (all dims if None), computed from plain sums. The
+    """Return the variance and the mean of ``x`` over ``dim`` (all dims if None), computed by ``sum`` alone. The
     correction of the variance is 1 if ``correction`` is None. If ``keepdim`` is true, the results keep the reduced dims
     with size 1. Otherwise they lack them.
     """
@@ -59,14 +59,14 @@ def _var_mean(
 
 
 def _var(x: Tensor, dim: Sequence[int] | None = None, **keywords: Any) -> Tensor:
-    """Return the variance of ``x`` over ``dim`` (all dims if None), computed from plain sums. ``keywords`` are those of
-    ``_var_mean``.
+    """Return the variance of ``x`` over ``dim`` (all dims if None), computed by ``sum`` alone. ``keywords`` are those
+    of ``_var_mean``.
     """
     return _var_mean(x, dim, **keywords)[0]
 
 
 def _std(x: Tensor, dim: Sequence[int] | None = None, **keywords: Any) -> Tensor:
-    """Return the standard deviation of ``x`` over ``dim`` (all dims if None), computed from plain sums. ``keywords``
+    """Return the standard deviation of ``x`` over ``dim`` (all dims if None), computed by ``sum`` alone. ``keywords``
     are those of ``_var_mean``.
     """
     return _var_mean(x, dim, **keywords)[0].sqrt()

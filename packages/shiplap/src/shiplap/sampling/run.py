@@ -135,8 +135,8 @@ def reference_accepts(op: Op, args: tuple[Any, ...]) -> bool:
 
 
 def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the results of the op's surrogate on ``args`` themselves, and not on copies. The surrogate is the plain
-    PyTorch function whose derivative is the op's gradient.
+    """Return the results of the op's surrogate on ``args`` themselves, and not on copies. The surrogate is the function
+    of PyTorch operators whose derivative is the op's gradient.
     """
     positional, named = op.spec.split(args)
     with reference_mark.running():

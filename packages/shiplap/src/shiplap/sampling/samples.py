@@ -256,8 +256,8 @@ class Samples:
         yield from self._cases([self.base])
 
     def values(self) -> Iterator[SampleCase]:
-        """Yield samples with every plain kind of values (``PLAIN_KINDS``), at the base sizes and then at larger
-        ones.
+        """Yield samples with each kind of values in ``PLAIN_KINDS``, such as ``ties`` or ``zeros``, at the base sizes
+        and then at larger ones.
         """
         yield from self._cases(
             b.but(values=k) for b in (self.base, *(c.recipe for c in self.grown(1))) for k in PLAIN_KINDS
@@ -474,7 +474,9 @@ class Samples:
         )
 
     def edges(self) -> Iterator[SampleCase]:
-        """Yield samples with one dim at 0, at 1 and at sizes around 16 and 32, then one with all dims at 0."""
+        """Yield samples with one dim of size 0, of size 1, and of sizes around 16 and 32. Then yield one with all dims
+        of size 0.
+        """
         kinds = free_dims(self.spec)
         for name, kind in kinds.items():
             for size in ((), (0,), (1,), (2, 3)) if kind == "variadic" else EDGE_SIZES:

@@ -52,7 +52,8 @@ class ArgumentArena:
         """Reserve room in the shared memory for the tensors in ``value``. Return the description from which
         ``unpack_arguments`` in the other process makes the value.
 
-        ``value`` is a tensor, a plain value, or a list, tuple or dict of these. Raise ``TypeError`` for another type.
+        ``value`` is a tensor, number, string, bool, dtype, device or None, or a list, tuple or dict of these. Raise
+        ``TypeError`` for another type.
         """
         if isinstance(value, Tensor):
             return TensorLocation.of(value, self._place(value))

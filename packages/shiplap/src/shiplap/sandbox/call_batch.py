@@ -126,7 +126,8 @@ class CallBatch:
         """Write the values of ``sets`` into the memory of the prepared calls, which is shared with the sandboxed
         process. No message is sent.
 
-        ``sets`` has one list of arguments for each call, with the same sizes as before.
+        ``sets`` has one list of arguments for each call. Their sizes must be those of the arguments with which the
+        batch was made.
         """
         arena = ArgumentArena(self._layout, self._clock.values if self._clock is not None else None)
         for args in sets:

@@ -40,8 +40,8 @@ def main() -> None:
 def serve_forks(handle: int, folder: str = "") -> None:
     """Serve requests to fork sandboxed processes on the connection ``handle`` until it ends.
 
-    ``folder`` is the supervisor's temporary folder, or empty if it is not known yet. It is removed here if the
-    supervisor is killed.
+    ``folder`` is the supervisor's temporary folder, or empty if it is not known yet. This function removes the folder
+    if the supervisor is killed.
     """
     child.take_baseline()
     forked = set[int]()

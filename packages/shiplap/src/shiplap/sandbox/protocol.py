@@ -484,9 +484,7 @@ def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tupl
 
 
 def make_sealed_file(name: str, size: int) -> int:
-    """Return the descriptor of a new file in memory, filled with ``size`` zeros. No process can change its length.
-    ``name`` is shown by Linux and need not be unique.
-    """
+    """Return the descriptor of a new file ``name`` in memory, of ``size`` zeros. No process can change its length."""
     handle = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(handle, size)
@@ -538,8 +536,9 @@ def strided_extent(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def tree_leaves(value: Any) -> list[Any]:
-    """Return the tensors and plain values of nested tuples, lists and dicts, in order. Dicts are ordered by key, and
-    None is left out. Methods of a subclass of a container, which could compute the values, are not called.
+    """Return the values inside nested tuples, lists and dicts that are no containers themselves, in order. Dicts are
+    ordered by key, and None is left out. Methods of a subclass of a container, which could compute the values, are not
+    called.
     """
     if isinstance(value, list):
         return [leaf for v in list.__iter__(value) for leaf in tree_leaves(v)]
@@ -584,14 +583,14 @@ def elements_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def flatten_results(values: Any) -> list[Any]:
-    """Return the tensors and plain values nested in the result ``values`` as a flat list without None. Each tensor is
-    detached, as a new object without the attributes and hooks of the old one.
+    """Return the values inside the nested containers of the result ``values`` as a flat list without None. Each tensor
+    is detached, as a new object without the attributes and hooks of the old one.
     """
     return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in tree_leaves(values)]
 
 
 def bits_are_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of one shape and dtype have the same bits."""
+    """Return whether two tensors of equal shape and dtype have equal bits in all elements."""
     a, b = a.contiguous(), b.detach().contiguous()
     if not a.numel():
         return True

@@ -113,9 +113,9 @@ def is_trusted_function(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     """Return whether a value that replaces a function of Python or torch is itself code of Python, torch or an
     installed package.
 
-    Such replacements occur when further parts of Python or torch are imported. All functions in the defaults and the
-    closure of ``value`` must be trusted as well, so a trusted decorator around another function does not count.
-    Functions inside of functions are followed through ``depth`` levels.
+    This occurs when further parts of Python or torch are imported. All functions in the defaults and the closure of
+    ``value`` must be trusted as well, so a trusted decorator around another function does not count. Functions inside
+    of functions are followed through ``depth`` levels.
     """
     code = function_code(value)
     if code is None:
