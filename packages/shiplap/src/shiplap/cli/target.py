@@ -162,8 +162,8 @@ def near_miss(wanted: str, names: Sequence[str], kind: str = "an op") -> str:
 
 
 def ops_of(module: ModuleType) -> list[Op]:
-    """Return the ops that ``module`` or its imported submodules declare, in order of declaration. Ops imported from
-    elsewhere are left out.
+    """Return the ops that ``module`` or its imported submodules declare, sorted by the module and the line of their
+    declaration. Ops imported from elsewhere are left out.
     """
     from shiplap.dispatch import Op, registry
 

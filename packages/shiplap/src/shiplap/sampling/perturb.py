@@ -130,7 +130,8 @@ class FreshArguments:
 
 def _mix_elements(t: Tensor) -> Tensor:
     """Return a tensor with the shape of ``t`` whose elements are ``cos(a) * x + sin(a) * y``. ``x`` and ``y`` are two
-    random rotations of the elements of ``t``, and ``a`` is a random angle. Normal numbers stay normally distributed.
+    random cyclic shifts of the flattened elements of ``t``, and ``a`` is a random angle. Normal numbers stay normally
+    distributed.
     """
     size, angle = t.numel(), _secret.uniform(0, 2 * math.pi)
     if not size:
