@@ -11,8 +11,8 @@ import pytest
 def sampled(
     cases: Iterable[Any], count: int | None = None, *, long: Collection[str] = (), name: Callable[[Any], str] = str
 ) -> list[Any]:
-    """Return ``cases`` in their order as values for ``pytest.mark.parametrize``. The cases that ``make test`` leaves
-    out are marked ``long``. Only ``nox -s long`` runs them.
+    """Return a list of ``cases`` in their order as values for ``pytest.mark.parametrize``. The cases that ``make test``
+    leaves out are marked ``long``, and only ``nox -s long`` runs them.
 
     The choice is the same in every run. Neighbours in a list are often alike, so ``count`` cases are taken at equal
     distances.

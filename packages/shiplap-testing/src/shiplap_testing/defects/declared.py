@@ -165,8 +165,8 @@ def ordered(ns: str) -> sl.Op:
 def attention(ns: str) -> sl.Op:
     """Declare the op ``attention`` in the namespace ``ns`` and return it.
 
-    Its reference returns the attention of the queries ``q`` over the keys ``k`` and values ``v``. Scores are scaled by
-    the root of the head dim.
+    Its reference returns the attention of the queries ``q`` over the keys ``k`` and values ``v``. Scores are divided by
+    the square root of the head dim.
     """
 
     @sl.op(f"{ns}::attention", requires=("n >= 1", "d >= 1"))
@@ -193,8 +193,8 @@ def gather(ns: str) -> sl.Op:
 
     @gather.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``gather``: random rows, and indices from -1 to that of the last row. An index of
-        -1 stands for a row of zeros.
+        """Return sample arguments of ``gather``, a random matrix and a random index tensor. Indices go from -1, which
+        stands for a row of zeros, to that of the last row.
         """
         x = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)
         return x, torch.randint(-1, sizes["n"], (sizes["m"],), generator=rng).to(device)

@@ -43,7 +43,8 @@ _libraries: list[torch.library.Library] = []
 
 @dataclass(frozen=True)
 class Defect:
-    """A defect of kernels, with an op that has it and a sound op of the same kind.
+    """A defect planted on purpose, with one function that declares an op with it and one that declares the same op
+    without it.
 
     Attributes:
         name: The name of the defect.
@@ -118,8 +119,8 @@ def _fresh() -> str:
 
 
 def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
-    """Return a function that declares an op with ``declare`` in a given namespace and calls each of ``parts`` with it.
-    The parts add kernels and gradients to the op.
+    """Return a function that declares an op with ``declare`` in a given namespace, calls each of ``parts`` with the op,
+    and returns it. The parts add kernels and gradients to the op.
     """
 
     def make(namespace: str) -> sl.Op:
@@ -133,8 +134,8 @@ def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
 
 
 def kernel(fn: Callable[..., Any], **declaration: Any) -> Part:
-    """Return a function that registers ``fn`` with a given op as a CPU kernel for tensors of any strides.
-    ``declaration`` is passed to ``op.kernel``.
+    """Return a function that registers ``fn`` as a CPU kernel of the op that is passed to it. The keyword arguments
+    ``declaration`` are passed to ``op.kernel``. Unless they set ``strided``, the kernel gets tensors of any strides.
     """
     return lambda op: op.kernel("cpu", fn, **{"strided": True, **declaration})
 
@@ -151,8 +152,9 @@ def backward(
 
 
 def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:
-    """Return a function that compiles ``body`` in C and registers it with a given op as a CPU kernel. The function in
-    ``body`` has the name of the op. ``strided`` names the arguments that may have any strides.
+    """Return a function that compiles the C source code ``body`` and registers its function as a CPU kernel of the op
+    that is passed to it. The C function must have the name of the op. ``strided`` names the arguments that may have any
+    strides.
     """
 
     def bind(op: sl.Op) -> None:
