@@ -54,8 +54,8 @@ class Outcomes:
         self.counts: dict[str, Counter[str]] = {}
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Add the capabilities with which ``item``, a test, is marked to its user properties, from which pytest copies
-        them to its reports. A capability is a use of private parts of torch.
+        """Add the names of the capabilities with which the test ``item`` is marked to its user properties, from which
+        pytest copies them to its reports. A capability is a use of private parts of torch.
         """
         item.user_properties += [("capability", mark.args[0]) for mark in item.iter_markers("capability")]
 
@@ -72,7 +72,9 @@ class Outcomes:
                 self.counts.setdefault(str(name), Counter())[report.outcome] += 1
 
     def verified(self, name: str) -> bool:
-        """Return whether a test of the capability ``name``, a use of private parts of torch, passed and none failed."""
+        """Return whether at least one test of the capability ``name`` passed and none failed. A capability is a use of
+        private parts of torch.
+        """
         counts = self.counts.get(name, Counter())
         return bool(counts["passed"]) and not counts["failed"]
 
@@ -80,8 +82,8 @@ class Outcomes:
 def row_of(outcomes: Outcomes) -> dict[str, Any]:
     """Return the row for the installed torch in the table of capabilities, which are uses of private parts of torch.
 
-    It is a dict with the versions of torch and Python, the date, the GPU, the numbers of ``outcomes``, and the names of
-    verified capabilities.
+    It is a dict with the versions of torch and Python, the date, the name of the GPU, the numbers of passed, failed and
+    skipped tests in ``outcomes``, and the names of verified capabilities.
     """
     return {
         "torch": str(torch.__version__),

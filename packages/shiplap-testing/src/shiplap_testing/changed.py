@@ -54,8 +54,8 @@ class Graph:
 
     Attributes:
         files: the files that git tracks or would track, below ``root``.
-        users: for each file, those that name it.
-        uses: for each Python file, the number of files that it names.
+        users: a mapping from each file to the set of files that use it.
+        uses: a mapping from each Python file to the number of files that it uses.
     """
 
     def __init__(self, root: Path = REPOSITORY) -> None:
@@ -93,8 +93,9 @@ class Graph:
             return ast.Module([], [])
 
     def distances(self, changed: Iterable[str]) -> dict[str, int]:
-        """Return a mapping from each file that reaches one of ``changed`` to the least number of steps. A step leads
-        from a file to one that it uses by an import, a path or a fixture.
+        """Return a mapping from each file that reaches one of ``changed`` to the least number of steps to one of them.
+        A step leads from a file to one that it uses by an import, a path or a fixture. Files of ``changed`` themselves
+        have 0.
         """
         steps = dict.fromkeys(changed, 0)
         queue = deque(steps)
@@ -123,7 +124,7 @@ class Graph:
 
         def place(file: str) -> tuple[bool, bool, int, bool, int, str]:
             """Return the sort key of the test file ``file``. Tests of the changed modules come first, and other files
-            for accelerators come last. Within these groups files are sorted by distance, then by distribution, by the
+            for accelerators come last. Other files are sorted by distance to a change, then by distribution, by the
             number of files that they name, and by name.
             """
             other = _stem(file) not in names and steps.get(file, 0) > 0
@@ -136,8 +137,9 @@ class Graph:
     # ------------------------------------------------------------------------------------------------- what is named
 
     def _exports_of(self, package: str, file: str) -> dict[str, str]:
-        """Return a mapping from each name that the package ``package`` offers from one of its modules to the name of
-        the module. They are read from the imports and from dicts of strings in ``file``, the package's ``__init__.py``.
+        """Return a mapping from each name that the package ``package`` takes from one of its modules to the name of the
+        module. The names are read from the imports and from dicts of strings in ``file``, the package's
+        ``__init__.py``.
         """
         homes: dict[str, str] = {}
         for node in ast.walk(self._tree(file)):
@@ -337,8 +339,7 @@ def _is_of_tests(file: str) -> bool:
 
 
 def _stem(file: str) -> str:
-    """Return a string that is equal for a module and its test file, but for no other files. ``file`` is the path of
-    either.
+    """Return a string that is equal for a module and its test file. ``file`` is the path of either.
 
     It is ``shiplap op/fake`` for ``op/fake.py`` and ``op/test_fake.py`` of the distribution ``shiplap``. For other
     distributions it leaves out the folder, as in ``shiplap-dense cpu``.
@@ -361,7 +362,9 @@ def _room(file: str) -> str:
 
 
 def _words(file: str) -> set[str]:
-    """Return the words of four letters and more in the name of ``file``, each without a final ``s``."""
+    """Return the words of four letters and more in the name of ``file``, without a final ``s``. Words are separated by
+    underscores.
+    """
     return {word.removesuffix("s") for word in _stem(file).rpartition("/")[2].split("_") if len(word) > 3}
 
 

@@ -27,8 +27,8 @@ UNKNOWN = ("-S", "-M", "-MM", "-H", "-v", "-###", "--version", "-dumpversion", "
 
 
 class NotKept(Exception):
-    """The exception that is raised for a call of the compiler whose result cannot be cached. Either its options are not
-    known, or its result depends on too much.
+    """The exception that is raised if the result of a call of the compiler cannot be cached. Either its options are not
+    known, or its result depends on too many files.
     """
 
 
@@ -37,7 +37,7 @@ class Call:
 
     Attributes:
         out: The file that the call writes.
-        dependencies: The file in which the call lists the headers that it read, or an empty text.
+        dependencies: The file in which the call lists the headers that it read, or an empty string.
         header: Whether the call compiles a header or only expands its source.
         key: The digest of everything on which the result depends.
     """
@@ -150,8 +150,8 @@ class Call:
                     self._file(os.path.join(place, name))
 
     def _source(self, name: str) -> None:
-        """Add the content of the file ``name`` to the key of the cached result. If it is a source, also add the sources
-        that it includes. Headers are added elsewhere, by folder.
+        """Add the content of the file ``name`` to the key of the cached result. If it is a source file, also add the
+        source files that it includes. Headers are added by :meth:`_headers`.
         """
         self._file(name)
         for line in _read(name).splitlines() if name.endswith(SOURCES) else ():
@@ -172,9 +172,9 @@ class Call:
 def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
     """Run ``compiler`` with ``arguments``, or copy its result from the folder ``cache``, and return the exit status.
 
-    If the cache has the result, write it, print its warnings and return 0. Otherwise run the compiler and, if it
-    succeeds, store its result and warnings. ``constant`` has the folders that count as unchanging, joined by
-    ``os.pathsep``. If the call cannot be cached, replace this process by the compiler.
+    If the cache has the result, write it to the file that the compiler would write, print its warnings and return 0.
+    Otherwise run the compiler and, if it succeeds, store its result and warnings. ``constant`` has the folders that
+    count as unchanging, joined by ``os.pathsep``. If the call cannot be cached, replace this process by the compiler.
     """
     try:
         call = Call(compiler, arguments, tuple(constant.split(os.pathsep)))

@@ -38,8 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register a plugin if the option ``--dearest`` is given. In a worker the plugin measures tests, and in the first
-    process it prints the costs.
+    """Register a plugin if the option ``--dearest`` is given. In a worker of pytest-xdist it measures tests. In the
+    first process it also prints their costs at the end.
     """
     if config.getoption("--dearest"):
         config.pluginmanager.register(Worker() if hasattr(config, "workerinput") else Told(config), "shiplap-cost")
@@ -65,7 +65,7 @@ class Worker:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Send the processor time of this worker to the first process."""
+        """Send the processor time of this worker to the first process of the run."""
         # Without pytest-xdist there is no such output, and the value goes nowhere.
         getattr(session.config, "workeroutput", {})["processor_time"] = used()
 
@@ -100,8 +100,8 @@ class Told(Worker):
 def told(costs: dict[str, float], total: float, most: int) -> list[str]:
     """Return the lines of the report of ``costs``, which maps tests to their seconds of processor time.
 
-    The report has the ``total`` of the run in seconds and the ``most`` tests with the highest cost. If the run has more
-    than ``TESTS`` tests and its total exceeds ``GOAL``, the report ends with a warning.
+    The report has the ``total`` of the run in seconds and the ``most`` tests with the highest cost, the highest first.
+    If the run has more than ``TESTS`` tests and its total exceeds ``GOAL``, the report ends with a warning.
     """
     lines = [f"processor time: {total:.0f} s, of which {sum(costs.values()):.0f} s in {len(costs)} tests; the dearest:"]
     lines += [f"{cost:7.1f} s  {name}" for name, cost in sorted(costs.items(), key=lambda pair: -pair[1])[:most]]

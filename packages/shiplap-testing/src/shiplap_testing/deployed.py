@@ -25,7 +25,7 @@ torch._inductor.aoti_load_package(path)(x)
 
 def need_packages(device: str) -> None:
     """Skip the calling test if torch cannot run its own package of a linear layer on ``device``. The package is
-    compiled ahead of time without shiplap, in a process of its own.
+    compiled ahead of time without shiplap, in a separate process.
     """
     if subprocess.run([sys.executable, "-c", PLAIN, device], capture_output=True, check=False).returncode:
         pytest.skip("torch's own package of a linear layer does not run here")

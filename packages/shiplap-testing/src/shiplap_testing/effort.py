@@ -18,10 +18,10 @@ def sampled(
     distances.
 
     Args:
-        cases: The values of ``pytest.mark.parametrize``, or a ``pytest.param``.
+        cases: The values of the parameter, each of which may be a ``pytest.param``.
         count: The number of cases that ``make test`` runs of those that ``long`` does not name, by default all.
         long: Names of cases that only ``nox -s long`` runs.
-        name: The name of a case.
+        name: A function that returns the name of a case.
 
     Raises:
         ValueError: ``long`` has a name that no case has, or names every case.

@@ -24,7 +24,7 @@ BUILD = ("build", "cmake", "hatchling", "ninja", "scikit-build-core")  # what bu
 
 class Environment:
     """A virtual environment in a folder, into which installed distributions are linked. ``python`` is the path of its
-    Python program, and ``packages`` that of its ``site-packages``.
+    Python interpreter, and ``packages`` that of its ``site-packages``.
     """
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
@@ -50,8 +50,8 @@ class Environment:
     def run(
         self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run the Python of this environment with ``arguments`` in the folder ``cwd``, and return the ended process
-        with its output.
+        """Run the Python interpreter of this environment with ``arguments`` in the folder ``cwd``, and return the ended
+        process with its output.
 
         The program does not get the module path and the environment variables of this process. Its environment
         variables are ``env``, or none if that is None.

@@ -36,7 +36,7 @@ def compiled(run: Any) -> list[Any]:
     """Return a list of the binaries that Triton has compiled of the kernels of a template, which is kernel source code
     that shiplap compiles for several configs.
 
-    ``run`` is an object whose attribute ``jitted`` maps to the launchers of these kernels.
+    ``run`` is an object whose attribute ``jitted`` is a mapping with the launchers of these kernels as values.
     """
     kernels = [launcher.kernel for launcher in run.jitted.values()]
     return [binaries for kernel in kernels for binaries in kernel.device_caches[0][0].values()]

@@ -135,7 +135,7 @@ def ns(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """Reset the compiler before and after the test, so that no compiled code or counters of other tests affect it."""
+    """Reset torch's compiler before and after the test. Compiled code and counters of other tests do not affect it."""
     from shiplap import torch_private
 
     torch_private.reset_compiler()
@@ -244,8 +244,8 @@ def _place_of(file: str) -> int:
 def _unit(nodeid: str) -> str:
     """Return the name of the unit that holds the test ``nodeid``. A unit is a group of tests that one worker runs.
 
-    It is the test's file, or the folder ``tests/judge``, whose files share a process that is slow to start. In a folder
-    ``gpu`` of tests for accelerators it is a test function, or a single test if that takes about a minute.
+    The unit of a test is its file, or the folder ``tests/judge``, whose files share a process that is slow to start. In
+    a folder ``gpu`` of tests for accelerators it is a test function, or a single test if that takes about a minute.
     """
     if _is_alone(nodeid):
         return nodeid
@@ -261,7 +261,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return the scheduler of a run with ``--dist loadfile``, which gives each unit of tests (see :func:`_unit`) to one
     worker. Return None for other runs.
 
-    A test that ends its worker runs once, whereas pytest-xdist would give it to one worker after another.
+    A test that ends its worker is not run again, whereas pytest-xdist would give it to one worker after another.
     """
     if config.getvalue("dist") != "loadfile":
         return None

@@ -13,8 +13,8 @@ import shiplap as sl
 
 @contextmanager
 def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
-    """Assert that the block raises shiplap's error ``id``, such as ``SL208``. Its message must contain each of
-    ``fragments``, and its attributes must equal ``fields``.
+    """Assert that the block of the ``with`` statement raises shiplap's error ``id``, such as ``SL208``. Its message
+    must contain each of ``fragments``, and its attributes must equal ``fields``.
 
     The error must also have a fix and survive pickling.
     """

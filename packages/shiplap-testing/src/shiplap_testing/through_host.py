@@ -71,8 +71,8 @@ class _Arriving:
 
 @contextmanager
 def through_host(device: str = "cuda") -> Iterator[None]:
-    """Return a context manager that replaces the gathers of DTensors and the messages between two ranks. In it, they
-    pass tensors on ``device`` through the memory of the CPU.
+    """Return a context manager that replaces gathers of DTensors and messages between two ranks. In its context, these
+    operations pass tensors on ``device`` through the memory of the CPU.
     """
     send, receive = distributed_c10d.isend, distributed_c10d.irecv
 

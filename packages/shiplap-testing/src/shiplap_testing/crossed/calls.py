@@ -60,11 +60,11 @@ class Calls:
         return found[0], found[1]
 
     def bound_of_sum(self, values: list[Any]) -> float:
-        """Return an estimate of the rounding of a sum over all of ``x`` in float64, in units of the largest product of
-        two arguments ``values``.
+        """Return the size by which the tolerance of the result ``total``, a sum over all of ``x``, grows.
 
-        The tolerance of the result ``total`` grows with it. Other dtypes need no estimate, since the reference is also
-        computed in float64. Return 0 if the op returns no such sum or has another dtype.
+        It is the square root of the number of terms times the square of the largest number in the arguments ``values``,
+        which is taken to be at least 1. Only float64 needs it, since the results of narrower dtypes are also compared
+        with the reference in float64. Return 0 if the op has no such result or another dtype.
         """
         if "total" not in self.case.outs or self.case.dtype != "float64":
             return 0.0

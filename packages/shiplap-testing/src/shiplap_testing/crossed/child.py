@@ -15,7 +15,7 @@ from typing import Any
 
 
 def main() -> int:
-    """Run the declarations that standard input has as JSON, and return the exit status 0.
+    """Read op declarations from standard input as JSON, call their ops, and return the exit status 0.
 
     The first argument of the command line is a folder, and the second the device. Each event is written to the file
     ``results`` in the folder, as a line of JSON.
@@ -109,8 +109,8 @@ def run(
 
 
 def _is_template(choice: Any) -> bool:
-    """Return whether one of the op's templates was chosen. ``choice`` is a decision of the compiler about how to fuse a
-    call of the op with its neighbours.
+    """Return whether the compiler chose one of the op's templates. ``choice`` is its decision about how to fuse a call
+    of the op with the operations around it.
     """
     return any(v.status == "ok" and v.candidate == choice.chosen for v in choice.verdicts)
 

@@ -48,8 +48,8 @@ class Made:
 
 
 def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Made:
-    """Declare the ops of the declarations ``cases`` with their kernels for ``device``, and return them with the reasons
-    for what is missing.
+    """Declare the ops of the declarations ``cases`` with their kernels for ``device``, and return the ops, with the
+    reasons why some ops, kernels or bindings are missing.
 
     Files are written to ``folder``. All C kernels with one kind of binding share a library. An exception in one
     declaration does not stop the others.

@@ -278,8 +278,8 @@ def _fitting_kernel(case: Declared) -> Declared:
 
 
 def _fitting_outs(case: Declared) -> Declared:
-    """Return a copy of the op declaration ``case`` with only those of its results that its number of dims and its state
-    allow. The state, such as ``mutated``, says whether the op writes to or returns an argument.
+    """Return a copy of the op declaration ``case`` without results that its number of dims or its state rules out. The
+    state, such as ``mutated``, says whether the op writes to or returns an argument.
     """
     variadic = case.variadic and "broadcast" not in case.terms
     outs = case.outs

@@ -254,8 +254,8 @@ SL_RUN void {name}_body({", ".join(body_parameters)}) {{
 
 
 def _zeroed(case: Declared) -> str:
-    """Return the lines of C that set all row sums and counts among the results of the op declaration ``case`` to zero,
-    as one string. Without them, rows without elements would not be written.
+    """Return lines of C that set all row sums and counts among the results of the op declaration ``case`` to zero, as
+    one string. A loop over elements would not write the result of a row without elements.
     """
     lines = []
     for out, kind in (("rows", "rows"), ("count", "count")):

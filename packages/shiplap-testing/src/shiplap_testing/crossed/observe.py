@@ -46,7 +46,7 @@ def flat(result: Any) -> list[Any]:
 
 
 def form_of(result: Any) -> str:
-    """Return the nesting of ``result`` as a string, such as ``(.,[..],)`` for a tuple of a tensor and a list of two
+    """Return the nesting of ``result`` as a string. It is ``(.,[..],)`` for a tuple of a tensor and a list of two
     tensors.
     """
     if isinstance(result, tuple):

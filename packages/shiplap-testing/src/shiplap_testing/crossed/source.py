@@ -306,7 +306,7 @@ def op_name(case: Declared) -> str:
 
 
 def backward(case: Declared) -> str:
-    """Return the source code of the gradient of the op declaration ``case``, in formulas that can be differentiated
+    """Return the source code of the gradient of the op declaration ``case``. Its operations can be differentiated
     again. Return an empty string if the declaration has no gradient.
     """
     if not (case.gradient and any(o in FLOATING for o in case.outs)) or case.mutates or case.state == "view":

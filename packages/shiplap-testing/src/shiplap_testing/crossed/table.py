@@ -32,7 +32,7 @@ class Table:
 
     @property
     def impossible(self) -> dict[tuple[str, str], str]:
-        """The pairs of features of this run that no declaration can have both of, mapped to the reason. A feature is a
+        """The pairs of features of this run of which no declaration can have both, mapped to the reason. A feature is a
         string such as ``rank:2``.
         """
         features = sorted({f for pair in (*self.met, *self.refused) for f in pair})
@@ -63,7 +63,7 @@ class Table:
 
 
 def missing_pairs(met: Mapping[str, int]) -> dict[tuple[str, str], int]:
-    """Return how many declarations each pair of features still needs, by pair.
+    """Return a mapping from pairs of features to the number of further declarations that should have them.
 
     A pair needs ``ENOUGH`` compared calls. It gets two declarations for each call that it lacks, and 2 more, since not
     every call is compared. ``met`` has the number of compared calls of a pair by a string such as ``rank:2 x way:out``.
@@ -111,8 +111,8 @@ def _served(case: Declared, served: Sequence[str]) -> Declared:
 
 
 def reason_of(detail: str) -> str:
-    """Return the first 160 characters of ``detail``, the description of a refusal or failure. Names of ops and numbers
-    are replaced by ``<op>`` and ``#``, so that similar reasons are equal. Ids of errors stay.
+    """Return the first 160 characters of ``detail``, the description of a refusal or failure, in a form that is equal
+    for similar reasons. Names of ops are replaced by ``<op>`` and numbers by ``#``. Ids of errors stay.
     """
     text = re.sub(r"crossed::d\d+|\bd\d{2,}\b", "<op>", detail)
     return re.sub(r"SL\d{3}|\d+", lambda found: found[0] if found[0].startswith("SL") else "#", text)[:160]

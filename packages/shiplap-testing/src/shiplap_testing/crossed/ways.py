@@ -176,7 +176,7 @@ def vmap(calls: Calls) -> str:
     written = [i for i, name in enumerate(calls.given.names) if name.startswith("acc")]
 
     def called(fn: Function) -> Function:
-        """Return a function that takes all arguments in declared order and passes them to ``fn`` as declared."""
+        """Return a function that calls ``fn`` with arguments in declared order, and some of them by keyword."""
 
         def run(*values: Any) -> Any:
             """Return the result of ``fn`` (argument of ``called``) for the arguments ``values``."""

@@ -112,8 +112,8 @@ def _ring(length):
     """
 
     def make(ns):
-        """Register the operator ``doubled`` in the namespace ``ns`` with an implementation and a fake, and return the
-        op that ``sl.adopt`` makes of it.
+        """Register the operator ``doubled`` in the namespace ``ns`` with an implementation and one for fake tensors.
+        Return the op that ``sl.adopt`` makes of it.
         """
         buffers, turn = {}, itertools.count()
 
@@ -195,9 +195,7 @@ def _caching(cache):
 
 
 def _first_result_stays(op):
-    """Return whether the result of a first call of ``op`` (``doubled``) with ones still holds 2 after a second call
-    with zeros.
-    """
+    """Call ``op`` (``doubled``) with ones and then with zeros. Return whether the first result still holds 2."""
     first = op(torch.ones(2, 3))
     op(torch.zeros(2, 3))
     return close(first, torch.full((2, 3), 2.0))
@@ -243,8 +241,8 @@ aliasing(
 
 
 def _restored(x, y, *, out):
-    """Write ``x + y`` to ``out``. This function has a defect on purpose: the argument ``x`` is changed in place and
-    changed back, which loses the digits of small numbers.
+    """Write ``x + y`` to ``out``. This kernel of ``added`` has a defect on purpose: it adds ``y`` to ``x`` in place and
+    subtracts it again. The digits of small numbers in ``x`` are lost.
     """
     x.add_(y)
     out.copy_(x)
@@ -287,7 +285,7 @@ def _negating(x, y, *, out):
 
 
 def _subtract_self(op):
-    """Return whether ``op(x, x)`` is zero, for an op that subtracts its second argument from the first."""
+    """Return whether ``op(x, x)`` is zero. ``op`` is ``folded``, which subtracts its second argument from the first."""
     x = randn(2, 3)
     return close(op(x, x), torch.zeros(2, 3))
 
@@ -388,9 +386,7 @@ def _two_outputs(copy):
 
 
 def _outputs_disjoint(op):
-    """Return whether the second output of ``op`` (``twice``) is unchanged after the first output is set to zero in
-    place.
-    """
+    """Return whether the second output of ``op`` (``twice``) stays unchanged if the first is set to zero in place."""
     first, second = op.overload(torch.arange(4))
     first.zero_()
     return int(second[3]) == 4

@@ -66,8 +66,8 @@ aliasing(
 
 
 def taken(ns):
-    """Declare the op ``taken`` in the namespace ``ns`` and return it. Its reference returns the rows of ``x`` at
-    ``index``, taken modulo the number of rows.
+    """Declare the op ``taken`` in the namespace ``ns`` and return it. Its reference returns row ``index[i] % n`` of
+    ``x`` as row ``i``, where ``n`` is the number of rows of ``x``.
     """
 
     @sl.op(f"{ns}::taken", requires="n >= 1")
@@ -82,8 +82,8 @@ def taken(ns):
 
 def _plan(by_shape):
     """Return a function that registers a CPU kernel with the op ``taken``. The kernel writes the rows of ``x`` at
-    ``index`` to ``out``. If ``by_shape`` is false, there is no defect. If it is true, there is a defect on purpose: the
-    index of the first call is used for all later ones with the same shapes.
+    ``index`` to ``out``. If ``by_shape`` is false, there is no defect. If it is true, there is a defect on purpose:
+    later calls with the same shapes use the index of the first call.
     """
 
     def bind(op):
@@ -97,9 +97,9 @@ def _plan(by_shape):
 
         @op.kernel("cpu")
         def forward(x, index, *, out):
-            """Write the rows of ``x`` at ``index`` modulo the number of rows to ``out``. If ``by_shape`` (argument of
-            ``_plan``) is false, there is no defect. If it is true, there is a defect on purpose: the index of an
-            earlier call with the same shapes is used.
+            """Write the rows of ``x`` at ``index`` to ``out``. Indices are taken modulo the number of rows. If
+            ``by_shape`` (argument of ``_plan``) is false, there is no defect. If it is true, there is a defect on
+            purpose: the index of the first call with the same shapes is used.
             """
             plan = index % x.shape[0]
             if by_shape:
@@ -187,8 +187,8 @@ aliasing(
 
 
 def ranks(ns):
-    """Declare the op ``ranks`` in the namespace ``ns`` and return it. Its reference returns the keys in ascending
-    order.
+    """Declare the op ``ranks`` in the namespace ``ns`` and return it. Its reference returns the elements of ``keys`` in
+    ascending order.
     """
 
     @sl.op(f"{ns}::ranks")

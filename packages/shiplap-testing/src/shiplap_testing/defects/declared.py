@@ -134,8 +134,8 @@ def column_sum(ns):
 
 
 def rms_norm(ns: str) -> sl.Op:
-    """Declare the op ``rms_norm`` in the namespace ``ns`` and return it. Its reference returns each row of ``x``
-    divided by the root of its mean square plus ``eps``, in the dtype of ``x``.
+    """Declare the op ``rms_norm`` in the namespace ``ns`` and return it. Its reference divides each row of ``x`` by the
+    square root of the sum of its mean square and ``eps``. The result has the dtype of ``x``.
     """
 
     @sl.op(f"{ns}::rms_norm", requires="c >= 1")
@@ -180,8 +180,8 @@ def attention(ns: str) -> sl.Op:
 
 
 def gather(ns: str) -> sl.Op:
-    """Declare the op ``gather`` in the namespace ``ns`` and return it. Its reference returns the rows of ``x`` at
-    ``index``, with zeros where the index is -1.
+    """Declare the op ``gather`` in the namespace ``ns`` and return it. Its reference returns row ``index[i]`` of ``x``
+    as row ``i``, and zeros if ``index[i]`` is -1.
     """
 
     @sl.op(f"{ns}::gather")

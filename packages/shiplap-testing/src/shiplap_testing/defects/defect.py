@@ -50,8 +50,8 @@ class Defect:
         name: The name of the defect.
         cause: The kind of the defect, which is one of ``CAUSES``.
         make_bad: A function that declares the op with the defect in a new namespace and returns it.
-        make_good: A function that does the same for the sound op, which differs in nothing else.
-        why: A text about the defect and the inputs on which it shows.
+        make_good: A function that declares the same op without the defect in a new namespace and returns it.
+        why: A description of the defect and of the inputs on which it shows.
         right: A function that returns whether an op is right on an input that shows the defect.
         needs: A set with ``compiler`` for kernels in C, and ``triton`` for kernels that Triton must interpret in a
             process with ``TRITON_INTERPRET=1``.
@@ -185,11 +185,11 @@ def _folder() -> Path:
 def foreign(
     namespace: str, schema: str, fn: Callable[..., Any], key: str = "CompositeImplicitAutograd"
 ) -> torch.library.Library:
-    """Define the operator ``schema`` in ``namespace`` with the implementation ``fn``, as other libraries do. Return the
-    library object, which this module also keeps alive.
+    """Define an operator with the torch schema ``schema`` and the implementation ``fn`` in ``namespace``, as another
+    library would. Return the library object, which this module also keeps alive.
 
-    With the default ``key``, torch differentiates and traces the operations of ``fn``. An operator with another ``key``
-    needs a fake.
+    With the default ``key``, torch differentiates and traces the operations of ``fn``. For another ``key`` the caller
+    must also register an implementation for fake tensors.
     """
     library = torch.library.Library(namespace, "FRAGMENT")
     # Torch removes the operators of a library object to which nothing refers any more.

@@ -100,7 +100,7 @@ def length(ns):
 
 def _safe_length(grad, saved, needs):
     """Return the gradient of the Euclidean length of each row for ``x``, as a dict by argument name. It is zero for a
-    row of zeros. This is the sound counterpart of a gradient that is NaN for a row of zeros.
+    row of zeros, for which the defective gradient of the op ``length`` is NaN.
     """
     return {"x": (grad / saved.out.masked_fill(saved.out == 0, 1))[:, None] * saved.x}
 
@@ -161,8 +161,8 @@ def biased(ns):
 
 
 def _loop_sum(grad, saved, needs):
-    """Return the gradients of ``x + bias``, as a dict by argument name. This function has a defect on purpose: in
-    narrow dtypes, the sum of the gradient over rows for ``bias`` is rounded after every four rows.
+    """Return the gradients of ``x + bias``, as a dict by argument name. This gradient of ``biased`` has a defect on
+    purpose: in narrow dtypes, the sum over rows for ``bias`` is rounded after every four rows.
     """
     # A sum over no rows has the shape and dtype of the bias, also for an empty batch.
     total = torch.zeros_like(grad[:1].sum(0))
@@ -181,8 +181,8 @@ gradient(
 
 
 def wells(ns):
-    """Declare the op ``wells`` in the namespace ``ns`` and return it. Its reference returns the logarithm of ``1 + x *
-    x``, computed in a wide dtype.
+    """Declare the op ``wells`` in the namespace ``ns`` and return it. Its reference returns the natural logarithm of
+    ``1 + x * x``, computed in float32, or in float64 for float64.
     """
 
     @sl.op(f"{ns}::wells")
@@ -224,8 +224,8 @@ def triple(ns):
 
 def _shared(grad, saved, needs):
     """Return the gradients of ``a * b * c`` for those arguments that ``needs`` marks as true, as a dict by argument
-    name. This function has a defect on purpose: the gradient for ``b`` lacks the factor ``c`` if ``a`` needs no
-    gradient.
+    name. This gradient of ``triple`` has a defect on purpose: the gradient for ``b`` lacks the factor ``c`` if ``a``
+    needs no gradient.
     """
     gradients = {}
     if needs.a:
@@ -288,9 +288,9 @@ def weighted(ns):
 
 
 def _by_position(grad, saved, needs):
-    """Return the gradients of ``2 * a + 3 * b + 5 * c``, as a dict by argument name. This function has a defect on
-    purpose: the factors 2, 3 and 5 go in turn to the arguments that need gradients. If ``a`` needs none, ``b`` gets the
-    factor of ``a``.
+    """Return the gradients of ``2 * a + 3 * b + 5 * c``, as a dict by argument name. This gradient of ``weighted`` has
+    a defect on purpose: the factors 2, 3 and 5 go in turn to the arguments that need gradients. If ``a`` needs none,
+    ``b`` gets the factor of ``a``.
     """
     names = [name for name in ("a", "b", "c") if getattr(needs, name)]
     return dict(zip(names, (2 * grad, 3 * grad, 5 * grad), strict=False))
@@ -306,9 +306,9 @@ gradient(
 
 
 def _square(grad, saved, needs):
-    """Return the gradients of ``x * y``, as a dict by argument name. This function has a defect on purpose: if ``x``
-    and ``y`` share their memory, the gradient for each is that of ``x * x``. The sum of both is then twice the right
-    one.
+    """Return the gradients of ``x * y``, as a dict by argument name. This gradient of ``product`` has a defect on
+    purpose: if ``x`` and ``y`` share their memory, the gradient for each is that of ``x * x``. The sum of both is then
+    twice the right one.
     """
     if saved.x.data_ptr() == saved.y.data_ptr():
         return {"x": 2 * grad * saved.x, "y": 2 * grad * saved.x}
@@ -316,7 +316,7 @@ def _square(grad, saved, needs):
 
 
 def _twice(op):
-    """Return whether the gradient of ``op(x, x)`` is ``2 * x``, for an op that returns the product of its arguments."""
+    """Return whether the gradient of ``op(x, x)`` is ``2 * x``. ``op`` is ``product``, which returns ``x * y``."""
     x = randn(3, 2).requires_grad_()
     return close(torch.autograd.grad(op(x, x).sum(), x)[0], 2 * x.detach())
 

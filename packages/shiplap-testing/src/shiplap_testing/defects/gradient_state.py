@@ -125,7 +125,7 @@ def _thread_local():
         return ~(x <= 0) if mask is None or mask.shape != x.shape else mask
 
     def write(mask):
-        """Store ``mask`` as the last one of this thread."""
+        """Store ``mask`` as the last mask of this thread."""
         local.mask = mask
 
     return write, read
@@ -139,8 +139,8 @@ def _backward_elsewhere(op):
     loss = op(a).sum()
 
     def elsewhere():
-        """Call ``op`` (argument of ``_backward_elsewhere``) on ``b``, then return the gradient of ``loss`` for ``a``.
-        All three are variables of ``_backward_elsewhere``.
+        """Call ``op`` on ``b``, then return the gradient of ``loss`` for ``a``. All four are variables of
+        ``_backward_elsewhere``.
         """
         op(b)
         return torch.autograd.grad(loss, a)[0]
@@ -198,8 +198,8 @@ def _stashed(detached):
 
 
 def _changed_in_between(op):
-    """Call ``op`` (``product``), change ``y`` in place and take the gradient for ``x``. Return whether it is the ``y``
-    at the time of the call. The result is also true if torch raises its error about the change.
+    """Call ``op`` (``product``), change ``y`` in place and take the gradient for ``x``. Return whether this gradient is
+    the ``y`` at the time of the call. Also return True if torch raises its error about a change in place.
     """
     x, y = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     out = op(x, y)
@@ -221,23 +221,23 @@ gradient(
 
 
 def _accumulating(keep):
-    """Return a function that registers a gradient with the op ``doubled``. The gradient returns ``2 * grad``. If
-    ``keep`` is false, there is no defect. If it is true, there is a defect on purpose: earlier gradients of the same
-    shape and dtype are added.
+    """Return a function that registers a gradient with the op ``doubled``. The gradient is ``2 * grad``. If ``keep`` is
+    false, there is no defect. If it is true, there is a defect on purpose: the gradients of earlier backwards with the
+    same shape and dtype are added.
     """
 
     def bind(op):
-        """Register the gradient ``_`` with ``op``. It returns ``2 * grad``. If ``keep`` (argument of ``_accumulating``)
-        is false, there is no defect. If it is true, there is a defect on purpose: earlier gradients of the same shape
-        and dtype are added.
+        """Register the gradient ``_`` with ``op`` (``doubled``). It is ``2 * grad``. If ``keep`` (argument of
+        ``_accumulating``) is false, there is no defect. If it is true, there is a defect on purpose: the gradients of
+        earlier backwards with the same shape and dtype are added.
         """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
-            """Return the gradient ``2 * grad``, as a dict by argument name. If ``keep`` (argument of ``_accumulating``)
-            is false, there is no defect. If it is true, there is a defect on purpose: earlier gradients of the same
-            shape and dtype are added.
+            """Return the gradient ``2 * grad`` for ``x``, as a dict by argument name. If ``keep`` (argument of
+            ``_accumulating``) is false, there is no defect. If it is true, there is a defect on purpose: the gradients
+            of earlier backwards with the same shape and dtype are added.
             """
             if not keep:
                 return {"x": 2 * grad}
@@ -266,23 +266,23 @@ gradient(
 
 
 def _shared_gradient(copy):
-    """Return a function that registers a gradient with the op ``doubled``. The gradient returns ``2 * grad``. If
-    ``copy`` is true, there is no defect. If it is false, there is a defect on purpose: all gradients of one shape and
-    dtype are returned in the same buffer.
+    """Return a function that registers a gradient with the op ``doubled``. The gradient is ``2 * grad``. If ``copy`` is
+    true, there is no defect. If it is false, there is a defect on purpose: all gradients of one shape and dtype are
+    returned in one buffer.
     """
 
     def bind(op):
-        """Register the gradient ``_`` with ``op``. It returns ``2 * grad``. If ``copy`` (argument of
+        """Register the gradient ``_`` with ``op`` (``doubled``). It is ``2 * grad``. If ``copy`` (argument of
         ``_shared_gradient``) is true, there is no defect. If it is false, there is a defect on purpose: all gradients
-        of one shape and dtype are returned in the same buffer.
+        of one shape and dtype are returned in one buffer.
         """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
-            """Return the gradient ``2 * grad``, as a dict by argument name. If ``copy`` (argument of
+            """Return the gradient ``2 * grad`` for ``x``, as a dict by argument name. If ``copy`` (argument of
             ``_shared_gradient``) is true, there is no defect. If it is false, there is a defect on purpose: the result
-            is a buffer that the next backward overwrites.
+            is a buffer that the next backward with this shape and dtype overwrites.
             """
             if copy:
                 return {"x": grad * 2}
@@ -293,7 +293,7 @@ def _shared_gradient(copy):
 
 
 def _first_kept(op):
-    """Return whether the gradient of a first call of ``op`` (``doubled``) still holds 2 after the backward of a second
+    """Return whether the gradient of a first call of ``op`` (``doubled``) is unchanged after the backward of a second
     call.
     """
     x = randn(3, 2).requires_grad_()
@@ -330,7 +330,7 @@ def _rescaling(in_place):
         def _(grad, saved, needs):
             """Return the gradients of ``x * y``, as a dict by argument name. If ``in_place`` (argument of
             ``_rescaling``) is false, there is no defect. If it is true, there is a defect on purpose: the saved ``y``,
-            which is the caller's tensor, is multiplied by 1.5.
+            which is the caller's tensor, is multiplied by 1.5 in place.
             """
             y = saved.y.mul_(1.5) if in_place and needs.x else saved.y * 1.5 if needs.x else saved.y
             return {"x": grad * y / 1.5, "y": grad * saved.x}

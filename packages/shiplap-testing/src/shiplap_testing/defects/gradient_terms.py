@@ -128,7 +128,9 @@ gradient(
 
 
 def linear(ns):
-    """Declare the op ``linear`` in the namespace ``ns`` and return it. Its reference returns ``x @ w.T``."""
+    """Declare the op ``linear`` in the namespace ``ns`` and return it. Its reference returns the matrix product ``x @
+    w.T``.
+    """
 
     @sl.op(f"{ns}::linear")
     def linear(x: Float[Tensor, "n k"], w: Float[Tensor, "m k"]) -> Float[Tensor, "n m"]:

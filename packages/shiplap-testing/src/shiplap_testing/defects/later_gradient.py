@@ -18,8 +18,8 @@ aliasing = partial(add, "aliasing", later=True)
 
 
 def embedded(ns):
-    """Declare the op ``embedded`` in the namespace ``ns`` and return it. Its reference returns the rows of ``table`` at
-    ``index``, taken modulo the number of rows.
+    """Declare the op ``embedded`` in the namespace ``ns`` and return it. Its reference returns row ``index[i] % n`` of
+    ``table`` as row ``i``, where ``n`` is the number of rows of ``table``.
     """
 
     @sl.op(f"{ns}::embedded", requires="n >= 1")
@@ -264,7 +264,7 @@ def _product_gradient(copy):
     """
 
     def fill(x, y, *, out):
-        """Write ``x * y`` to ``out``."""
+        """Write ``x * y`` to ``out``. This kernel of ``product`` has no defect."""
         torch.mul(x, y, out=out)
 
     def g(grad, saved, needs):
@@ -336,8 +336,9 @@ def biased(ns):
 
 
 def _bias(at_start):
-    """Return a function that registers a kernel of the op ``biased``. If ``at_start`` is false, there is no defect. If
-    it is true, there is a defect on purpose: ``bias`` is read from the start of its storage, not from its offset.
+    """Return a function that registers a kernel of the op ``biased``, which adds ``bias`` to each row. If ``at_start``
+    is false, there is no defect. If it is true, there is a defect on purpose: ``bias`` is read from the start of its
+    storage, whatever its storage offset.
     """
 
     def fill(x, bias):
@@ -366,7 +367,7 @@ def _first_contiguous(both):
 
     def fill(a, b):
         """Return ``a @ b``. If ``both`` (argument of ``_first_contiguous``) is true, there is no defect. If it is
-        false, there is a defect on purpose: ``b`` is read as contiguous whenever ``a`` is contiguous.
+        false, there is a defect on purpose: if ``a`` is contiguous, ``b`` is read as if it were, too.
         """
         if a.is_contiguous() and (not both or b.is_contiguous()):
             b = torch.as_strided(b, b.shape, (b.shape[1], 1), b.storage_offset())
@@ -470,7 +471,7 @@ def _cubed(right):
     """
 
     def fill(x, *, out):
-        """Write ``x * x * x`` to ``out``."""
+        """Write ``x * x * x`` to ``out``. This kernel of ``cubed`` has no defect."""
         torch.mul(x * x, x, out=out)
 
     def g(grad, saved, needs):

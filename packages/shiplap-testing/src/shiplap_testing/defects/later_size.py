@@ -17,16 +17,16 @@ size = partial(add, "size", later=True)
 
 
 def _online(rescaled):
-    """Return a function that registers a kernel of the op ``softmax``. The kernel reads each chunk of 128 columns once.
-    If ``rescaled`` is true, there is no defect. If it is false, there is a defect on purpose: the sum of earlier chunks
-    is not rescaled when a later one has a larger maximum.
+    """Return a function that registers a kernel of the op ``softmax``. The kernel keeps a running sum of exponentials
+    over chunks of 128 columns. If ``rescaled`` is true, there is no defect. If it is false, there is a defect on
+    purpose: the sum is not rescaled when a later chunk has a larger maximum.
     """
 
     def online(x):
-        """Return the softmax of each row, computed by chunks of 128 columns.
+        """Return the softmax of each row of ``x``, with a running sum of exponentials over chunks of 128 columns.
 
         If ``rescaled`` (argument of ``_online``) is true, there is no defect. If it is false, there is a defect on
-        purpose: the sum of earlier chunks is not rescaled when a later one has a larger maximum.
+        purpose: the sum is not rescaled when a later chunk has a larger maximum.
         """
         y = wide(x)
         top, total = y.new_full((len(y), 1), -torch.inf), y.new_zeros(len(y), 1)
@@ -349,14 +349,14 @@ size(
 
 def _mean_of_shares(own):
     """Return a function that registers a kernel of the op ``column_mean``. If ``own`` is true, there is no defect. If
-    it is false, there is a defect on purpose: the rows are split among the threads of torch, and the mean of their
-    means is returned. The shares may have different numbers of rows.
+    it is false, there is a defect on purpose: the rows are split into a share for each thread of torch, and the result
+    is the mean of the means of the shares. It is wrong if the shares have different numbers of rows.
     """
 
     def fill(x):
         """Return the mean of each column of ``x``. If ``own`` (argument of ``_mean_of_shares``) is true, there is no
         defect. If it is false, there is a defect on purpose: the result is the mean of the means of shares of rows,
-        which may differ in size.
+        which may have different numbers of rows.
         """
         y = wide(x)
         # The shares of tensor_split differ in size by one row at most.
@@ -382,8 +382,8 @@ def column_mean(ns):
 
 
 def _with_three_threads(op):
-    """Return whether ``op`` agrees with its reference on 7 rows while torch has three threads. The number of threads is
-    restored afterwards.
+    """Return whether ``op`` (``column_mean``) agrees with its reference on 7 rows while torch has three threads. The
+    number of threads is restored afterwards.
     """
     before = torch.get_num_threads()
     # Seven rows cannot be shared equally among three threads.
@@ -419,7 +419,9 @@ def segments(ns):
 
     @segments.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``segments``, which are random rows and ascending ends of segments."""
+        """Return sample arguments of ``segments``, which are a random matrix and a random ascending vector of ends of
+        segments.
+        """
         x = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)
         return x, torch.randint(0, sizes["n"] + 1, (sizes["p"],), generator=rng).sort().values.to(device)
 
@@ -456,16 +458,16 @@ def _in_halves(odd):
     """Return a function that registers a kernel of the op ``doubled``. The kernel computes the first and the second
     half of the rows one after the other.
 
-    If ``odd`` is true, there is no defect. If it is false, there is a defect on purpose: the last row is computed from
-    the last but one. Only inputs of more than 200 and ``4 * n + 3`` rows show it.
+    If ``odd`` is true, there is no defect. If it is false, there is a defect on purpose: for more than 200 rows, if
+    their number is ``4 * n + 3``, the last row is computed from the last but one.
     """
 
     def fill(x, *, out):
         """Write ``2 * x`` to ``out``.
 
         If ``odd`` (argument of ``_in_halves``) is true, there is no defect. If it is false, there is a defect on
-        purpose: the last row is twice the last but one of ``x``. Only inputs of more than 200 and ``4 * n + 3`` rows
-        show it.
+        purpose: for more than 200 rows, if their number is ``4 * n + 3``, the last row is twice the last but one of
+        ``x``.
         """
         half = len(x) // 2
         torch.mul(x[:half], 2, out=out[:half])

@@ -41,8 +41,8 @@ def _nothing():
 
 
 def _collector_stays(op):
-    """Return whether garbage collection is still enabled after a call of ``op``. It is enabled before the call and
-    afterwards in any case.
+    """Return whether garbage collection is still enabled after a call of ``op``. The function enables it before the
+    call and again after the check.
     """
     gc.enable()
     op(torch.ones(2, 3))
@@ -156,8 +156,8 @@ def _late(waits):
 
     def fill(x, *, out):
         """Write ``2 * x`` to ``out``, with the last row in a second thread. If ``waits`` (argument of ``_late``) is
-        true, there is no defect. If it is false, there is a defect on purpose: the last row is zero when the kernel
-        returns.
+        true, there is no defect. If it is false, there is a defect on purpose: the kernel returns before the last row
+        is written.
         """
 
         def rest():
@@ -206,7 +206,8 @@ def _remembering(all_of_it):
             """Write ``2 * x`` to ``out``.
 
             If ``all_of_it`` (argument of ``_remembering``) is true, there is no defect. If it is false, there is a
-            defect on purpose: the last result is written again for an input that differs only after its first row.
+            defect on purpose: if ``x`` differs from the last input only after its first row, the last result is written
+            again.
             """
             head = x.contiguous() if all_of_it else x[:1]
             key = (tuple(x.shape), x.dtype, head.contiguous().view(torch.uint8).numpy().tobytes())
@@ -344,8 +345,8 @@ outputs(
 
 
 def _stays_dynamic(op):
-    """Return whether torch compiles ``op`` (``rows``) only once for four numbers of rows if it compiles with dynamic
-    shapes.
+    """Return whether ``torch.compile`` with dynamic shapes compiles ``op`` (``rows``) only once for four different
+    numbers of rows.
     """
     from torch._dynamo.testing import CompileCounter
 

@@ -101,8 +101,8 @@ values(
 
 
 def nibbles(ns):
-    """Declare the op ``nibbles`` in the namespace ``ns`` and return it. Its reference returns the high four bits of
-    each byte of ``x`` as a signed number, times ``scale``.
+    """Declare the op ``nibbles`` in the namespace ``ns`` and return it. Its reference takes the high four bits of each
+    byte of ``x`` as a signed number and returns this number times ``scale``, in float32.
     """
 
     @sl.op(f"{ns}::nibbles")
@@ -208,7 +208,7 @@ values(
 
 def attended(ns):
     """Declare the op ``attended`` in the namespace ``ns`` and return it. Its reference returns the attention of the
-    queries ``q`` over the keys ``k`` and values ``v``, computed in a wide dtype.
+    queries ``q`` over the keys ``k`` and values ``v``, computed in float32, or in float64 for float64.
     """
 
     @sl.op(f"{ns}::attended", requires=("n >= 1", "d >= 1"))
@@ -354,8 +354,8 @@ promotion(
 
 
 def half_sum(ns):
-    """Declare the op ``half_sum`` in the namespace ``ns`` and return it. Its reference returns the sum of each row of
-    ``x`` times ``scale``, computed in float32.
+    """Declare the op ``half_sum`` in the namespace ``ns`` and return it. Its reference multiplies ``x`` by ``scale`` in
+    float32 and returns the sum of each row, rounded to half precision.
     """
 
     @sl.op(f"{ns}::half_sum")

@@ -16,8 +16,8 @@ layout = partial(add, "layout")
 
 
 def images(ns):
-    """Declare the op ``images`` in the namespace ``ns`` and return it. Its reference returns ``x + bias``, with
-    ``bias`` added to each channel.
+    """Declare the op ``images`` in the namespace ``ns`` and return it. Its reference returns ``x`` with ``bias[c]``
+    added to each element of channel ``c``.
     """
 
     @sl.op(f"{ns}::images")
@@ -324,8 +324,8 @@ layout(
 
 def _gap_means_turned(checked):
     """Return a function that registers a kernel of the op ``row_sum`` with a path for transposed matrices. If
-    ``checked`` is true, there is no defect. If it is false, there is a defect on purpose: any matrix with an inner
-    stride other than 1 is taken for a transposed one.
+    ``checked`` is true, there is no defect. If it is false, there is a defect on purpose: this path is taken for any
+    matrix whose second stride is not 1.
     """
 
     def fill(x):

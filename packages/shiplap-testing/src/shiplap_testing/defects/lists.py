@@ -119,8 +119,8 @@ lists(
 
 
 def counts(ns):
-    """Declare the op ``counts`` in the namespace ``ns`` and return it. Its reference returns ``x`` plus the sum of all
-    elements of all tensors of the list ``parts``.
+    """Declare the op ``counts`` in the namespace ``ns`` and return it. Its reference adds the sum of all elements of
+    all tensors of the list ``parts`` to each element of ``x``.
     """
 
     @sl.op(f"{ns}::counts")
@@ -135,7 +135,7 @@ def counts(ns):
 
 def _as_the_first(x, parts):
     """Return ``x`` plus the sum of all elements of the tensors of ``parts``. This kernel of ``counts`` has a defect on
-    purpose: elements of a tensor beyond the length of the first tensor are left out.
+    purpose: of each tensor, only as many elements are added as the first tensor has.
     """
     return sum((p[: len(parts[0])].sum() for p in parts), x)
 

@@ -80,8 +80,8 @@ outputs(
 
 
 def positive(ns):
-    """Declare the op ``positive`` in the namespace ``ns`` and return it. Its reference returns ``x`` where it is
-    positive, and zero elsewhere.
+    """Declare the op ``positive`` in the namespace ``ns`` and return it. Its reference returns ``x`` with numbers that
+    are not positive replaced by zero.
     """
 
     @sl.op(f"{ns}::positive")
@@ -167,13 +167,14 @@ def _pools(fake_rounds_up, real_rounds_up):
 
 
 def _fake_agrees(*args):
-    """Return a function that takes an op and calls it on ``args``, on fake tensors like ``args``, and as reference. It
-    returns whether all three results agree in shape, and those on real and fake tensors in strides and dtype.
+    """Return a function that calls an op on ``args`` and on fake tensors made from ``args``, and calls its reference on
+    ``args``. It returns whether all three results agree in shape, and whether those of the op on real and fake tensors
+    agree in strides and dtype.
     """
 
     def agrees(op):
-        """Return whether the result of ``op`` on ``args`` (argument of ``_fake_agrees``) has the shape, strides and
-        dtype of its result on fake tensors. The result must also have the shape of the reference's result.
+        """Return whether the results of ``op`` on ``args`` (argument of ``_fake_agrees``) and on fake tensors made from
+        ``args`` have equal shapes, strides and dtypes. The result of the reference must have the same shape.
         """
         from torch._subclasses import FakeTensorMode
 
@@ -399,8 +400,8 @@ outputs(
 
 
 def halved(ns):
-    """Declare the op ``halved`` in the namespace ``ns`` and return it. Its reference returns the maximum of each window
-    of ``k`` neighbouring elements of ``x``.
+    """Declare the op ``halved`` in the namespace ``ns`` and return it. Its reference returns a vector whose element
+    ``i`` is the maximum of ``x[i : i + k]``, for each such window inside of ``x``.
     """
 
     @sl.op(f"{ns}::halved", dims={"m": "n - k + 1"}, requires=("k >= 1", "k <= n"))

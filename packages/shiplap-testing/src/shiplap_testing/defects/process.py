@@ -224,8 +224,8 @@ def _counting_sort(x, *, out):
 
 
 def _in_little_memory(op):
-    """Return whether ``op`` (``counted``) sorts four numbers that lie far apart without using more than a gigabyte of
-    additional address space. The limit is removed afterwards.
+    """Return whether ``op`` (``counted``) sorts four numbers that lie far apart while the process may take only a
+    gigabyte more of address space. Return False if the op runs out of memory. The limit is removed afterwards.
     """
     import resource
 
@@ -383,8 +383,8 @@ process(
 
 
 def fetched(ns):
-    """Declare the op ``fetched`` in the namespace ``ns`` and return it. Its reference returns the elements of ``x`` at
-    ``index``, with zeros where an index lies outside of ``x``.
+    """Declare the op ``fetched`` in the namespace ``ns`` and return it. Its reference returns ``x[index[i]]`` as
+    element ``i``, or zero if ``index[i]`` lies outside of ``x``.
     """
 
     @sl.op(f"{ns}::fetched")
@@ -433,15 +433,15 @@ def _allocating(x, *, out):
 
 
 def _wide_rows(op):
-    """Return whether ``op`` (``row_sum``) sums 16 rows of 4096 columns without using more than a gigabyte of additional
-    address space.
+    """Return whether ``op`` (``row_sum``) sums 16 rows of 4096 columns while the process may take only a gigabyte more
+    of address space.
     """
     return _limited(op, uniform(16, 4096))
 
 
 def _limited(op, x):
-    """Return whether ``op(x)`` is the sum of each row of ``x``, computed without using more than a gigabyte of
-    additional address space. The limit is removed afterwards.
+    """Return whether ``op(x)`` is the sum of each row of ``x`` while the process may take only a gigabyte more of
+    address space. Return False if the op runs out of memory. The limit is removed afterwards.
     """
     import resource
 

@@ -130,9 +130,9 @@ def causal(ns):
 
 
 def _causal(diagonal):
-    """Return a function that registers a kernel of the op ``causal``. The kernel hides scores from the diagonal
-    ``diagonal`` on, to its right. If ``diagonal`` is 1, there is no defect. If it is 0, there is a defect on purpose:
-    the main diagonal is hidden as well.
+    """Return a function that registers a kernel of the op ``causal``. The kernel hides scores on the diagonal number
+    ``diagonal`` and to the right of it. If ``diagonal`` is 1, there is no defect. If it is 0, there is a defect on
+    purpose: the main diagonal is hidden as well.
     """
 
     def fill(scores, masked):
@@ -199,8 +199,8 @@ scalars(
 
 
 def rolled(ns):
-    """Declare the op ``rolled`` in the namespace ``ns`` and return it. Its reference returns ``x`` shifted by ``k``
-    places to the right, where elements that leave at the end come in at the start.
+    """Declare the op ``rolled`` in the namespace ``ns`` and return it. Its reference returns the vector ``x`` rotated
+    right by ``k``. Elements that leave at the end come in at the start.
     """
 
     @sl.op(f"{ns}::rolled")
@@ -296,8 +296,7 @@ scalars(
 
 def shifted(ns):
     """Declare the op ``shifted`` in the namespace ``ns`` and return it. Its reference returns the sum of several copies
-    of ``x``, one for each number in ``shifts``. Each copy is shifted right by its number, and elements that leave at
-    the end come in at the start.
+    of the vector ``x``, one for each number in ``shifts``. Each copy is rotated right by its number.
     """
 
     @sl.op(f"{ns}::shifted")

@@ -294,8 +294,8 @@ size(
 
 
 def window(ns):
-    """Declare the op ``window`` in the namespace ``ns`` and return it. Its reference returns the sum of each element of
-    ``x`` and its two neighbours, with zeros past the ends.
+    """Declare the op ``window`` in the namespace ``ns`` and return it. Its reference returns a vector whose element
+    ``i`` is ``x[i - 1] + x[i] + x[i + 1]``. Elements outside of ``x`` count as zero.
     """
 
     @sl.op(f"{ns}::window")

@@ -150,7 +150,7 @@ def _opening(close_it):
 
 
 def _files(op):
-    """Call ``op`` 20 times. Return whether fewer than ten files more are open afterwards than before."""
+    """Call ``op`` 20 times. Return whether the process has fewer than ten more open files afterwards than before."""
     # Linux lists the open files of a process there.
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):

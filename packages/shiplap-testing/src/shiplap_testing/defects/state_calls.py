@@ -23,9 +23,9 @@ def _calls(when):
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op`` (``doubled``). It writes ``2 * x`` to ``out``. There is a
-        defect on purpose if ``when(number)`` (argument of ``_calls``) is true for a call: this call writes zeros. The
-        first call has the number 0.
+        """Register the CPU kernel ``forward`` with ``op`` (``doubled``). It writes ``2 * x`` to ``out``. If
+        ``when(number)`` (argument of ``_calls``) is never true, there is no defect. Otherwise there is a defect on
+        purpose: each call for whose number it is true writes zeros. The first call has the number 0.
         """
         count = [0]
 
@@ -474,20 +474,21 @@ state(
 
 def _unfilled(fill):
     """Return a function that registers a CPU kernel with the op ``row_total``. The kernel copies rows to a buffer whose
-    width is a multiple of 16, and sums the buffer. If ``fill`` is true, there is no defect. If it is false, there is a
-    defect on purpose: the columns behind each row are not set to zero.
+    width is a multiple of 16, and sums each row of the buffer. If ``fill`` is true, there is no defect. If it is false,
+    there is a defect on purpose: the additional columns of the buffer are not set to zero.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op`` (``row_total``). It copies rows to a buffer whose width is a
-        multiple of 16, and sums the buffer. If ``fill`` (argument of ``_unfilled``) is true, there is no defect. If it
-        is false, there is a defect on purpose: the columns behind each row are not set to zero.
+        multiple of 16, and sums each row of the buffer. If ``fill`` (argument of ``_unfilled``) is true, there is no
+        defect. If it is false, there is a defect on purpose: the additional columns of the buffer are not set to zero.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write the sum of each row of ``x`` to ``out``. If ``fill`` (argument of ``_unfilled``) is true, there is
-            no defect. If it is false, there is a defect on purpose: uninitialised memory behind each row is added.
+            no defect. If it is false, there is a defect on purpose: uninitialised memory of a wider buffer is added to
+            each sum.
             """
             n, c = x.shape
             padded = torch.empty(n, -(-c // 16) * 16, dtype=x.dtype)

@@ -20,8 +20,8 @@ def _whole(schema, real, declare, rule):
     ``declare(ns, name)`` makes of it.
 
     The operator has the torch schema ``schema``, the implementation ``real`` and a vmap rule. The rule returns
-    ``rule(call, dims, *args)``, where ``call`` calls the operator. The operator has no gradients, so that only the rule
-    is judged.
+    ``rule(call, dims, *args)``. ``call`` calls the operator, and ``dims`` has the batch dim of each argument. The
+    operator has no gradients, so that only the rule is judged.
     """
 
     def make(ns):
@@ -363,8 +363,8 @@ def _per_sample(op):
     weights = randn(3, 3, seed=1)
 
     def one(x, w):
-        """Return the sum of ``op(x, index)``, for one sample ``x``, times ``w``. ``op`` is the argument of
-        ``_per_sample``, and ``index`` its variable.
+        """Return the sum of the elements of ``op(x, index) * w`` for one sample ``x``. ``op`` and ``index`` are
+        variables of ``_per_sample``.
         """
         return (op(x, index) * w).sum()
 

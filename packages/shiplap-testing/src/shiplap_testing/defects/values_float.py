@@ -66,7 +66,7 @@ def filled(fn):
     """
 
     def bind(op):
-        """Register the CPU kernel ``fill`` with ``op``, and return what the registration returns. The kernel copies the
+        """Register the CPU kernel ``fill`` with ``op``, and return the result of ``op.kernel``. The kernel copies the
         result of ``fn`` (argument of ``filled``) to its output.
         """
         names = [a.name for a in op.spec.args]
@@ -83,8 +83,8 @@ def filled(fn):
 
 
 def row(*numbers, dtype=torch.float32):
-    """Return a function without arguments for ``same``. It returns a tuple of one tensor, a matrix of ``dtype`` with
-    ``numbers`` as its only row.
+    """Return a function that ``same`` calls for the arguments of an op. It returns a tuple of one tensor, a matrix of
+    ``dtype`` with ``numbers`` as its only row.
     """
     return lambda: (torch.tensor([numbers], dtype=dtype),)
 
@@ -143,8 +143,8 @@ values(
 
 
 def logsumexp(ns):
-    """Declare the op ``logsumexp`` in the namespace ``ns`` and return it. Its reference returns the logarithm of the
-    sum of exponentials of each row.
+    """Declare the op ``logsumexp`` in the namespace ``ns`` and return it. Its reference returns, for each row of ``x``,
+    the natural logarithm of the sum of the exponentials of its elements.
     """
 
     @sl.op(f"{ns}::logsumexp", requires="c >= 1")
@@ -288,8 +288,8 @@ values(
 
 
 def finite(ns):
-    """Declare the op ``finite`` in the namespace ``ns`` and return it. Its reference returns whether each element of
-    ``x`` is neither NaN nor infinite.
+    """Declare the op ``finite`` in the namespace ``ns`` and return it. Its reference returns a tensor of booleans that
+    are true where ``x`` is neither NaN nor infinite.
     """
 
     @sl.op(f"{ns}::finite")

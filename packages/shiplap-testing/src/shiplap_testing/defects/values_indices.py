@@ -23,8 +23,8 @@ def _capacity(limit):
 
     def place(x, index, bins, *, out):
         """Write a matrix of ``bins`` rows to ``out``, of which row ``i`` is the sum of the rows of ``x`` with ``index %
-        bins == i``. If more rows than ``limit`` (argument of ``_capacity``) have one bin, there is a defect on purpose:
-        only the first ``limit`` of them are added. Otherwise there is no defect.
+        bins == i``. If at most ``limit`` (argument of ``_capacity``) rows belong to each sum, there is no defect.
+        Otherwise there is a defect on purpose: only the first ``limit`` of them are added.
         """
         key = index % bins
         order = torch.sort(key, stable=True).indices

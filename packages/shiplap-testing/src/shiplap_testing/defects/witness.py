@@ -16,31 +16,28 @@ Right = Callable[[sl.Op], bool]
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return normally distributed random numbers of the shape ``shape`` in ``dtype``.
-
-    They are the same for the same ``seed``.
+    """Return a tensor of the shape ``shape`` and the dtype ``dtype`` with random numbers from the standard normal
+    distribution. Calls with equal ``seed`` and shape return equal numbers.
     """
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def uniform(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return uniformly distributed random numbers from 0 to 1 of the shape ``shape`` in ``dtype``.
-
-    They are the same for the same ``seed``.
+    """Return a tensor of the shape ``shape`` and the dtype ``dtype`` with random numbers distributed uniformly from 0
+    to 1. Calls with equal ``seed`` and shape return equal numbers.
     """
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def ints(low: int, high: int, *shape: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return random integers from ``low`` to ``high - 1`` of the shape ``shape`` in ``dtype``.
-
-    They are the same for the same ``seed``.
+    """Return a tensor of the shape ``shape`` and the dtype ``dtype`` with random integers from ``low`` to ``high - 1``.
+    Calls with equal arguments return equal numbers.
     """
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def wide(x: Tensor) -> Tensor:
-    """Return ``x`` in the dtype in which sums are kept, which is float64 for float64 and float32 for all others."""
+    """Return ``x`` converted to the dtype for sums, which is float64 for float64 and float32 for all other dtypes."""
     return x.double() if x.dtype == torch.float64 else x.float()
 
 
@@ -175,8 +172,8 @@ _STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 @contextmanager
 def restored() -> Iterator[dict[str, Any]]:
-    """Yield a mapping from the name of each global setting of torch and Python to its present value, and restore all
-    settings when the context ends. They are the default dtype, the number of threads, the states of the random number
+    """Yield a mapping from the name of each global setting of torch and Python to its present value, and restore all of
+    them when the context ends. They are the default dtype, the number of threads, the states of the random number
     generators and others.
     """
     before = {name: read() for name, (read, _) in _STATE.items()}
