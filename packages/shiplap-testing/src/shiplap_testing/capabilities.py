@@ -82,8 +82,8 @@ class Outcomes:
 def row_of(outcomes: Outcomes) -> dict[str, Any]:
     """Return the row for the installed torch in the table of capabilities, which are uses of private parts of torch.
 
-    It is a dict with the versions of torch and Python, the date, the name of the GPU, the numbers of passed, failed and
-    skipped tests in ``outcomes``, and the names of verified capabilities.
+    It is a dict with the versions of torch and Python, the date, the name of the GPU and the names of verified
+    capabilities. It also has the numbers of passed, failed and skipped tests in ``outcomes``.
     """
     return {
         "torch": str(torch.__version__),

@@ -70,7 +70,7 @@ class Call:
 
     def placed(self, text: str, *, back: bool = False) -> str:
         """Return ``text``, a list of dependencies that the compiler wrote, with its folders replaced. If ``back`` is
-        false, the placeholders ``@source@`` and ``@here@`` take the place of the folder of the first source and the
+        false, the placeholders ``@source@`` and ``@here@`` take the place of the folder of the first input and the
         current folder. Another call can then use the cached list. If ``back`` is true, these two folders of this call
         take the place of the placeholders.
         """

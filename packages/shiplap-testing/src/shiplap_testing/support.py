@@ -45,8 +45,8 @@ def files_entered(call: Callable[[], object]) -> list[str]:
 
 
 def triton_files_entered(call: Callable[[], object]) -> list[str]:
-    """Return a list of the files of those Python functions that ``call`` enters and that belong to Triton or to
-    generated launchers, in the order of the calls. The list is empty if C++ replays a launch.
+    """Return a list of the files of the Python functions that ``call`` enters, in the order of the calls. Only files of
+    Triton and generated launchers are listed. The list is empty if C++ replays a launch.
     """
     ours = str(Path(sl.__file__).parent)  # our own kernels lie in a folder of that name, too
     entered = files_entered(call)

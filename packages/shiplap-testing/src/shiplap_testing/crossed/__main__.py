@@ -22,8 +22,8 @@ def main() -> int:
     """Draw op declarations at random, call each op in several ways, such as under ``export`` and ``vmap``, and write a
     table of the outcomes to a folder.
 
-    The command line has the number of declarations, the ways, the folder and other options. At the end, reduce failures
-    to small declarations. Return 1 if there are any failures, and 0 otherwise.
+    The command line has the number of declarations, the device, the folder and other options. At the end, reduce
+    failures to small declarations. Return 1 if there are any failures, and 0 otherwise.
     """
     parser = argparse.ArgumentParser(prog="python -m shiplap_testing.crossed", description=__doc__)
     parser.add_argument("--count", type=int, default=200, help="declarations")

@@ -54,8 +54,8 @@ class Arguments:
         self, case: Declared, device: str = "cpu", other: bool = False, dtype: torch.dtype | None = None
     ) -> None:
         """Draw the arguments of the op declaration ``case`` on ``device`` from its seed. If ``other`` is true, they
-        have the sizes of a second call, and otherwise those of the first. The tensors have ``dtype``, or the dtype of
-        the declaration if it is None.
+        have the sizes of a second call, and otherwise those of the first. Floating-point tensors have ``dtype``, or the
+        dtype of the declaration if it is None.
         """
         self.case, self.device = case, device
         # A generator of its own, so that the values do not depend on what ran before.

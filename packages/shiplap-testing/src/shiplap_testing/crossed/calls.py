@@ -63,8 +63,8 @@ class Calls:
         """Return the size by which the tolerance of the result ``total``, a sum over all of ``x``, grows.
 
         It is the square root of the number of terms times the square of the largest number in the arguments ``values``,
-        which is taken to be at least 1. Only float64 needs it, since the results of narrower dtypes are also compared
-        with the reference in float64. Return 0 if the op has no such result or another dtype.
+        or of 1 if that is larger. Only float64 needs it, since the results of narrower dtypes are also compared with
+        the reference in float64. Return 0 if the op has no such result or another dtype.
         """
         if "total" not in self.case.outs or self.case.dtype != "float64":
             return 0.0
@@ -99,8 +99,8 @@ class Calls:
 
 
 def _in_tuple(fn: Function) -> Function:
-    """Return a function that calls the reference ``fn`` and returns its result in a tuple of one. An op that declares
-    its result as a tuple of one returns the same.
+    """Return a function that calls the reference ``fn`` and returns its result in a tuple of one element. The op itself
+    returns such a tuple if its declaration says so.
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ def _in_tuple(fn: Function) -> Function:
 
 
 def function_of(op: Any) -> Function:
-    """Return a Python function that calls ``op`` with its own arguments, for ``torch.compile``."""
+    """Return a Python function that passes its arguments to ``op`` and returns the result, for ``torch.compile``."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         """Return the result of ``op`` (argument of ``function_of``) for these arguments."""

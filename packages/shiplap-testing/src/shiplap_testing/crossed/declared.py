@@ -190,8 +190,8 @@ class Declared:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
     def simpler(self) -> Iterator[Declared]:
-        """Yield declarations that lack one feature of this one, or several of one kind. Those that lack most come
-        first. :func:`shrink` searches them for a smaller declaration that still fails.
+        """Yield declarations that lack one feature of this one, or several of one kind. For each kind of feature, those
+        that lack most come first. :func:`shrink` searches them for a smaller declaration that still fails.
         """
         plain = Declared(self.seed, ways=self.ways, kernel=self.kernel, binding=self.binding, fault=self.fault)
         for name in ("terms", "outs", "layouts"):
@@ -296,7 +296,8 @@ def _fitting_outs(case: Declared) -> Declared:
 
 def _fitting_ways(case: Declared, device: str) -> tuple[str, ...]:
     """Return those of the ways of calling the op of ``case``, such as ``vmap`` and ``export``, that ``device`` allows.
-    If the op has a template and none of them runs it, add one that does.
+    If the op has a C++ template and no way runs it, keep only the last way and add ``inductor``. Add ``packaged`` if
+    the binding is of this kind.
     """
     ways = tuple(w for w in case.ways if w != "packaged" and (w != "cuda_graph" or device == "cuda"))
     if case.kernel == "template" and not ({*ways} & {*COMPILED}) and device == "cpu":

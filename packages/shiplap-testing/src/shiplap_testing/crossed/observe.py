@@ -65,7 +65,8 @@ def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
 def observe(
     fn: Function, given: Arguments, values: list[Any], *, differentiate: bool = False, twice: bool = False
 ) -> Observed:
-    """Call ``fn`` with the tensors in ``values`` themselves, not copies, and return its results, writes and aliases.
+    """Call ``fn`` with the tensors in ``values`` themselves, not copies. Return its results, the values of arguments
+    that it writes to, and which results share memory with arguments.
 
     ``given`` says which of ``values`` are passed by keyword. If ``differentiate`` is true, the outcome includes
     gradients. If ``twice`` is true as well, it also includes the gradients of the sum of squares of these gradients.

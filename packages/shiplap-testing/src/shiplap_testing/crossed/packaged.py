@@ -36,8 +36,9 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
     """Compile the ops of the declarations ``cases`` into one library for ``device``, and call each op from it in a
     process that has torch but not shiplap.
 
-    Yield the seed of the declaration, the outcome and its detail for each op. If the process crashes, yield only the
-    last op that it called. ``made`` has the declared ops by seed. Files are written to ``folder``.
+    Yield the seed of the declaration, the outcome and its detail for each op. If the library cannot be made, each op
+    has the outcome ``refused`` or ``raised``. If the process crashes, yield only the last op that it called. ``made``
+    has the declared ops by seed. Files are written to ``folder``.
     """
     from shiplap.kernels.native.deploy import deploy
 

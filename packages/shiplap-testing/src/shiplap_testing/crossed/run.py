@@ -41,10 +41,10 @@ USUAL = Limits()
 
 
 def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
-    """Return the environment variables for a child process, which are those of this process and some more.
+    """Return the environment variables for a child process, which are those of this process and further ones.
 
-    All caches lie below ``folder``. Unless ``device`` is ``cuda``, Triton's interpreter is used. On ``cuda``, each
-    child gets the next of ``gpus`` GPUs in turn.
+    The further variables put all caches below ``folder``. Unless ``device`` is ``cuda``, they switch on Triton's
+    interpreter. On ``cuda``, each child gets the next of ``gpus`` GPUs in turn.
     """
     cache = folder / "cache"
     cache.mkdir(mode=0o700, exist_ok=True)

@@ -13,8 +13,8 @@ TRIES = 60
 def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120.0) -> bool:
     """Run the op declaration ``case`` in a child process on ``device``, and return whether it fails like ``failure``.
 
-    A failure is like another if the op was called in the same way (such as under ``vmap``) and has the same outcome.
-    The process counts as hung after ``limit`` seconds without a result.
+    It fails alike if the op, called as in ``failure`` (such as under ``vmap``), has the outcome of ``failure``. The
+    process counts as hung after ``limit`` seconds without a result.
     """
     found: list[Record] = []
     run_batch([case], device, found.append, Limits(limit))
@@ -22,8 +22,8 @@ def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120
 
 
 def _alike(record: Record, failure: Record) -> bool:
-    """Return whether ``record``, the outcome of one call, has the outcome of ``failure`` and was called in the same way
-    (such as under ``vmap``). If the outcome is an exception, it must also have the same type.
+    """Return whether ``record``, the outcome of one call, is a failure like ``failure``. Both must have one outcome and
+    one way of calling the op (such as ``vmap``). If the outcome is an exception, it must also have one type.
     """
     if record["outcome"] not in FAILURES or record["outcome"] != failure["outcome"]:
         return False

@@ -121,8 +121,8 @@ def reason_of(detail: str) -> str:
 def markdown(table: Table, cases: Sequence[Declared]) -> str:
     """Return ``table``, the results of a run of the op declarations ``cases``, as Markdown.
 
-    It has totals, a row for each way of calling an op (such as ``vmap``), pairs of features that were refused or rarely
-    passed, impossible pairs, and failures.
+    It has totals and a row for each way of calling an op (such as ``vmap``). Pairs of features that were refused or
+    rarely passed follow, and then impossible pairs and failures.
     """
     pairs_met = list(table.met.values())
     lines = ["# Crossed declarations", "", f"{len(cases)} declarations, {sum(table.outcomes.values())} calls."]

@@ -97,7 +97,9 @@ class OfTensors(torch.nn.Module):
         self.at = [i for i, v in enumerate(given.values) if flat_tensors(v)]
 
     def forward(self, *tensors: Any) -> Any:
-        """Return the result of the op for ``tensors``, its tensor arguments in declared order, and the constants."""
+        """Return the result of the op for ``tensors``, its tensor arguments in declared order, and the module's
+        constants.
+        """
         values = list(self.rest)
         for i, value in zip(self.at, tensors, strict=True):
             values[i] = value
@@ -226,8 +228,8 @@ def vmap(calls: Calls) -> str:
 
 
 def _of_sample(calls: Calls, fn: Function, values: list[Any], written: list[int]) -> Observed:
-    """Return the results and writes of the reference ``fn`` for copies of ``values``, the arguments of one sample.
-    ``written`` has the indices of the arguments to which it writes.
+    """Return the results of the reference ``fn`` for copies of ``values``, the arguments of one sample, and the values
+    of those that it writes to. ``written`` has the indices of the latter.
     """
     values = [[t.clone() for t in v] if isinstance(v, list) and flat_tensors(v) else v for v in values]
     values = [v.clone() if isinstance(v, Tensor) else v for v in values]

@@ -211,8 +211,8 @@ aliasing(
 
 
 def centred(ns):
-    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns ``x`` less the mean of
-    each row.
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference subtracts the mean of each row of
+    ``x`` from that row and returns the result.
     """
 
     @sl.op(f"{ns}::centred", requires="c >= 1")
@@ -224,8 +224,8 @@ def centred(ns):
 
 
 def _in_place(x, *, out):
-    """Write ``x`` less the mean of each row to ``out``. This kernel of ``centred`` has a defect on purpose: it also
-    overwrites its argument ``x`` with the result.
+    """Subtract the mean of each row of ``x`` from that row and write the result to ``out``. This kernel of ``centred``
+    has a defect on purpose: it also overwrites its argument ``x`` with the result.
     """
     x.sub_(x.mean(1, keepdim=True))
     out.copy_(x)

@@ -54,7 +54,9 @@ def _with_helper(factor):
     """
 
     def make(ns):
-        """Declare the ops ``slope`` and ``cube`` in the namespace ``ns`` with their gradients, and return ``cube``."""
+        """Declare the op ``slope`` and the op ``cube``, whose gradient calls ``slope``, in the namespace ``ns``. The
+        gradient of ``slope`` depends on ``factor`` (argument of ``_with_helper``). Return ``cube``.
+        """
 
         @sl.op(f"{ns}::slope")
         def slope(x: M, grad: M) -> M:
@@ -413,8 +415,8 @@ gradient(
 
 
 def centred(ns):
-    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns ``x`` less the mean of
-    each column.
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference subtracts the mean of each column
+    of ``x`` from that column and returns the result.
     """
 
     @sl.op(f"{ns}::centred", requires="c >= 1")

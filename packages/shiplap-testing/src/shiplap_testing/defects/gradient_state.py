@@ -112,8 +112,8 @@ gradient(
 
 def _thread_local():
     """Return a pair of functions, ``write(mask)`` and ``read(x)``, that keep the last mask of each thread. The pair has
-    a defect on purpose: if the thread of the backward has called the op on another tensor of the same shape since, the
-    gradient gets the mask of that call.
+    a defect on purpose: the gradient gets the mask of a later call of relu in its thread, if that call had a tensor of
+    this shape.
     """
     local = threading.local()
 
@@ -249,7 +249,7 @@ def _accumulating(keep):
 
 
 def _called_twice(op):
-    """Return whether two backwards of one call of ``op`` (``doubled``) give the same gradient."""
+    """Call ``op`` (``doubled``) once and compute its gradient twice. Return whether both gradients are equal."""
     x = randn(3, 2).requires_grad_()
     out = op(x).sum()
     first = torch.autograd.grad(out, x, retain_graph=True)[0]

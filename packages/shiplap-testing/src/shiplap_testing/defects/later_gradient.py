@@ -447,8 +447,8 @@ def _same_memory(right):
         """Return ``x + y``.
 
         If ``right`` (argument of ``_same_memory``) is true, there is no defect. If it is false, there is a defect on
-        purpose: ``2 * x`` is returned if ``y`` begins at the address of ``x``, although the strides may differ. ``y``
-        may be the transpose of ``x``.
+        purpose: the result is ``2 * x`` if ``y`` begins at the address of ``x``. The strides of ``y``, such as a
+        transpose of ``x``, may differ.
         """
         return x * 2 if x.data_ptr() == y.data_ptr() and (not right or x.stride() == y.stride()) else x + y
 

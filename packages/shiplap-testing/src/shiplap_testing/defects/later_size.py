@@ -320,13 +320,13 @@ size(
 def _prefetched(last):
     """Return a function that registers a kernel of the op ``gather``. The kernel reads 96 indices at a time. If
     ``last`` is true, there is no defect. If it is false, there is a defect on purpose: if fewer than 96 indices are
-    left at the end, the first of the 96 before are read in their stead.
+    left at the end, as many from the start of the 96 before are used instead.
     """
 
     def fill(x, index, *, out):
         """Write the rows of ``x`` at ``index`` to ``out``, with zeros for -1. If ``last`` (argument of ``_prefetched``)
         is true, there is no defect. If it is false, there is a defect on purpose: if fewer than 96 indices are left at
-        the end, the first of the 96 before are used in their stead.
+        the end, as many from the start of the 96 before are used instead.
         """
         table = torch.cat([x, x.new_zeros(1, x.shape[1])])
         for start in range(0, len(index), 96):
@@ -349,14 +349,14 @@ size(
 
 def _mean_of_shares(own):
     """Return a function that registers a kernel of the op ``column_mean``. If ``own`` is true, there is no defect. If
-    it is false, there is a defect on purpose: the rows are split into a share for each thread of torch, and the result
-    is the mean of the means of the shares. It is wrong if the shares have different numbers of rows.
+    it is false, there is a defect on purpose: the result is the mean of the means of several shares of rows, one for
+    each thread of torch. It is wrong if the shares have different numbers of rows.
     """
 
     def fill(x):
         """Return the mean of each column of ``x``. If ``own`` (argument of ``_mean_of_shares``) is true, there is no
-        defect. If it is false, there is a defect on purpose: the result is the mean of the means of shares of rows,
-        which may have different numbers of rows.
+        defect. If it is false, there is a defect on purpose: the result is the mean of the means of several shares of
+        rows. It is wrong if the shares have different numbers of rows.
         """
         y = wide(x)
         # The shares of tensor_split differ in size by one row at most.
@@ -404,8 +404,8 @@ size(
 
 
 def segments(ns):
-    """Declare the op ``segments`` in the namespace ``ns`` and return it. For each pair of neighbours in ``ends``, its
-    reference returns the sum of the rows of ``x`` from the first of the pair up to, but without, the second.
+    """Declare the op ``segments`` in the namespace ``ns`` and return it. Its reference returns a matrix of sums, whose
+    row ``i`` is the sum of the rows of ``x`` from ``ends[i]`` to ``ends[i + 1] - 1``.
     """
 
     @sl.op(f"{ns}::segments", dims={"s": "p - 1"}, requires="p >= 2")
@@ -458,16 +458,16 @@ def _in_halves(odd):
     """Return a function that registers a kernel of the op ``doubled``. The kernel computes the first and the second
     half of the rows one after the other.
 
-    If ``odd`` is true, there is no defect. If it is false, there is a defect on purpose: for more than 200 rows, if
-    their number is ``4 * n + 3``, the last row is computed from the last but one.
+    If ``odd`` is true, there is no defect. If it is false, there is a defect on purpose: the last row may be computed
+    from the last but one. This happens for more than 200 rows, if their number is ``4 * n + 3``.
     """
 
     def fill(x, *, out):
         """Write ``2 * x`` to ``out``.
 
         If ``odd`` (argument of ``_in_halves``) is true, there is no defect. If it is false, there is a defect on
-        purpose: for more than 200 rows, if their number is ``4 * n + 3``, the last row is twice the last but one of
-        ``x``.
+        purpose: the last row may be twice the last but one of ``x``. This happens for more than 200 rows, if their
+        number is ``4 * n + 3``.
         """
         half = len(x) // 2
         torch.mul(x[:half], 2, out=out[:half])
@@ -489,11 +489,11 @@ size(
 
 
 def _two_halves_of_k(both):
-    """Return a function that registers a kernel of the op ``mm``, the matrix product ``a @ b``.
+    """Return a function that registers a kernel of the op ``mm``, the matrix product ``a @ b``. From a ``k`` of 512 on,
+    the kernel adds the products of the first and the second half of ``k``.
 
-    From a ``k`` of 512 on, the kernel sums the first and the last elements of ``k`` apart. If ``both`` is true, the two
-    ranges cover ``k``, and there is no defect. If it is false, there is a defect on purpose: the length of each is
-    rounded down to a multiple of 32, and the middle of ``k`` is left out.
+    If ``both`` is true, the halves cover ``k``, and there is no defect. If it is false, there is a defect on purpose:
+    the length of each half is rounded down to a multiple of 32, and the middle of ``k`` is left out.
     """
 
     def fill(a, b):

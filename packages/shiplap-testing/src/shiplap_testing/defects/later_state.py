@@ -206,8 +206,8 @@ def _remembering(all_of_it):
             """Write ``2 * x`` to ``out``.
 
             If ``all_of_it`` (argument of ``_remembering``) is true, there is no defect. If it is false, there is a
-            defect on purpose: if ``x`` differs from the last input only after its first row, the last result is written
-            again.
+            defect on purpose: the last result is written again if ``x`` has the first row of the last input. Its other
+            rows may differ.
             """
             head = x.contiguous() if all_of_it else x[:1]
             key = (tuple(x.shape), x.dtype, head.contiguous().view(torch.uint8).numpy().tobytes())
@@ -288,8 +288,9 @@ state(
 
 
 def _rows(fake):
-    """Return a function that registers an operator with the fake implementation ``fake`` in a given namespace, and
-    returns the op that ``sl.adopt`` makes of it. The operator returns ``x + 1`` of integers as a contiguous tensor.
+    """Return a function that registers the operator ``rows`` in a given namespace, and returns the op that ``sl.adopt``
+    makes of it. The operator returns ``x + 1`` of integers as a contiguous tensor, and ``fake`` is its implementation
+    for fake tensors. If ``fake`` returns a tensor of the shape of ``x``, there is no defect.
     """
 
     def make(ns):

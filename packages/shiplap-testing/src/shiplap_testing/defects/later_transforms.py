@@ -88,8 +88,8 @@ def _batching(right):
         return torch.stack(rows), 0
 
     def make(ns):
-        """Register the operator ``rotated`` with its fake implementation and its vmap rule in the namespace ``ns``, and
-        return the op that ``sl.adopt`` makes of it.
+        """Register the operator ``rotated`` in the namespace ``ns``, with an implementation for fake tensors and the
+        vmap rule ``rule`` (function of ``_batching``). Return the op that ``sl.adopt`` makes of it.
         """
         real = _rotated
         library = foreign(ns, "rotated(Tensor x, Tensor y) -> Tensor", real, "CompositeExplicitAutograd")
@@ -97,8 +97,8 @@ def _batching(right):
 
         @sl.adopt(f"{ns}::rotated")
         def rotated(x: Int64[Tensor, "n"], y: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-            """Return ``3 * x`` plus ``y`` in reverse order. Results of the adopted operator are compared with this
-            reference.
+            """Return the sum of ``3 * x`` and the vector ``y`` with its elements reversed. Results of the adopted
+            operator are compared with this reference.
             """
             return _rotated(x, y)
 
@@ -111,7 +111,7 @@ def _batching(right):
 
 
 def _rotated(x, y):
-    """Return ``3 * x`` plus ``y`` in reverse order."""
+    """Return the sum of ``3 * x`` and the vector ``y`` with its elements reversed."""
     return x * 3 + y.flip(0)
 
 

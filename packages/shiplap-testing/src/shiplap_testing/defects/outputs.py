@@ -64,7 +64,7 @@ outputs(
 
 
 def _into_used_memory(op):
-    """Return whether ``op.out`` writes the result of the reference to an output that was filled with 7 before."""
+    """Fill an output with 7 and pass it to ``op.out``. Return whether it then holds the result of the reference."""
     # Fresh memory is mostly zero, which would hide what the kernel does not write.
     x, out = randn(2, 3), torch.full((2, 3), 7.0)
     return close(op.out(x, out=out), op.reference(x))
@@ -140,8 +140,8 @@ def _pools(fake_rounds_up, real_rounds_up):
         return torch.nn.functional.pad(x, (0, 1))[: 2 * n].view(n, 2).sum(1)
 
     def make(ns):
-        """Register the operator ``pools`` with its fake implementation in the namespace ``ns``, and return the op that
-        ``sl.adopt`` makes of it.
+        """Register the operator ``pools``, the sums of neighbouring pairs, in the namespace ``ns``. Its implementations
+        are ``real`` and, for fake tensors, ``fake``. Return the op that ``sl.adopt`` makes of it.
         """
         library = foreign(ns, "pools(Tensor x) -> Tensor", real, "CompositeExplicitAutograd")
 
@@ -205,8 +205,8 @@ outputs(
 
 def _flips(real, fake):
     """Return a function that registers the operator ``flips`` in a given namespace, and returns the op that
-    ``sl.adopt`` makes of it. ``real`` is its implementation, and ``fake`` is that for fake tensors. The operator should
-    return ``x + 1`` for integers.
+    ``sl.adopt`` makes of it. ``real`` is its implementation, and ``fake`` is that for fake tensors. If ``real`` returns
+    ``x + 1`` for integers and ``fake`` agrees with it in shape, strides and dtype, there is no defect.
     """
 
     def make(ns):
@@ -254,8 +254,8 @@ def _powers(default):
     """
 
     def make(ns):
-        """Register the operator ``scales``, which returns ``x * k``, in the namespace ``ns``. Return the op that
-        ``sl.adopt`` makes of it.
+        """Register the operator ``scales``, which returns ``x * k``, in the namespace ``ns``. Its ``k`` has the default
+        ``default`` (argument of ``_powers``). Return the op that ``sl.adopt`` makes of it.
         """
         foreign(ns, f"scales(Tensor x, int k={default}) -> Tensor", lambda x, k=default: x * k)
 

@@ -112,8 +112,8 @@ size(
 
 def _attend(pad):
     """Return a kernel function for the op ``attention``. If ``pad`` is false, there is no defect. If it is true, there
-    is a defect on purpose: more than 64 keys are padded with zeros to a multiple of 64, and these zeros take part in
-    the softmax.
+    is a defect on purpose: more than 64 keys are padded with zeros to a multiple of 64. These zeros take part in the
+    softmax.
     """
 
     def attend(q, k, v, *, out):
@@ -346,9 +346,9 @@ def _padded_sort(filler):
     """
 
     def padded_sort(x, *, out):
-        """Write the elements of ``x`` in ascending order to ``out``. If ``filler`` (argument of ``_padded_sort``) is
-        NaN, there is no defect. If it is zero, there is a defect on purpose: from 33 elements on, zeros take the place
-        of the largest elements.
+        """Write the elements of ``x`` in ascending order to ``out``. From 33 elements on, ``x`` is padded with
+        ``filler`` (argument of ``_padded_sort``). If ``filler`` is NaN, there is no defect. If it is zero, there is a
+        defect on purpose: zeros take the place of the largest elements.
         """
         n = len(x)
         # Sorting networks have a power of two of inputs.

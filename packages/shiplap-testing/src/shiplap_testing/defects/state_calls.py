@@ -301,8 +301,8 @@ def _scratch(shared):
 
 
 def _two_at_once(op):
-    """Return whether ``op`` (``doubled``) is right in four threads that call it 40 times each at the same time.
-    Meanwhile, Python's switch interval of threads is a microsecond.
+    """Return whether ``op`` (``doubled``) is right in four threads that call it 40 times each at the same time. For
+    these calls, the interval after which Python switches threads is a microsecond.
     """
     op(torch.ones(1, 2000))
     wrong, start, interval = [], threading.Barrier(4), sys.getswitchinterval()

@@ -25,8 +25,9 @@ def _whole(schema, real, declare, rule):
     """
 
     def make(ns):
-        """Register the operator with its fake implementation and its vmap rule in the namespace ``ns``, and return the
-        op that ``declare`` (argument of ``_whole``) makes of it.
+        """Register the operator that ``schema``, ``real`` and ``rule`` (arguments of ``_whole``) describe in the
+        namespace ``ns``, with an implementation for fake tensors. Return the op that ``declare`` (argument of
+        ``_whole``) makes of it.
         """
         name = schema.partition("(")[0]
         library = foreign(ns, schema, real, "CompositeExplicitAutograd")
@@ -101,15 +102,15 @@ transforms(
 
 
 def _shifted(ns, name):
-    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
-
-    Its reference returns ``x`` times ``y`` in reverse order. The operator stands for one of another library.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it. Its
+    reference returns the product of ``x`` and the vector ``y`` with its elements reversed. The operator stands for one
+    of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")
     def shifted(x: Int64[Tensor, "n"], y: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Return ``x`` times ``y`` in reverse order. Results of the adopted operator are compared with this
-        reference.
+        """Return the product of ``x`` and the vector ``y`` with its elements reversed. Results of the adopted operator
+        are compared with this reference.
         """
         return x * y.flip(0)
 
@@ -184,7 +185,7 @@ transforms(
 def _differentiated(tangent):
     """Return a function that registers the operator ``cube`` in a given namespace, and returns the op that ``sl.adopt``
     makes of it. The operator returns ``x * x * x``. Its forward-mode derivative is ``tangent(primal, given)``, where
-    ``primal`` is ``x`` without its tangent ``given``.
+    ``primal`` is ``x`` without its tangent ``given``. If this is ``3 * primal * primal * given``, there is no defect.
     """
 
     def fn(x):
@@ -241,8 +242,8 @@ def _cast(dtype):
     """
 
     def make(ns):
-        """Register the operator ``squares`` with its autocast rule in the namespace ``ns``, and return the op that
-        ``sl.adopt`` makes of it.
+        """Register the operator ``squares``, which returns ``x * x``, in the namespace ``ns``. Under autocast it
+        computes in ``dtype`` (argument of ``_cast``). Return the op that ``sl.adopt`` makes of it.
         """
         library = foreign(ns, "squares(Tensor x) -> Tensor", lambda x: x * x)
         torch.library.register_autocast(f"{ns}::squares", "cpu", dtype, lib=library)
@@ -329,7 +330,9 @@ def _picked(functional):
     """
 
     def make(ns):
-        """Declare the op ``picked`` with its gradient in the namespace ``ns``, and return it."""
+        """Declare the op ``picked`` in the namespace ``ns`` with the gradient that ``functional`` (argument of
+        ``_picked``) selects. Return the op.
+        """
 
         @sl.op(f"{ns}::picked", requires="n >= 1")
         def picked(x: V, index: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
@@ -391,7 +394,9 @@ def _skipping(check):
     """
 
     def make(ns):
-        """Declare the op ``cubed`` with its gradient in the namespace ``ns``, and return it."""
+        """Declare the op ``cubed`` in the namespace ``ns`` with the gradient that ``check`` (argument of ``_skipping``)
+        selects. Return the op.
+        """
 
         @sl.op(f"{ns}::cubed")
         def cubed(x: M) -> M:

@@ -58,8 +58,8 @@ def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BL
 @triton.jit
 def product(a, b, out, M, N, K, BLOCK: tl.constexpr, REST: tl.constexpr):
     """Write one tile of ``BLOCK`` by ``BLOCK`` of ``a @ b`` to ``out``. The loop goes over ``K`` in steps of ``BLOCK``.
-    If ``REST`` is true, there is no defect. If it is false, there is a defect on purpose: the mask of the last step is
-    not cut at ``K``, and the last column of ``a`` is added several times.
+    If ``REST`` is true, there is no defect. If it is false, there is a defect on purpose: the mask of the last step
+    does not end at ``K``, and the products of the last column of ``a`` are added several times.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -78,8 +78,8 @@ def product(a, b, out, M, N, K, BLOCK: tl.constexpr, REST: tl.constexpr):
 
 @triton.jit
 def centre(x, out, x_stride, out_stride, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write ``x`` less the mean of each row to ``out``, for ``ROWS`` rows of at most ``BLOCK`` columns. ``x_stride``
-    and ``out_stride`` are the strides between rows of ``x`` and ``out``.
+    """Subtract the mean of each row of ``x`` from that row and write the result to ``out``, for ``ROWS`` rows of at
+    most ``BLOCK`` columns. ``x_stride`` and ``out_stride`` are the strides between rows of ``x`` and ``out``.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)

@@ -216,8 +216,8 @@ size(
 
 
 def centred(ns):
-    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns ``x`` less the mean of
-    each row.
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference subtracts the mean of each row of
+    ``x`` from that row and returns the result.
     """
 
     @sl.op(f"{ns}::centred", requires=("c >= 1", "c <= 256"))
@@ -243,9 +243,9 @@ def _centred(own) -> Part:
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Launch the Triton kernel ``centre``, which writes ``x`` less the mean of each row to ``out``. If ``own``
-            (argument of ``_centred``) is true, there is no defect. If it is false, there is a defect on purpose: if
-            ``x`` is a slice, rows are written with the row stride of ``x``, to wrong positions.
+            """Launch the Triton kernel ``centre``, which subtracts the mean of each row of ``x`` and writes the result
+            to ``out``. If ``own`` (argument of ``_centred``) is true, there is no defect. If it is false, there is a
+            defect on purpose: if ``x`` is a slice, rows are written with the row stride of ``x``, to wrong positions.
             """
             # The kernel takes any distance of rows, and columns that follow each other.
             x = x if x.stride(1) == 1 else x.contiguous()

@@ -108,7 +108,7 @@ values(
 
 def _prefix(x, index):
     """Return the rows of ``x`` at ``index``, with zeros for -1. This kernel of ``gather`` has a defect on purpose: it
-    counts the valid indices and reads that many from the start of ``index``, as if each -1 were at the end.
+    takes each -1 to be at the end of ``index``. If a valid index follows a -1, rows are wrong.
     """
     count = int((index >= 0).sum())
     return torch.cat([x[index[:count]], x.new_zeros(len(index) - count, x.shape[1])])
