@@ -18,8 +18,8 @@ FIXTURES = ("packages/shiplap-backend/tests/backend/runtime/test_load.py", "pack
 
 
 def main() -> int:
-    """Compile what many tests need, so that later runs of ``make test`` find it in the cache. These are headers, the
-    generated device backend and the libraries of fixtures.
+    """Compile what many tests need, so that later runs of ``make test`` find it in the cache. These are C++ headers,
+    the generated device backend and the libraries of fixtures.
 
     Return the exit status of pytest, which sets up the fixtures and runs no test.
     """
