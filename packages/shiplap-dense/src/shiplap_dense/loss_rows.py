@@ -28,7 +28,7 @@ def _load_logits(row, column, there, softcap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _largest_finite(x):
-    """Return ``x``, or 0 if ``x`` is minus infinity. The result can be subtracted from logits without NaN."""
+    """Return ``x`` with 0 in place of minus infinity. The result can be subtracted from logits without NaN."""
     return tl.where(x == float("-inf"), 0.0, x)
 
 

@@ -66,9 +66,9 @@ class LossOptions:
 def _written_losses(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: LossOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses of the rows, the logits after the soft cap, and the derivative of the cap. The cap is ``softcap
-    * tanh(logits / softcap)``. Plain PyTorch computes them, as the definition of the op. ``options`` holds the numeric
-    options of the loss.
+    """Return the loss of each row, the logits after the soft cap, and the derivative of the cap. The cap is ``softcap *
+    tanh(logits / softcap)``. The function uses only operators of torch and defines the result of the op. ``options``
+    holds the numeric options of the loss.
     """
     logits = F.linear(hidden, weight, bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -270,8 +270,9 @@ replaced by their gradients."""
 
 
 def chunk_rows(rows: int, classes: int, width: int) -> int:
-    """Return the number of rows whose logits are computed at once. With ``width`` features and ``classes`` classes,
-    these logits are about as large as the hidden states and 1/32 of the weights together.
+    """Return how many of ``rows`` rows form a chunk, whose logits are computed at once. With ``width`` features and
+    ``classes`` classes, a chunk's logits are about as large as the hidden states and 1/32 of the weights together. A
+    chunk has at least 128 rows if there are as many.
     """
     # Fewer rows read the weights more often, and add to their gradient more often.
     fitting = rows * width // classes + width // 32
@@ -480,8 +481,8 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 
 @linear_cross_entropy_gradients.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    """Return random scales of the losses, then random tensors, and the options and flags as ``sizes`` gives them. They
-    are one sample of arguments of ``linear_cross_entropy_gradients``.
+    """Return random scales of the losses, random hidden states, weight, targets and bias, and then the options and
+    flags in ``sizes``. They are one sample of arguments of ``linear_cross_entropy_gradients``.
     """
     scales = torch.rand(sizes["n"], generator=rng).to(device)
     return scales, *_draw_tensors(rng, sizes, dtype, device), *(sizes[name] for name in (*NUMBERS, *FLAGS))
@@ -489,8 +490,8 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 
 @linear_cross_entropy_with_gradients.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    """Return random hidden states, weight, targets and bias, and the options, with a request for each gradient. They
-    are one sample of arguments of ``linear_cross_entropy_with_gradients``.
+    """Return random hidden states, weight, targets and bias, the options in ``sizes``, and the flag 1 for each
+    gradient. They are one sample of arguments of ``linear_cross_entropy_with_gradients``.
     """
     options = (sizes[name] for name in ("reduction", *NUMBERS))
     # The audit asks for every gradient, which is refused (SL303) where a flag says that it will not be asked for.

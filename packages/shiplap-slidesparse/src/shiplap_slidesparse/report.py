@@ -23,9 +23,9 @@ EQUAL = 1.03  # times of medians that tell nothing
 
 @dataclass(frozen=True)
 class LayerBucket:
-    """The times of a layer for calls with ``rows`` rows. ``measured`` and ``predicted`` hold seconds by the form of the
-    layer. ``base`` is ``nn.Linear`` as before. ``dense`` and ``slide`` are the converted layer with plain rows and with
-    the packed weight.
+    """The times of the layers of one size for calls with ``rows`` rows. ``measured`` and ``predicted`` map the form of
+    the layer to seconds. ``base`` is the ``nn.Linear`` before the conversion. ``dense`` and ``slide`` are the converted
+    layer with a row-major and with a packed weight.
 
     ``predicted`` is empty if the peaks of the device are unknown. ``most`` is the largest possible gain of ``slide``
     over ``dense``. It is the ratio of their multiply-adds or of their bytes, whichever limits these rows.
@@ -56,7 +56,7 @@ class LayerBucket:
         return min(others) / times[self.winner] if others else 1.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields, the winner and the gain as plain data for JSON."""
+        """Return all fields, ``winner`` and ``gain`` as a dict that can be written as JSON."""
         return {**asdict(self), "winner": self.winner, "gain": self.gain}
 
 
@@ -94,14 +94,16 @@ class SparsityReport:
 
     @property
     def pays(self) -> bool:
-        """Whether the requested form is fastest at any size and number of rows. It is ``dense`` for the dense pattern,
-        and ``slide`` otherwise.
+        """Whether the form to which the model was converted is fastest for any size and number of rows. This form is
+        ``dense`` for the dense pattern, and ``slide`` otherwise.
         """
         wanted = "dense" if self.pattern == "dense" else "slide"
         return any(b.winner == wanted for size in self.sizes for b in size.buckets)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON."""
+        """Return the report as a dict that can be written as JSON, with ``pays`` and with ``winner`` and ``gain`` for
+        each number of rows.
+        """
         sizes = [{**asdict(s), "buckets": [b.as_json() for b in s.buckets]} for s in self.sizes]
         return {**asdict(self), "sizes": sizes, "pays": self.pays}
 
@@ -168,9 +170,9 @@ def _survey_sizes(
     seconds: float,
     progress: bool | None,
 ) -> tuple[LayerSize, ...]:
-    """Return one record for each size of a converted layer, with the times of its forms (base, dense, slide) at each
-    number of rows. ``kind`` is the dtype of the activations. Each measurement takes ``seconds``. ``progress`` is
-    whether a bar is shown, by default on a terminal. If ``seconds`` is 0, times are only predicted.
+    """Return a ``LayerSize`` for each size of a converted layer, with the times of its forms (base, dense, slide) at
+    each number of ``rows``. ``kind`` is the dtype of the activations. Each measurement takes ``seconds``. If
+    ``seconds`` is 0, times are only predicted. ``progress`` is whether a bar is shown, by default on a terminal.
     """
     errors = {c.name: (c.error, c.output_error) for c in conversion.converted}
     every = tuning.sizes_of(model)
@@ -196,9 +198,9 @@ def _float_of(model: nn.Module) -> torch.dtype:
 
 
 def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> LayerBucket:
-    """Return the predicted and measured seconds of each form of a layer (base, dense, slide) at ``m`` rows, and the
-    largest possible gain of slide over dense. ``kind`` is the dtype of the activations. If ``seconds`` is 0, nothing is
-    measured.
+    """Return the times of ``layer`` at ``m`` rows as a ``LayerBucket``. Each of its forms (base, dense, slide) is
+    predicted if the device's peak rates are known. Each is measured for ``seconds`` unless that is 0. ``kind`` is the
+    dtype of the activations.
     """
     device, size = layer.weight.device, (layer.out_features, layer.in_features, layer.pattern.pairs)
     units, peaks = device.type == "cuda", roofline.peaks_of(device)
@@ -217,9 +219,9 @@ def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> 
 
 
 def _time_forms(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str, float]:
-    """Return the median seconds of each form of a layer at ``m`` rows, measured in turns. ``base`` is a plain linear
-    layer of the dtype ``kind`` with a random weight. ``dense`` is the converted layer with plain rows. ``slide`` is the
-    one with the packed weight, if there is one.
+    """Return the median seconds of each form of ``layer`` at ``m`` rows, by form, measured in turns. ``base`` is an
+    ``nn.Linear`` of the dtype ``kind`` with a random weight. ``dense`` is the converted layer with a row-major weight.
+    ``slide`` is the converted layer with the packed weight, and is missing if nothing is packed.
     """
     device = layer.weight.device
     base = torch.randn(layer.weight.shape, device=device, dtype=kind)

@@ -77,7 +77,7 @@ def peaks_of(device: torch.device) -> DevicePeaks | None:
 
 
 def roofline_seconds(form: str, mode: str, done: LayerWork, peaks: DevicePeaks) -> float:
-    """Return the shortest possible time of the work ``done`` in seconds. It is the longer one of the times for
+    """Return the shortest possible time in seconds of the work ``done``. It is the longer one of the times for
     arithmetic alone and for memory traffic alone. ``form`` and ``mode`` determine the width of the operands, and
     thereby the rate of arithmetic among ``peaks``.
     """
