@@ -297,7 +297,7 @@ def _build_manifest(project: Project, made: GeneratedWrappers) -> str:
 
 
 def _device_modules() -> Mapping[str, str]:
-    """Return the texts of the device's Python files by name.
+    """Return the source code of the device's Python files by file name.
 
     They are copied next to the library, which then does not need shiplap.
     """

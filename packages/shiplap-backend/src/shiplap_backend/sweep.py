@@ -91,7 +91,7 @@ def _run_case(case: Any) -> dict[str, Any]:
 def _result_row(seen: SampleEvidence, skipped: str) -> dict[str, Any]:
     """Return the result ``seen`` of a case as a row, that is, a dict for JSON.
 
-    ``skipped`` is the reason why the case was skipped, or an empty text.
+    ``skipped`` is the reason why the case was skipped, or an empty string.
     """
     return {
         "samples": seen.samples,

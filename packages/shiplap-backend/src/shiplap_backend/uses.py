@@ -275,8 +275,8 @@ def uses_of(
 def _argument_use(a: AtenArgument, entry: MetadataEntry, family: WrapperFamily, used: Mapping[str, Set[str]]) -> str:
     """Return how the metadata ``entry`` uses the argument ``a``, such as ``graph input``, ``guard`` or ``shape only``.
 
-    The text is empty if the entry does not use it. ``used`` maps each use to the names that the entry's expressions use
-    so. ``family`` has the guards (conditions on the arguments) that its entries share.
+    Return an empty string if the entry does not use it. ``used`` maps each use to the names that the entry's
+    expressions use so. ``family`` has the guards (conditions on the arguments) that its entries share.
     """
     for use in ("graph input", "attribute"):
         if a.name in used[use]:
