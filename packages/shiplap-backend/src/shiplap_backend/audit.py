@@ -56,10 +56,10 @@ class SweepVerdict:
 
 
 def operator_names(project: Project) -> list[str]:
-    """Return the names of the operators in OpInfo, torch's database of test cases.
+    """Return the sorted names of the operators in OpInfo, torch's database of test cases.
 
-    They are read in a process that has loaded the device of ``project``, the generated package. Raise ``SL906`` if
-    torch's test package cannot be imported there.
+    A separate process reads them after it has loaded the device of ``project``. Raise ``SL906`` if torch's test package
+    cannot be imported there.
     """
     lines, end = _read_sweep_lines(project, None)
     if end:

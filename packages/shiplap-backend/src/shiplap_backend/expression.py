@@ -70,8 +70,8 @@ def _operand_kind(expected: str) -> str:
     """Return the kind to which the operands of an operator are compiled. ``expected`` is the kind of the operator's
     result.
 
-    If ``expected`` is a node (a value in the vendor's graph), nodes, or ``any``, return ``any``. Otherwise return
-    ``value``, which stands for plain C++ values.
+    If ``expected`` is ``node`` (a value in the vendor's graph), ``nodes`` or ``any``, return ``any``. Otherwise return
+    ``value``, which stands for any C++ value that is not in the graph.
     """
     return "any" if expected in ("any", "node", "nodes") else "value"
 

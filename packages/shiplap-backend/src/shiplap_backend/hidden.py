@@ -361,7 +361,7 @@ def written_number(tree: ast.expr) -> list[float]:
 
 
 def _argument_names(*trees: ast.expr) -> set[str]:
-    """Return all names that occur in ``trees``, which include the names of functions."""
+    """Return all names that occur in ``trees``, including the names of functions."""
     return {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
 
 

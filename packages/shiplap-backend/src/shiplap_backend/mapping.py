@@ -152,8 +152,8 @@ class _EntryMapping:
     def _result_names(self) -> list[str]:
         """Return the names of the overload's results.
 
-        They are its ``out=`` arguments or the arguments that it mutates. The results of another overload are called
-        ``result``, or ``result0`` and so on.
+        They are its ``out=`` arguments or the arguments that it mutates. If it has neither, its results are called
+        ``result``, or ``result0``, ``result1`` and so on.
         """
         if self.d.kind == "out":
             return [a.name for a in self.d.outs]
@@ -255,8 +255,9 @@ class _EntryMapping:
     def _computed_dtypes(self, decides: str) -> list[str]:
         """Return the short names, such as ``f32``, of all dtypes in which the overload may be computed.
 
-        If ``decides`` is a short name, the result has this name only. If it is C++ code, the result has the accepted
-        dtypes, of which narrow ones are replaced by wider ones.
+        ``decides`` is the dtype of the computation, as ``_computation_dtype`` returns it. If it is a short name, the
+        result has this name only. If it is C++ code, the result has the accepted dtypes, of which narrow ones are
+        replaced by wider ones.
         """
         if decides in DTYPES:
             return [decides]
@@ -476,10 +477,11 @@ class _EntryMapping:
         return f"compared({promoted}, compute)" if rounds else "compute"
 
     def _number_conditions(self) -> Iterator[str]:
-        """Yield the C++ conditions under which dtypes hold the numbers that are inputs of the vendor's graph.
+        """Yield a C++ condition for each number that is an input of the vendor's graph. It says whether the input's
+        dtype can represent the number.
 
-        A number that becomes infinite or 0 in its dtype sends the call to the CPU. Only an operand of an overload of
-        several tensors can be a Python number.
+        A number that becomes infinite or 0 in its dtype sends the call to the CPU. A tensor argument can be a Python
+        number only if the overload has several tensors.
         """
         several = self.entry.template != "matmul" and sum(a.tensor for a in self.d.inputs) > 1
         promoted = self._promoted_dtype()
@@ -539,7 +541,7 @@ class _EntryMapping:
 def _takes_nodes(function: VendorFunction, count: int) -> bool:
     """Return whether the vendor's ``function`` computes a value of the graph from ``count`` other values of the graph.
 
-    It must not require another argument.
+    Return False if the function requires a further argument.
     """
     nodes, rest = function.parameters[:count], function.parameters[count:]
     kinds = [p.kind for p in nodes] == ["node"] * count

@@ -77,9 +77,9 @@ def instantiate(
     infos = [op for name, op in sorted(aten_operators.op_infos().items()) if names is None or name in names]
 
     def test_compare_cpu(self: Any, device: str, dtype: torch.dtype, op: Any) -> None:
-        """Compare an operator in one dtype on the device with the CPU, and raise the first error.
+        """Compare the operator ``op`` in ``dtype`` on ``device`` with the CPU, and raise the first error.
 
-        Skip the test if the CPU accepts no sample.
+        Skip the test if the CPU accepts no sample. The outcome is stored as ``self.evidence``.
         """
         # The sweep reads the evidence from the test case afterwards.
         self.evidence = evidence = SampleEvidence()
@@ -97,8 +97,8 @@ def instantiate(
 def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence: SampleEvidence) -> Exception | None:
     """Compare the operator ``op`` in ``dtype`` on ``device`` with the CPU, and return the first error or None.
 
-    Up to ``most`` samples that the CPU accepts are run. The outcome of each sample is added to ``evidence``. A wrong
-    value is returned rather than a ``NotImplementedError``.
+    Up to ``most`` samples that the CPU accepts are run. The outcome of each sample is added to ``evidence``. A
+    ``NotImplementedError`` is returned only if there is no other error.
     """
     module = getattr(torch, device.partition(":")[0])
     failure = refusal = None
@@ -140,9 +140,10 @@ def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence
 
 
 def _on_cpu(arguments: Any, device: str) -> Any:
-    """Return ``arguments``, which are on ``device``, on the CPU.
+    """Return the nested ``arguments`` with each tensor replaced by a copy on the CPU.
 
-    Tensors keep their strides and offset. Their whole storage is copied.
+    The copies have the strides and the offsets of the tensors, since whole storages are copied. The name ``device`` in
+    ``arguments`` becomes ``"cpu"``.
     """
 
     def twin(value: Any) -> Any:

@@ -279,7 +279,7 @@ def _compares_tensors(d: AtenDeclaration) -> bool:
 
 
 def _build_manifest(project: Project, made: GeneratedWrappers) -> str:
-    """Return the manifest of ``project`` with the generated wrappers ``made``, as JSON text.
+    """Return the manifest of ``project`` with the generated wrappers ``made``, as a JSON string.
 
     It has the device, the versions of torch and of the vendor, and a digest of each overload's schema.
     ``build_extension`` writes it next to the library.

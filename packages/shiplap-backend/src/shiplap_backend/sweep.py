@@ -124,7 +124,7 @@ def main() -> None:
         return
 
     def sweep() -> None:
-        """Run the cases on stdin, and print a row for each."""
+        """Run the cases in the JSON on stdin, and print a row of JSON for each."""
         cases = json.load(sys.stdin)
         rows = (
             model_results(options.package, [name for name, _ in cases])

@@ -52,11 +52,12 @@ def names_in(source: str) -> set[str]:
 
 
 def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
-    """Raise ``SL901`` if the metadata entry ``entry`` uses a name that the overload ``d`` does not have, or uses a name
-    in a role that it does not have.
+    """Raise ``SL901`` if the metadata entry ``entry`` names an argument that the overload ``d`` does not have, or uses
+    one as it cannot be used.
 
-    Also raise it if no call can satisfy all of the entry's guards, which are conditions on the arguments. ``where`` is
-    the file and line of the entry, and ``results`` are the names of its results.
+    For example, only arguments of sizes or dtypes may stand under ``shape_only``. Also raise it if no call can satisfy
+    all of the entry's guards, which are conditions on the arguments. ``where`` is the file and line of the entry, and
+    ``results`` are the names of its results.
     """
     inputs = {a.name: a for a in d.inputs}
     stated = {"shape_only": entry.shape_only, "inputs": entry.inputs, "redundant": entry.redundant}

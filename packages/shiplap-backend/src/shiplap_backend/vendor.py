@@ -289,7 +289,7 @@ def check_function_names(header: Path, core: Functions) -> None:
     """Raise ``SL910`` if one call in the metadata could mean two functions of the same name.
 
     The functions of ``header`` are compared with each other and with those of ``core``. A call takes the first function
-    that accepts its arguments. A plain number is also accepted in place of a value in the vendor's graph.
+    that accepts its arguments. A number is also accepted in place of a value in the vendor's graph.
     """
     text = strip_comments(header.read_text(encoding="utf-8"))
     seen = {name: [("every runtime has the first", _kinds(f.parameters)) for f in fs] for name, fs in core.items()}
@@ -313,7 +313,9 @@ def check_function_names(header: Path, core: Functions) -> None:
 
 
 def _kinds(parameters: Sequence[VendorParameter]) -> list[tuple[str, bool]]:
-    """Return the kind of each of ``parameters`` that an expression gives, and whether it may be left out."""
+    """Return ``(kind, optional)`` for each of ``parameters`` except the vendor's graph, which no expression gives.
+    ``optional`` is true if the parameter may be left out. A ``?`` at the end of a kind is removed.
+    """
     return [(p.kind.rstrip("?"), p.optional) for p in parameters if p.kind != "graph"]
 
 
@@ -321,7 +323,7 @@ def _may_mean(one: Sequence[tuple[str, bool]], other: Sequence[tuple[str, bool]]
     """Return whether a call with the same arguments could mean either of two functions, which have the parameters
     ``one`` and ``other``.
 
-    Each parameter is a pair of its kind and whether it may be left out.
+    Both lists are results of ``_kinds``.
     """
     numbers = {"int", "float", "scalar"}
     for (a, _), (b, _) in zip(one, other, strict=False):

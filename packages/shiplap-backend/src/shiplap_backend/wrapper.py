@@ -124,7 +124,9 @@ class Wrapper:
 
     @property
     def stated(self) -> list[str]:
-        """The expressions of the overload's metadata, for the comment above the generated C++."""
+        """The expressions of the overload's metadata as strings ``name: expression``, for the comment above the
+        generated C++.
+        """
         graphs = self.entry.graph if isinstance(self.entry.graph, dict) else {"graph": self.entry.graph}
         return [f"{name}: {' '.join(text.split())}" for name, text in {**self.entry.let, **graphs}.items() if text]
 

@@ -205,9 +205,9 @@ class Bag(nn.Module):
         self.bag, self.out = nn.EmbeddingBag(20, 6, mode="mean"), nn.Bilinear(6, 6, 2)
 
     def forward(self, words: Tensor, starts: Tensor) -> Tensor:
-        """Return a bilinear product of the mean embeddings of the bags and of the same embeddings in reverse order.
+        """Return a bilinear product of the mean embedding of each bag and of the bag at the same position from the end.
 
-        The bags are consecutive parts of ``words``, and begin at the indices ``starts``.
+        The bags are consecutive slices of ``words``, and begin at the indices ``starts``.
         """
         bags = self.bag(words, starts)
         result: Tensor = self.out(bags, bags.flip(0))
