@@ -42,9 +42,10 @@ def _rows_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
 
 
 def _even_blocks(rows: int, limit: int) -> int:
-    """Return the height of equal blocks into which ``rows`` are cut, a multiple of 12 and at most about ``limit``.
+    """Return the height of the equal blocks into which ``rows`` rows are cut. It is a multiple of 12 and at most about
+    ``limit``.
 
-    Equal blocks give all threads the same number of them.
+    With blocks of one height the threads get equal work.
     """
     # The micro-kernel computes 12 rows at once, so blocks of other heights would waste registers.
     blocks = -(-max(rows, 1) // limit)

@@ -210,8 +210,8 @@ def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
 
 @linear_cross_entropy.backward(once_differentiable=True)
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the gradients of the row losses with respect to those of hidden states, weight and bias that autograd
-    needs, as a dict by argument name. They are computed from the inputs in another pass over the logits.
+    """Return the gradients of the row losses by argument name. The dict has those of ``hidden``, ``weight`` and
+    ``bias`` that autograd needs. They are computed from the inputs in another pass over the logits.
     """
     _, hidden, weight, bias = linear_cross_entropy_gradients(
         grad,
@@ -233,9 +233,9 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 @linear_cross_entropy_with_gradients.backward(once_differentiable=True, strided=True)
 def _(grads: tuple[Tensor, ...], saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the gradients of the mean or sum with respect to those of hidden states, weight and bias that autograd
-    needs, as a dict by argument name. The forward has computed them. They are multiplied by the gradient of the loss,
-    in place if the graph is not kept.
+    """Return the gradients of the mean or sum by argument name. The dict has those of ``hidden``, ``weight`` and
+    ``bias`` that autograd needs. The forward has computed them. They are multiplied by the gradient of the loss, in
+    place if the graph is not kept.
     """
     # A second copy of the gradient of the weights would be most of the memory that the op saves. For the same reason
     # the backward is strided: contiguous zeros for the results without a gradient would be as large.
@@ -346,8 +346,8 @@ def _in_chunks(
 
 def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions) -> None:
     """Write the losses of a chunk of rows to ``losses`` with operators of torch. If ``scales`` is given, overwrite
-    ``logits`` with their scaled gradients. Raise ``SL211`` if a target is not a class. ``options`` holds the numeric
-    options of the loss.
+    ``logits`` with their gradients times the row's scale. Raise ``SL211`` if a target is not a class. ``options`` holds
+    the numeric options of the loss.
     """
     counted = target != options.ignore_index
     if bool((counted & ((target < 0) | (target >= logits.shape[1]))).any()):
@@ -388,7 +388,7 @@ def _pass_by_triton(
     logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions
 ) -> None:
     """Write the losses of a chunk of rows to ``losses`` with one Triton kernel. If ``scales`` is given, overwrite
-    ``logits`` with their scaled gradients. ``options`` holds the numeric options of the loss.
+    ``logits`` with their gradients times the row's scale. ``options`` holds the numeric options of the loss.
     """
     from shiplap_dense import loss_rows
 

@@ -104,7 +104,8 @@ def convert(
     Args:
         pattern: ``"dense"``, which prunes nothing, or ``"2:4"``, ``"4:6"``, ``"6:8"``, ...
         dtype: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
-        skip: layers to keep, by name, last parts of a name, or wildcards (``"model.layers.0.*"``).
+        skip: names of layers that stay unconverted. Each is a full name, the last components of one, or has wildcards
+            (``"model.layers.0.*"``).
         example: arguments of the model (a tensor, a tuple or a dict). The model is called with them once, and the
             output errors are those of its own activations.
         progress: show a bar on stderr, by default when that is a terminal.

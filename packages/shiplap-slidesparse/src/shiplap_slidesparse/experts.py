@@ -176,8 +176,8 @@ def replace_experts(module: nn.Module, name: str, layer: Linear) -> None:
 
 
 def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give converted experts their original class and dense weights ``[experts, n, k]`` of ``dtype``. The weights have
-    the values that remain after rounding to 8 bits. Leave any other module unchanged.
+    """Give converted experts their original class and dense weights of ``dtype`` with three dims. The weights have the
+    values that remain after rounding to 8 bits. Leave any other module unchanged.
     """
     if not isinstance(module, ConvertedExperts):
         return
@@ -191,8 +191,8 @@ def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def empty_expert_layer(module: nn.Module, weight: Tensor, dtype: str) -> Linear:
-    """Return a converted layer on the meta device, without values, for the expert parameter ``weight`` ``[experts, n,
-    k]``. A checkpoint's values are loaded into it afterwards.
+    """Return a converted layer on the meta device, without values, for ``weight``, a parameter of ``module`` with the
+    weights of all experts. A checkpoint's values are loaded into it afterwards.
     """
     held: Any = module
     experts, n, k = weight.mT.shape if held.is_transposed else weight.shape

@@ -252,9 +252,9 @@ def _split_pairs(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return two masks of the non-zeros of each pair of neighbours. The first mask selects those that are stored in the
     window of four that ends with the pair. The second selects those in the window that begins with it.
 
-    Windows are filled greedily from the left. ``counts`` holds the number of non-zeros of each pair, and ``C_k`` is its
-    sum up to and including pair ``k``. The windows before pair ``k`` hold two each. So ``max(0, C_k - 2k)`` of its
-    non-zeros are left for the next window.
+    Windows are filled greedily from the left. ``counts`` holds the number of non-zeros of each pair, and ``C_k`` is the
+    sum of the counts up to and including pair ``k``. The ``k`` windows before pair ``k`` have room for two non-zeros
+    each. So ``max(0, C_k - 2k)`` non-zeros of pair ``k`` are left for the next window.
     """
     pairs = counts.shape[-1]
     first = torch.arange(0, 2 * pairs, 2, dtype=counts.dtype, device=counts.device)

@@ -192,7 +192,7 @@ class Linear(nn.Linear):
         change of the weight.
 
         If the new packed weight fits the existing tensor, it is written into that tensor, so that captured or compiled
-        graphs stay correct. On a device without sparse units only the dense form is kept, with a notice. Each rank of a
+        graphs stay correct. On a device without sparse units nothing is packed, and a notice is given. Each rank of a
         layer that ``fully_shard`` has sharded packs the whole weight, so all ranks have to call this method. Raise
         ``SL211`` for a weight that does not have the pattern, and ``SL608`` in a trace, a capture or an op.
         """

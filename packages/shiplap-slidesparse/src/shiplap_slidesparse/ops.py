@@ -44,7 +44,7 @@ _LAYOUTS = ("layout >= 0", "layout <= 1")
 def _quantise_and_lift(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
     """Return the rows of ``x`` quantised to ``dtype`` and lifted, and the scale of each row. Lifting writes overlapping
     windows of four elements side by side. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for
-    6:8). Rows of zeros with the scale 1 are added up to a multiple of 16.
+    6:8). Rows of zeros with the scale 1 pad the number of rows to a multiple of 16.
     """
     q, scale = quantise_rows(x, dtype)
     lifted = formats.lift_columns(q, pairs)

@@ -45,7 +45,7 @@ class Packed:
         pairs: N of the pattern ``(2N-2):2N``, 0 for dense.
         n, k: the numbers of rows and of columns.
         dense: the pruned weight in the mode's dtype, ``[n, k]``, or None.
-        packed: the weight in the packed form, uint8, or None.
+        packed: the weight packed for sparse tensor cores, uint8, or None.
         scale: one scale for each row, float32 ``[n]``, in the 8-bit modes, else None.
         layout: the number of the packed format.
     """
@@ -196,11 +196,11 @@ def pack(
 
     Args:
         weight: a weight that has the pattern, see :func:`prune`.
-        pattern: such as ``"6:8"``, or ``"dense"`` for any weight. A dense weight has no packed form.
+        pattern: such as ``"6:8"``, or ``"dense"`` for any weight. A dense weight is not packed.
         mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
         scale: the scales of a weight that is already in the mode's 8-bit dtype, float32 ``[n]``.
-        keep: which forms the result holds. With ``"both"``, ``sl.tune`` chooses between them. A device without sparse
-            units always gets ``"dense"``.
+        keep: which weights the result holds, ``"dense"`` (row-major), ``"packed"`` or ``"both"``. With ``"both"``,
+            ``sl.tune`` chooses between the two. A device without sparse units always gets ``"dense"``.
 
     Raises:
         ShiplapError: ``SL211`` for weights that are not of the pattern, not finite or too deep for int8 (65536

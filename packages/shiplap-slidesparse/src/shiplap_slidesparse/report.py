@@ -39,8 +39,8 @@ class LayerBucket:
     @property
     def winner(self) -> str:
         """The form of the layer (``base``, ``dense`` or ``slide``) with the shortest measured time, or predicted time
-        if none was measured. It is empty if no time is known. Of forms that are about equal the first one in the order
-        ``base``, ``dense``, ``slide`` is taken.
+        if none was measured. It is an empty string if no time is known. Of forms that are about equal, it is the first
+        one in the order ``base``, ``dense``, ``slide``.
         """
         times = self.measured or self.predicted
         near = [form for form in times if times[form] <= EQUAL * min(times.values())]
@@ -134,7 +134,7 @@ def survey_model(
         rows: the numbers of rows for which the layers are compared.
         tokens: the tokens that both models predict. Without tokens the accuracy is not measured.
         measure: whether to measure times. If false, they are only predicted.
-        tune: whether to choose the algorithms first.
+        tune: whether to tune the converted layers before they are measured.
         seconds: the time for one measurement.
     """
     if layers_of(model):

@@ -45,8 +45,8 @@ class LayerPart:
         return int(self.mesh.get_local_rank())
 
     def local(self, held: Tensor) -> Tensor:
-        """Return this rank's part of the parameter ``held``. It is gathered first if ``fully_shard`` has also sharded
-        it.
+        """Return this rank's shard of the parameter ``held``. If ``fully_shard`` has sharded the parameter once more,
+        it is gathered first.
         """
         with torch.no_grad():
             # ``fully_shard`` cut the part once more, over a mesh of its own.
@@ -57,7 +57,7 @@ class LayerPart:
         return part
 
     def forward(self, layer: Linear, x: Tensor) -> Tensor:
-        """Return the result of the cut layer on ``x``. In the colwise style it is this rank's part of the output
+        """Return the result of the sharded layer on ``x``. In the colwise style it has this rank's slice of the output
         features. In the rowwise style it is the sum of all ranks' products.
 
         A frozen bias is part of the first rank's product. A bias that learns is added to the sum, on each rank.
@@ -140,7 +140,8 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
     can be freed afterwards. ``style`` is ``"colwise"`` for rows of the weight, and ``"rowwise"`` for columns.
 
     Raises:
-        ShiplapError: ``SL211`` for a size that is not a multiple of the ranks (rowwise: of the ranks times the group).
+        ShiplapError: ``SL211`` for a size that is not a multiple of the ranks (rowwise: of the
+            ranks times the group size of the sparsity pattern).
     """
     size = layer.out_features if style == "colwise" else layer.in_features
     group = cut_unit(layer, style)
@@ -168,9 +169,9 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
 
 
 def place_layer(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
-    """Cut ``layer`` in place for this rank of a one-dimensional ``mesh``, pack the part, and return the layer. Raise
-    ``SL211`` if the layer is already cut or its size cannot be divided. ``style`` is ``"colwise"`` for rows of the
-    weight, and ``"rowwise"`` for columns.
+    """Cut ``layer`` in place for this rank of a one-dimensional ``mesh``, pack the rank's shard, and return the layer.
+    Raise ``SL211`` if the layer is already cut or its size cannot be divided. ``style`` is ``"colwise"`` for rows of
+    the weight, and ``"rowwise"`` for columns.
     """
     if layer.placed is not None:
         raise error(

@@ -83,8 +83,8 @@ class SlidesparseVllmConfig(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> SlidesparseVllmConfig:
-        """Return the settings in a checkpoint's configuration. Both our own configuration and that of
-        compressed-tensors are read.
+        """Return the settings in ``config``, the quantization configuration of a checkpoint. It is in our own format or
+        in that of compressed-tensors. Raise ``SL211`` for a scheme of compressed-tensors that would give wrong results.
         """
         if "slidesparse" not in config:
             converted = config.get("converted")
@@ -104,7 +104,7 @@ class SlidesparseVllmConfig(QuantizationConfig):
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
         """Return our method's name for checkpoints of our quantizer and for compressed-tensors checkpoints with a
-        pattern. Return None for others. ``hf_config`` is not read.
+        pattern. Return None for others. ``user_quant`` and ``hf_config`` are not read.
         """
         ours = bool(hf_quant_cfg) and str(hf_quant_cfg.get("quant_method", "")).startswith(f"{METHOD} (")
         return METHOD if ours or (hf_quant_cfg and "slidesparse" in hf_quant_cfg) else None
@@ -159,8 +159,8 @@ class SlidesparseLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the weight as a parameter of ``layer``, and its scale for 8 bits. vLLM loads this rank's part of the
-        layer into them.
+        """Register the weight as a parameter of ``layer``, and its scale for 8 bits. vLLM loads this rank's shard of
+        the layer into them.
         """
         dtype, n = MODES[self.config.dtype], sum(output_partition_sizes)
         loader = extra_weight_attrs.get("weight_loader")

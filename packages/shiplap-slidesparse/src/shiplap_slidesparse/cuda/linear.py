@@ -18,9 +18,9 @@ _SPARSE = {torch.bfloat16: ops.sparse_mm_bf16, torch.float16: ops.sparse_mm_fp16
 
 def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
     """Return the rows of ``x`` quantised to ``dtype`` and lifted, and the float32 scale of each row. Lifting writes
-    overlapping windows of four elements side by side. Rows are added up to a multiple of 16. ``pairs`` is the number of
-    pairs in a group of the weight's pattern (4 for 6:8). The kernel is launched without torch's dispatcher, whose call
-    would cost as much as the other steps.
+    overlapping windows of four elements side by side. Rows of zeros pad the number of rows to a multiple of 16.
+    ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8). The kernel is launched without
+    torch's dispatcher, whose call would cost as much as the other steps.
     """
     m, k = x.shape
     rows = -(-m // ROWS) * ROWS
@@ -32,8 +32,9 @@ def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Te
 
 def _lift_activations(x: Tensor, pairs: int) -> Tensor:
     """Return the rows of ``x`` lifted, that is, with their overlapping windows of four elements written side by side.
-    Zero rows are added up to a multiple of 16. ``pairs`` is the number of pairs in a group of the weight's pattern (4
-    for 6:8). The kernel is launched without torch's dispatcher, whose call would cost as much as the other steps.
+    Rows of zeros pad the number of rows to a multiple of 16. ``pairs`` is the number of pairs in a group of the
+    weight's pattern (4 for 6:8). The kernel is launched without torch's dispatcher, whose call would cost as much as
+    the other steps.
     """
     m, k = x.shape
     out = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs))

@@ -30,8 +30,8 @@ _HOMES = ("nvidia/cu13/lib", "nvidia/cu12/lib", "nvidia/cusparselt/lib", "cuspar
 
 
 def cusparselt_candidates() -> Iterator[Path]:
-    """Yield paths of files that may be the cuSPARSELt library. They lie in the folder that the environment variable
-    ``SHIPLAP_LIBRARY_PATH`` names, then in the wheels on ``sys.path``.
+    """Yield the paths at which the cuSPARSELt library may lie, without a test whether it does. The folder that the
+    environment variable ``SHIPLAP_LIBRARY_PATH`` names comes first, and the wheels on ``sys.path`` follow.
     """
     if (folder := library_folder()) is not None:
         yield folder / NAME

@@ -57,7 +57,8 @@ def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.Product
 
 def _with_config(problem: native.ProductProblem, config: Mapping[str, Value]) -> native.ProductProblem:
     """Return a copy of ``problem`` with the algorithm number ``config["ALG"]`` and with ``config["SPLIT_K"]``, the
-    number of parts into which the dimension k is split. A missing ``SPLIT_K`` becomes 0.
+    number of parts into which the dimension k is split. A missing ``SPLIT_K`` becomes 0, which leaves the number to the
+    library.
     """
     return problem.with_fields(algorithm=config["ALG"], split_k=config.get("SPLIT_K", 0))
 
