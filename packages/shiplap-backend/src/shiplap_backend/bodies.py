@@ -33,7 +33,7 @@ _SAME = {
 class _BodyDefinition:
     """A C++ function that a file in ``csrc/`` defines, with its name, the type of its result and its parameters.
 
-    ``where`` is the file with the number of the line.
+    ``where`` is the path of the file and the number of the line, as ``file:line``.
     """
 
     where: str

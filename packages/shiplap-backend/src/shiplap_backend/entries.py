@@ -42,8 +42,8 @@ class OutputRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ArgumentUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A write to an argument of the operator, such as to running statistics.
 
-    ``graph`` is the expression of the new value. ``when`` is the condition for the write. If it is empty, the write is
-    made in every call.
+    ``graph`` is the expression of the new value. ``when`` is the condition for the write. If ``when`` is empty, the
+    write is made in every call.
     """
 
     graph: str

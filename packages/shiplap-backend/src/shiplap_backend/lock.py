@@ -32,8 +32,8 @@ class SchemaLock:
 class SchemaChange:
     """The difference between the schemas of one overload in two versions of torch.
 
-    ``kind`` is ``added``, ``removed`` or ``changed``. ``old`` and ``new`` are the schemas. One of them is empty if the
-    overload was added or removed.
+    ``kind`` is ``added``, ``removed`` or ``changed``. ``old`` and ``new`` are the schemas. If the overload was added,
+    ``old`` is empty. If it was removed, ``new`` is empty.
     """
 
     name: str

@@ -244,7 +244,7 @@ def generate_project(project: Project, *, accept_drift: bool = False) -> tuple[G
 
     If ``accept_drift`` is true, torch's schemas may differ from the locked ones. Otherwise a difference raises
     ``SL904``. Nothing is written before all checks have passed. Raise ``SL901``, ``SL902`` or ``SL903`` for wrong
-    metadata, ``SL904`` for changed schemas, and ``SL908`` for wrong bodies.
+    metadata, ``SL904`` for changed schemas, and ``SL908`` for hand-written bodies of a wrong signature.
     """
     metadata = project.metadata()
     # All checks come before the first write, so that an error leaves the project as it was.

@@ -51,7 +51,7 @@ FLAGGED = (*OPTIONS, *(f"{text} <= 1" for text in FLAGS), *(f"0 <= {text}" for t
 class LossOptions:
     """The numeric options of a loss, under their names in ``linear_cross_entropy``. A target of ``ignore_index`` does
     not count. ``label_smoothing`` is that of torch. ``lse_square_scale`` is the factor of ``logsumexp(logits) ** 2``,
-    which is added. ``softcap`` is the limit of logits, or 0 for none.
+    which is added to each loss. Logits become ``softcap * tanh(logits / softcap)`` unless ``softcap`` is 0.
     """
 
     ignore_index: int

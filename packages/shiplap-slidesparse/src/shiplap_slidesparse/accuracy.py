@@ -19,7 +19,7 @@ WINDOW = 2048  # tokens in one forward pass, at most
 
 @dataclass(frozen=True)
 class AccuracyDrift:
-    """The difference between two models on the same tokens, the second being the converted one.
+    """The difference between the predictions of a model before and after its conversion, on the same tokens.
 
     Attributes:
         tokens: how many were predicted.

@@ -25,8 +25,8 @@ _FACTS = ("has_gate", "has_bias", "is_transposed", "num_experts", "act_fn", "_ap
 
 
 class ConvertedExperts(nn.Module):
-    """The experts of a mixture (a module of transformers) with 8-bit weights. This class is a base of a new class,
-    beside the class that the module had, and replaces its forward pass.
+    """The experts of a mixture (a module of transformers) with 8-bit weights. A converted module's class derives from
+    this class and from the class that the module had before. This class replaces the forward pass.
     """
 
     # Code that draws new weights for modules of the class reads these names, and leaves loaded weights alone.

@@ -70,8 +70,9 @@ class SlidesparseConfig(QuantizationConfigMixin):
 
 
 class SlidesparseQuantizer(HfQuantizer):
-    """The quantizer that transformers calls while it loads a model. It converts a dense checkpoint after the loading.
-    For a checkpoint of a converted model it creates the converted layers before, and packs them afterwards.
+    """The quantizer that transformers calls while it loads a model. It converts a model with a dense checkpoint after
+    the weights are loaded. If the checkpoint is that of a converted model, it creates the converted layers before the
+    weights are loaded, and packs them afterwards.
     """
 
     requires_calibration = False

@@ -47,8 +47,8 @@ class Linear(nn.Linear):
     """An ``nn.Linear`` whose weight has 8 bits or the pattern (2N-2):2N, for inference, and frozen under adapters.
 
     ``weight`` and ``weight_scale`` keep their dtype when the model is cast (``.half()``), while ``bias`` is cast.
-    Results have the dtype of the input, or that of autocast. Both the plain rows of the weight (dense) and its packed
-    form are kept. ``shiplap.tune`` chooses between them for each number of rows. Without a choice the dense form runs.
+    Results have the dtype of the input, or that of autocast. Both the row-major weight (dense) and the packed one are
+    kept. ``shiplap.tune`` chooses between them for each number of rows. Without a choice the row-major one is used.
 
     Gradients reach the input, and the bias if it requires one, as if activations were not rounded. The weight is
     frozen. Libraries that put adapters on layers accept the layer as an ``nn.Linear``, but adapters cannot be merged
@@ -355,12 +355,12 @@ class Linear(nn.Linear):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or pickle. A flag in it says whether the packed form is valid."""
+        """Return the state to copy or pickle. A flag in it says whether the packed weight is valid."""
         # Addresses and versions mean nothing in another process.
         return {**self.__dict__, "_packed_from": self.fresh, "_shard": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state. The packed form is valid if it was valid in the original layer."""
+        """Restore the state. The packed weight is valid if it was valid in the original layer."""
         super().__setstate__(state)
         self._packed_from = self._weight_state(self.weight) if state["_packed_from"] else None
 

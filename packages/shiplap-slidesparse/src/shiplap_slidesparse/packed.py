@@ -144,8 +144,8 @@ class Packed:
 
     @built_outside_modes
     def to(self, device: torch.device | str) -> Packed:
-        """Return the weight on ``device``, packed again for that device. Fields of ``dense`` and ``packed`` that are
-        None stay so. Return the weight itself if it is on that device.
+        """Return the weight on ``device``, packed again for that device. If ``dense`` or ``packed`` is None, it stays
+        None. Return the weight itself if it is on that device.
         """
         target = torch.device(device)
         here = self.dense if self.dense is not None else self.packed
@@ -327,8 +327,8 @@ def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     ``[..., k]``.
 
     In the 8-bit modes ``x`` is quantised per row and may have any floating dtype. In the other modes it must have the
-    weight's dtype. One op (``slidesparse::linear_*``) computes the result. Some of its kernels read the plain rows of
-    the weight, others its packed form, and ``sl.tune`` chooses between them.
+    weight's dtype. One op (``slidesparse::linear_*``) computes the result. Some of its kernels read the row-major
+    weight and others the packed one. ``sl.tune`` chooses between them.
     """
     return multiply_fields(
         x, packed.mode, packed.n, packed.scale, packed.dense, packed.packed, bias, packed.pairs, packed.layout

@@ -63,8 +63,8 @@ class LayerBucket:
 @dataclass(frozen=True)
 class LayerSize:
     """The measurements of all layers whose weight has the size ``[n, k]``. ``layers`` holds their names, and
-    ``buckets`` the times for each number of rows. ``error`` and ``output_error`` are the largest relative changes of a
-    weight and of an output among them.
+    ``buckets`` the times for each number of rows. ``error`` is the largest relative error of the weights of these
+    layers, and ``output_error`` that of their outputs.
     """
 
     n: int
@@ -78,9 +78,9 @@ class LayerSize:
 @dataclass(frozen=True)
 class SparsityReport:
     """The whole report on a model that was converted with ``pattern`` and ``dtype`` on ``device``. ``sizes`` holds the
-    times of its layers, ``conversion`` the result of ``convert``, and ``drift`` the change of its accuracy or None.
-    ``ceiling`` is the largest possible speed-up of the pattern. ``peaks`` is the name of the device whose peak rates
-    the predictions use, or empty if they are not known.
+    times of its layers, and ``conversion`` is the result of ``convert``. ``drift`` is the change of the model's
+    accuracy, or None if it was not measured. ``ceiling`` is the largest possible speed-up of the pattern. ``peaks`` is
+    the name of the device whose peak rates the predictions use, or an empty string if they are not known.
     """
 
     pattern: str

@@ -140,8 +140,8 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
     can be freed afterwards. ``style`` is ``"colwise"`` for rows of the weight, and ``"rowwise"`` for columns.
 
     Raises:
-        ShiplapError: ``SL211`` for a size that is not a multiple of the ranks (rowwise: of the
-            ranks times the group size of the sparsity pattern).
+        ShiplapError: ``SL211`` for a size that is not a multiple of the ranks (rowwise: of the ranks
+            times the group size of the sparsity pattern).
     """
     size = layer.out_features if style == "colwise" else layer.in_features
     group = cut_unit(layer, style)
@@ -233,8 +233,8 @@ class Rowwise(_CutStyle):
     which is the sum over the ranks.
 
     Raises:
-        ShiplapError: ``SL211`` if ``in`` is not a multiple of the number of ranks times the group of the sparsity
-            pattern.
+        ShiplapError: ``SL211`` if ``in`` is not a multiple of the number of ranks times the group size of the
+            sparsity pattern.
     """
 
     style: Style = "rowwise"

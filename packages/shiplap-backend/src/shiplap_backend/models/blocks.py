@@ -92,7 +92,7 @@ class Detector(nn.Module):
 
 
 class Aligner(nn.Module):
-    """A convolution and a recurrent layer over sound, with the loss of its alignment with letters."""
+    """A convolution and a recurrent layer over sound, with the CTC loss of a sequence of letters."""
 
     def __init__(self) -> None:
         """Create a convolution, a recurrent layer and a linear layer with letters as classes."""

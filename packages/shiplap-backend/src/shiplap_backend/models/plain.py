@@ -29,7 +29,7 @@ def volume_case() -> ModelCase:
 
 
 class Autoencoder(nn.Module):
-    """A convolutional autoencoder whose input is joined to its last layer.
+    """A convolutional autoencoder whose input is concatenated with the input of its last layer.
 
     It downsamples by strided convolutions, and upsamples by transposed convolutions and interpolation.
     """
@@ -84,7 +84,7 @@ class PackedSequences(nn.Module):
 
 
 class Cells(nn.Module):
-    """Recurrent cells in a Python loop, as in decoders."""
+    """Three recurrent cells that are called in a Python loop over time, as in decoders."""
 
     def __init__(self) -> None:
         """Create an LSTM cell, a GRU cell and a plain recurrent cell."""
@@ -197,7 +197,7 @@ class Sampler(nn.Module):
 
 
 class Bag(nn.Module):
-    """Embeddings of bags of words, and a bilinear classifier as used for click rates."""
+    """The mean embeddings of bags of words, followed by a bilinear classifier as used for click rates."""
 
     def __init__(self) -> None:
         """Create an embedding bag and a bilinear layer."""

@@ -149,7 +149,7 @@ def set_device(device: Any) -> None:
 
 
 class device:
-    """A context manager that makes a device current in its block.
+    """A context manager that makes a device current for the calling thread in its block.
 
     After the block the previous device is current again.
     """
