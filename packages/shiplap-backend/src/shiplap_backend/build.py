@@ -40,8 +40,8 @@ def build_extension(
     one CPU core this takes a third less work, but nothing runs in parallel.
 
     The manifest, a file with the versions that the library was built for, is written after the library. An interrupted
-    build can thus not claim that an older library fits this torch. Raise ``SL906`` with the compiler's first error, if
-    ninja is not installed, or if the compiler has linked another C++ runtime than torch's.
+    build can thus not claim that an older library fits this torch. Raise ``SL906`` if the compilation fails (with the
+    first error), if ninja is not installed, or if the compiler has linked another C++ runtime than torch's.
     """
     directory = project.root / "build"
     directory.mkdir(exist_ok=True)

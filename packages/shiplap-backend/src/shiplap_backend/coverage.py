@@ -69,10 +69,10 @@ class Coverage:
     places: tuple[OverloadPlacement, ...]
 
     def of(self, state: State) -> list[str]:
-        """Return the names of the overloads in the state ``state``.
+        """Return the names of the overloads in the state ``state``, in the order of ``places``.
 
-        In the state ``native``, an overload has a kernel of the device. In the state ``gap`` it has none, although the
-        metadata gives no reason for that.
+        For ``native`` they are the overloads with a kernel of the device. For ``gap`` they are those that run on the
+        CPU although the metadata gives no reason for it.
         """
         return [p.name for p in self.places if p.state == state]
 

@@ -211,7 +211,7 @@ def _settings_problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _settings_error(where: str, got: str) -> ShiplapError:
-    """Return the error ``SL905`` for the invalid setting ``got`` at the file and line ``where``."""
+    """Return the error ``SL905`` for an invalid setting at the file and line ``where``. ``got`` is the mistake."""
     return error(
         "SL905",
         where=where,

@@ -52,8 +52,8 @@ def names_in(source: str) -> set[str]:
 
 
 def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
-    """Raise ``SL901`` if the metadata entry ``entry`` names an argument that the overload ``d`` does not have, or uses
-    one as it cannot be used.
+    """Raise ``SL901`` if the metadata entry ``entry`` names an argument that the overload ``d`` does not have, or names
+    one under a key that does not suit it.
 
     For example, only arguments of sizes or dtypes may stand under ``shape_only``. Also raise it if no call can satisfy
     all of the entry's guards, which are conditions on the arguments. ``where`` is the file and line of the entry, and

@@ -144,7 +144,7 @@ def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
 
 
 def _output_tensors(output: Any) -> list[Tensor]:
-    """Return the tensors of a model's ``output`` in order.
+    """Return the tensors of a model's ``output`` as a list, in the order in which they occur.
 
     The output may be a tensor, a nest of lists and dicts, or an object with attributes.
     """

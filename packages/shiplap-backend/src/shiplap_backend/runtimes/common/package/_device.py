@@ -285,9 +285,9 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Return ``including_emulation``, since the device computes with bfloat16 tensors by emulation.
+    """Return ``including_emulation``, that is, whether emulated support counts.
 
-    The computation runs in float32. The result is false if emulation is not to count.
+    The device computes with bfloat16 tensors by emulation, namely in float32.
     """
     return including_emulation
 
