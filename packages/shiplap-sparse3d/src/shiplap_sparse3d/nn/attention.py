@@ -63,8 +63,9 @@ class SparseAttention(SparseModule):
         self.proj = nn.Linear(channels, channels, bias, device, dtype)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the attention of each voxel to the voxels of its patch (``patch_size`` neighbours along the curve), as
-        a sparse tensor with zeros for padding.
+        """Return the self-attention of ``x``, in which each voxel attends to the voxels of its patch, as a sparse
+        tensor on the same voxels. A patch is ``patch_size`` consecutive voxels along the curve. Rows of padding become
+        zeros. Raise ``SL202`` for another number of channels.
         """
         self._check_axes(x, x.geometry.ndim)
         if x.feats.size(1) != self.channels:
@@ -84,8 +85,10 @@ class SparseAttention(SparseModule):
         return x.replace(torch.where(x.is_voxel, self.proj(out.index_select(0, slots)), 0))
 
     def _slots(self, x: SparseTensor) -> tuple[Tensor, int]:
-        """Return the place of each row in the patches, ``int64 [n]``, and a bound of the number of patches that no data
-        determines. A patch is a group of ``patch_size`` places that attend to each other. Patches are filled along the
+        """Return the position of each row in the patches, ``int64 [n]``, and an upper bound of the number of patches
+        that does not depend on data.
+
+        A patch is a group of ``patch_size`` positions whose rows attend to each other. Patches are filled along the
         curve, and each scene begins a new patch.
         """
         coords, scenes, size = x.geometry.coords, x.batch_size, self.patch_size
@@ -103,5 +106,7 @@ class SparseAttention(SparseModule):
         return slots, (scene.shape[0] + size - 1) // size + scenes + 1
 
     def extra_repr(self) -> str:
-        """Return the sizes and options of the module as text, for its ``repr``."""
+        """Return the number of channels, the heads, the patch size and the order as a string, for the module's
+        ``repr``.
+        """
         return f"{self.channels}, num_heads={self.num_heads}, patch_size={self.patch_size}, order={self.order!r}"

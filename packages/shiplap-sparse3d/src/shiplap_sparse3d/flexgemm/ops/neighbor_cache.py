@@ -39,7 +39,7 @@ _SIGNATURE = ("kernel_size", "dilation", "stride", "offset")
 
 
 class NeighborCache(PlanCache):
-    """The neighbours of output voxels among input voxels, and the arguments of the convolution that needs them.
+    """The neighbours of output voxels among input voxels, and the arguments of the convolution that reads them.
 
     A map ``[rows, V]`` holds the neighbour's row under each of ``V`` taps, or -1 (``fwd_map`` by output, ``bwd_map`` by
     input). Edges are an input row, an output row that reads it, and the tap. Segments list the neighbours of each row
@@ -106,7 +106,9 @@ class NeighborCache(PlanCache):
 
     @property
     def T(self) -> NeighborCache:
-        """The cache with inputs and outputs exchanged. It is made once, and ``cache.T.T`` is ``cache``."""
+        """The cache with inputs and outputs exchanged. It is made at the first access and kept, and ``cache.T.T`` is
+        ``cache``.
+        """
         if self._other is None:
             if not self._built.whole:
                 self._use_plan(self._built.complete())
@@ -137,7 +139,10 @@ class NeighborCache(PlanCache):
         kernel_delta: Tensor | None = None,
         **signature: Ints | None,
     ) -> None:
-        """Raise ``SL830`` unless this cache was made with these values. An argument of None is not compared."""
+        """Raise ``SL830`` unless this cache was made with these values. An argument of None is not compared.
+        ``signature`` may hold ``kernel_size``, ``dilation``, ``stride`` and ``offset``. ``is_transposed`` is whether
+        the call is a transposed convolution.
+        """
         for name, given in (("input_coords", input_coords), ("output_coords", output_coords)):
             if given is not None and not _same_tensor(getattr(self, name), given):
                 raise _mismatch(name, "another tensor", "the tensor that the cache was built from")
@@ -161,12 +166,16 @@ class NeighborCache(PlanCache):
 
     @property
     def fwd_map(self) -> Tensor:
-        """The input row of each output under each tap, ``int32 [outputs, V]``, or -1."""
+        """The neighbour map, ``int32 [outputs, V]``. It holds the input row that each output reads by each of ``V``
+        taps, or -1 if there is none.
+        """
         return flat_table(self._built)
 
     @property
     def bwd_map(self) -> Tensor:
-        """The row of the output that reads each input by each tap, ``int32 [inputs, V]``, or -1."""
+        """The transposed neighbour map, ``int32 [inputs, V]``. It holds the output row that reads each input by each of
+        ``V`` taps, or -1 if there is none.
+        """
         return self.T.fwd_map
 
     @property
@@ -181,52 +190,69 @@ class NeighborCache(PlanCache):
 
     @property
     def edge_in(self) -> Tensor:
-        """The input row of each edge (input row, output row, tap), ``int32 [edges]``, ordered by output row."""
+        """The input row of each edge, ``int32 [edges]``. An edge is an input row, an output row and a tap by which the
+        output reads the input. Edges are sorted by output row and then by tap.
+        """
         return self.fwd_map[self.fwd_mask]
 
     @property
     def edge_out(self) -> Tensor:
-        """The output row of each edge (input row, output row, tap), ``int32 [edges]``, ascending."""
+        """The output row of each edge, ``int32 [edges]``, ascending. An edge is an input row, an output row and a tap
+        by which the output reads the input.
+        """
         return self.fwd_mask.nonzero()[:, 0].int()
 
     @property
     def edge_kernel(self) -> Tensor:
-        """The tap of each edge (input row, output row, tap), ``int32 [edges]``, ordered by output row."""
+        """The tap of each edge, ``int32 [edges]``. An edge is an input row, an output row and a tap by which the output
+        reads the input. Edges are sorted by output row and then by tap.
+        """
         return self.fwd_mask.nonzero()[:, 1].int()
 
     @property
     def fwd_seg_indices(self) -> Tensor:
-        """The input row of each (input row, output row) pair, ``int32 [pairs]``, grouped by output row."""
+        """The input row of each pair of an output row and an input row that it reads, ``int32 [pairs]``. Pairs are
+        sorted by output row. ``fwd_seg_offsets`` holds where each output row begins.
+        """
         return self.edge_in
 
     @property
     def fwd_seg_offsets(self) -> Tensor:
-        """The start of each output row's group in ``fwd_seg_indices``, and the last end, ``int32 [outputs + 1]``."""
+        """The index in ``fwd_seg_indices`` at which the pairs of each output row begin, and the number of all pairs at
+        the end, ``int32 [outputs + 1]``.
+        """
         return torch.nn.functional.pad(self.fwd_mask.sum(1).cumsum(0), (1, 0)).int()
 
     @property
     def bwd_seg_indices(self) -> Tensor:
-        """The output row of each (input row, output row) pair, ``int32 [pairs]``, grouped by input row."""
+        """The output row of each pair of an input row and an output row that reads it, ``int32 [pairs]``. Pairs are
+        sorted by input row. ``bwd_seg_offsets`` holds where each input row begins.
+        """
         return self.T.fwd_seg_indices
 
     @property
     def bwd_seg_offsets(self) -> Tensor:
-        """The start of each input row's group in ``bwd_seg_indices``, and the last end, ``int32 [inputs + 1]``."""
+        """The index in ``bwd_seg_indices`` at which the pairs of each input row begin, and the number of all pairs at
+        the end, ``int32 [inputs + 1]``.
+        """
         return self.T.fwd_seg_offsets
 
     @property
     def fwd_gray_code(self) -> Tensor:
-        """The taps under which each output has an input, as bits, ``int32 [outputs]``, for at most 32 taps."""
+        """The taps under which each output has an input, ``int32 [outputs]``, for at most 32 taps. Bit ``v`` stands for
+        tap ``v``.
+        """
         return masked_gemm_signals(self.fwd_map)[0]
 
     @property
     def fwd_sorted_idx(self) -> Tensor:
-        """The output rows, ``int64 [outputs]``, ordered by the position of ``fwd_gray_code`` among Gray codes."""
+        """The output rows, ``int64 [outputs]``, sorted by the rank of their ``fwd_gray_code`` as a Gray code."""
         return masked_gemm_signals(self.fwd_map)[1]
 
     def fwd_valid_kernel(self, block_size: int) -> tuple[Tensor, Tensor]:
-        """Return the taps under which any of ``block_size`` sorted outputs has an input, block by block in one list.
-        Return also where the taps of each block begin.
+        """Return the taps under which any output of each block of ``block_size`` sorted outputs has an input, and where
+        the taps of each block begin. The outputs are sorted as in :attr:`fwd_sorted_idx`. The taps are one ``int32``
+        list for all blocks. Those of block ``i`` are ``taps[begins[i] : begins[i + 1]]``.
         """
         code, order, *_ = masked_gemm_signals(self.fwd_map)
         taps, ends = masked_gemm_kernels(code, order, block_size)
@@ -234,13 +260,15 @@ class NeighborCache(PlanCache):
 
 
 class NeighborCacheT(NeighborCache):
-    """The neighbour cache of a transposed convolution, such as the :attr:`NeighborCache.T` of another."""
+    """The neighbour cache of a transposed convolution. The attribute :attr:`NeighborCache.T` of a convolution's cache
+    is one.
+    """
 
     is_transposed: ClassVar[bool] = True
 
 
 def _as_tuple(values: Ints | None) -> tuple[int, ...] | None:
-    """Return ``values`` as a tuple, or None if they are None."""
+    """Return ``values`` as a tuple, or None if ``values`` is None."""
     return None if values is None else tuple(values)
 
 
@@ -250,22 +278,29 @@ def _mismatch(name: str, got: object, expected: object) -> Exception:
 
 
 def _same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Return whether ``a`` and ``b`` have one shape, dtype and address. In a graph, addresses are not compared."""
+    """Return whether ``a`` and ``b`` have equal shapes, dtypes and data addresses. While a graph is traced, addresses
+    are not compared.
+    """
     if a is b or a.shape != b.shape or a.dtype != b.dtype:
         return a is b
     return torch.compiler.is_compiling() or a.data_ptr() == b.data_ptr()
 
 
 def _rows_of_segments(offsets: Tensor) -> Tensor:
-    """Return the segment number of each element, ``int32 [elements]``. ``offsets`` are the starts and the end."""
+    """Return the number of the segment that contains each element, ``int32 [elements]``. ``offsets`` holds the index at
+    which each segment begins, and the number of elements at the end.
+    """
     return torch.arange(offsets.shape[0] - 1, device=offsets.device).repeat_interleave(offsets.diff()).int()
 
 
 def _map_of_edges(
     edge_in: Tensor, edge_out: Tensor, edge_kernel: Tensor | None, outputs: int, taps: int | None
 ) -> Tensor:
-    """Return the neighbour map ``int32 [outputs, taps]`` of edges (input row, output row, tap), or -1 without an edge.
-    If ``edge_kernel`` (the taps) is None, the edges of each output get the taps 0, 1, 2 and so on.
+    """Return the neighbour map ``int32 [outputs, taps]`` of edges. An edge is an input row, an output row and a tap by
+    which the output reads the input. Without an edge the map has -1.
+
+    If ``edge_kernel`` (the taps) is None, the edges of each output get the taps 0, 1, 2 and so on. Then ``taps`` is not
+    read, and the map has as many taps as an output has edges at most.
     """
     rows = edge_out.long()
     if edge_kernel is None:
@@ -284,7 +319,9 @@ def _map_of_edges(
 def compute_strided_kernel_size_output_shape(
     input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> torch.Size:
-    """Return the batch and the output grid of a convolution. An axis has ``(W + 2P - D(K - 1) - 1) // S + 1`` cells."""
+    """Return the batch sizes and the output grid of a convolution. An axis of ``W`` cells becomes ``(W + 2P - D(K - 1)
+    - 1) // S + 1`` cells, where ``K``, ``S``, ``P`` and ``D`` are kernel size, stride, padding and dilation.
+    """
     axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
     cells = ((w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d in axes)
     return torch.Size([*input_sparse_shape[: -len(kernel_size)], *cells])
@@ -294,7 +331,7 @@ def compute_strided_kernel_size_transpose_output_shape(
     input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> torch.Size:
     """Return the batch sizes and the output grid of a transposed convolution. An axis of ``W`` cells becomes ``(W - 1)S
-    - 2P + D(K - 1) + 1`` cells.
+    - 2P + D(K - 1) + 1`` cells, where ``K``, ``S``, ``P`` and ``D`` are kernel size, stride, padding and dilation.
     """
     axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
     cells = ((w - 1) * s - 2 * p + d * (k - 1) + 1 for w, k, s, p, d in axes)
@@ -302,13 +339,17 @@ def compute_strided_kernel_size_transpose_output_shape(
 
 
 def compute_strided_kernel_delta_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the batch sizes and the output grid of a convolution by offsets, with ``W // S`` cells per axis."""
+    """Return the batch sizes and the output grid of a convolution whose taps are given as offsets. An axis of ``W``
+    cells and stride ``S`` becomes ``W // S`` cells.
+    """
     cells = (w // s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
 
 def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the batch sizes and the output grid of a transposed one by offsets, with ``W * S`` cells per axis."""
+    """Return the batch sizes and the output grid of a transposed convolution whose taps are given as offsets. An axis
+    of ``W`` cells and stride ``S`` becomes ``W * S`` cells.
+    """
     cells = (w * s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
@@ -317,8 +358,9 @@ def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints
 
 
 def resolve_offset(kernel_size: Ints, dilation: Ints, padding: Ints | None, offset: Ints | None) -> tuple[int, ...]:
-    """Return the offset of a kernel's middle from its output for each axis. It is ``offset``, or the one that follows
-    from ``padding``, or zeros. Raise ``SL208`` if both are given and differ.
+    """Return the offset of the kernel's middle from its output, one number for each axis. If ``padding`` is given, it
+    is ``(kernel_size - 1) // 2 * dilation - padding``. Otherwise it is ``offset``, or zeros if ``offset`` is None.
+    Raise ``SL208`` if ``padding`` and ``offset`` are given and contradict each other.
     """
     if padding is None:
         return tuple(offset) if offset is not None else (0,) * len(kernel_size)
@@ -346,8 +388,8 @@ def build_neighbor_cache(
     symmetric: bool | None = None,
     transpose: bool = False,
 ) -> NeighborCache:
-    """Return the cache of the neighbours of a convolution, or of a transposed one. It says which input row each output
-    reads by each tap.
+    """Return the cache of the neighbours of a convolution, or of a transposed one. The cache holds which input row each
+    output reads by each tap.
 
     Args:
         input_coords: ``[n, batch columns + axes]``, an integer dtype.
@@ -356,8 +398,9 @@ def build_neighbor_cache(
         kernel_size, kernel_delta: taps per axis, or ``[V, axes]`` offsets. One of them must be given.
         stride, dilation, padding, offset: one number per axis.
         input_sparse_shape: the input grid with its batch. It is needed if ``output_coords`` are not given.
-        output_sparse_shape: the output grid, by default that of ``torch.nn.ConvNd`` or ``ConvTransposeNd``.
-        symmetric: whether the offsets are their own mirror image. By default they are compared.
+        output_sparse_shape: the output grid with its batch, by default that of ``torch.nn.ConvNd`` or
+            ``ConvTransposeNd``.
+        symmetric: whether the offsets are their own mirror image. If it is None, the offsets are compared.
         transpose: whether the convolution is transposed. The cache is then a :class:`NeighborCacheT`.
 
     Raises:
@@ -412,8 +455,9 @@ def build_neighbor_cache(
 
 
 def sparse_grid(where: str, coords: Tensor, shape: Ints | None) -> torch.Size | None:
-    """Return the first sizes of ``shape``, one for each column of ``coords`` (batch and axes), or None for None. Raise
-    ``SL208`` if there are too few. ``where`` is the function's name in the message.
+    """Return the batch sizes and the grid of ``shape``, which are its first sizes, one for each column of ``coords``.
+    Return None if ``shape`` is None. Raise ``SL208`` if ``shape`` has fewer sizes than ``coords`` has columns.
+    ``where`` is the function's name in the message.
     """
     if shape is None:
         return None
@@ -441,9 +485,9 @@ def neighbors_of_call(
     padding: Ints | None = None,
     offset: Ints | None = None,
 ) -> NeighborCache:
-    """Return ``cache`` if it fits a call with these arguments, or a new cache if it is None. ``shape`` and
-    ``output_shape`` have the channels last. The other arguments are those of :func:`build_neighbor_cache`. Raise
-    ``SL830`` for the cache of another call.
+    """Return ``cache`` if it fits a call with these arguments, or a new cache if it is None. Raise ``SL830`` if it was
+    built for other arguments. ``shape`` and ``output_shape`` have the channels last. ``where`` is the function's name
+    in messages. The other arguments are those of :func:`build_neighbor_cache`.
     """
     window = {"stride": stride, "dilation": dilation, "padding": padding, "offset": offset}
     if cache is None:
@@ -494,12 +538,14 @@ class Taps(NamedTuple):
 
     @property
     def steps(self) -> list[int]:
-        """The stride for each column, which is 1 for the added scene and the batch columns."""
+        """The stride for each column of a row of coordinates. It is 1 for the columns of the added scene and of the
+        batch.
+        """
         return [1] * (1 + self.lead) + [*self.stride]
 
     def columns(self, device: torch.device) -> Tensor:
-        """Return the offsets of all taps around the output, ``int32 [V, columns]`` on ``device``. The columns of the
-        added scene and of the batch are zeros.
+        """Return the offsets of all taps around the output, ``int32 [V, 1 + lead + axes]`` on ``device``. The first
+        columns, for the added scene and the batch, are zeros.
         """
         if self.window is not None:
             kernel, _, padding, dilation = self.window
@@ -519,8 +565,10 @@ def read_taps(
     padding: Ints | None,
     offset: Ints | None,
 ) -> Taps:
-    """Return the taps that these arguments describe, a box of ``kernel_size`` or the offsets ``kernel_delta``. Raise
-    ``SL208`` if the arguments contradict each other or have another number of axes than ``coords``.
+    """Return the taps that these arguments describe, which are a box of ``kernel_size`` or the offsets ``kernel_delta
+    [V, axes]``. Raise ``SL208`` if both or neither are given, for ``dilation`` or ``padding`` with ``kernel_delta``,
+    and for another number of axes than the taps have. The default of ``stride`` and ``dilation`` is 1, and that of
+    ``padding`` and ``offset`` is 0 for the kernel's middle.
     """
     if kernel_size is not None and kernel_delta is None:
         axes = len(kernel_size)
@@ -543,8 +591,10 @@ def read_taps(
 
 
 def _usual_grid(grid: Ints, taps: Taps, transpose: bool) -> torch.Size:
-    """Return the default output grid of a convolution, batch included, which is that of ``torch.nn.ConvTransposeNd`` if
-    ``transpose`` is true, and otherwise that of ``torch.nn.ConvNd``. It is empty if the input ``grid`` is.
+    """Return the batch sizes and the default output grid of a convolution. Box kernels have the grid of
+    ``torch.nn.ConvTransposeNd`` if ``transpose`` is true, and otherwise that of ``torch.nn.ConvNd``. Taps that are
+    given as offsets multiply or divide each axis by its stride. If ``grid``, that of the input, is empty, the result is
+    empty.
     """
     if not grid:
         return torch.Size(())
@@ -565,9 +615,12 @@ def _plan_in_grid(
     transpose: bool,
     given: tuple[torch.Size, torch.Size] | None,
 ) -> tuple[Plan, Tensor]:
-    """Return the plan (neighbour tables) of a box kernel in a grid, and the output coordinates. It leads from the finer
-    to the coarser voxels. The convolution is ``submanifold``, else transposed if ``transpose`` is true, else strided.
-    ``given`` holds the default grid of the outputs and the grid that replaces it, or is None.
+    """Return the plan (neighbour tables) of a box kernel in a grid, from the finer to the coarser voxels, and the
+    coordinates of the output voxels.
+
+    The convolution is submanifold if ``submanifold`` is true, else transposed if ``transpose`` is true, else strided.
+    ``grid`` has the number of scenes and the cells per axis of the input. ``given`` is the default grid of the outputs
+    and the grid that replaces it, or None to use the default.
     """
     here, window = Geometry(coords, grid[1:], grid[0]), taps.window
     assert window is not None
@@ -588,9 +641,9 @@ def _plan_in_grid(
 def _reached_voxels(
     coords: Tensor, taps: Taps, grid: tuple[int, ...] | None, reached: torch.Size, transpose: bool
 ) -> Tensor:
-    """Return the voxels that ``taps`` reach in the grid ``reached``, ascending. If ``transpose`` is true, they are
-    ``input * stride + offset``. Otherwise inputs lie at ``output * stride + offset``. Raise ``SL208`` if ``grid``, that
-    of the input, is None.
+    """Return the voxels that ``taps`` reach in the grid ``reached``, ascending. If ``transpose`` is true, outputs lie
+    at ``input * stride + offset``. Otherwise inputs lie at ``output * stride + offset``. ``grid`` is that of the input.
+    Raise ``SL208`` if it is None.
     """
     if grid is None:
         got = "neither output_coords nor input_sparse_shape"
