@@ -106,9 +106,9 @@ class Convolution(SparseModule):
         return error("SL204", where=f"{type(self).__name__}, {what}", got=dtype, expected=expected)
 
     def _padding(self, padding: Axes | str, stride: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the padding as one number for each axis. ``padding`` is one number or one for each axis, ``"valid"``
-        (none) or ``"same"``, as in ``torch.nn.Conv3d``. Raise ``SL208`` for any other string. Raise it for ``"same"``
-        with a stride above 1, or if the two ends of an axis would need different paddings.
+        """Return the padding per axis for numbers, ``"valid"`` (none) or ``"same"``, as in ``torch.nn.Conv3d``. Raise
+        ``SL208`` for another string, and for ``"same"`` if the stride is not 1 or both ends of an axis cannot be padded
+        equally.
         """
         if not isinstance(padding, str):
             return per_axis(padding, "padding", self.ndim, 0)
@@ -125,9 +125,7 @@ class Convolution(SparseModule):
         return tuple(cells // 2 for cells in around)
 
     def _triple(self, value: tuple[int, ...], fill: int = 1) -> Triple:
-        """Return ``value``, one number for each axis of the layer, as three numbers. For a layer of one or two axes,
-        ``fill`` is put in front. For a layer of four axes, the four numbers are returned.
-        """
+        """Return ``value``, one number per axis, as three numbers with ``fill`` in front, or as four for four axes."""
         return expand_axes(value, "window", self.ndim, fill)
 
     def _capacity(self, capacity: int | None) -> int | None:
@@ -147,9 +145,8 @@ class Convolution(SparseModule):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def _check_input(self, x: SparseTensor) -> None:
-        """Raise ``SL209`` if ``x`` is not a sparse tensor. Raise ``SL201`` unless it has the layer's number of axes,
-        ``SL202`` unless it has the layer's number of channels, and ``SL204`` for a dtype that convolutions do not
-        support.
+        """Raise ``SL209`` if ``x`` is not a sparse tensor. Raise ``SL201``, ``SL202`` or ``SL204`` if its axes, its
+        channels or its dtype do not fit the layer.
         """
         self._check_axes(x, self.ndim)
         if x.feats.size(1) != self.in_channels:  # shape would be a tuple with a symbol for the rows, in a graph
@@ -170,9 +167,7 @@ class Convolution(SparseModule):
         return SparseTensor(self._convolve(x.feats, step.plan), geometry=step.geometry)
 
     def extra_repr(self) -> str:
-        """Return the sizes, the options that differ from their defaults, whether there is a bias, and the shape of the
-        weight, as a string for the module's ``repr``.
-        """
+        """Return the sizes, the options that are not defaults and the weight's shape as a string, for ``repr``."""
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
         for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
             value = getattr(self, name, None)
@@ -248,11 +243,9 @@ class SubMConv3d(Convolution):
     def _read_region(
         self, kernel_size: Axes | None, region: str, offsets: Sequence[Sequence[int]] | None
     ) -> tuple[Axes, tuple[int, ...] | None]:
-        """Return the kernel's bounding box as a size for each axis, and the numbers of those of its cells that are
-        taps, or None if all cells are taps.
-
-        Raise ``SL209`` unless exactly one of ``kernel_size`` and ``offsets`` is given. Raise ``SL208`` for an unknown
-        region, for a cross of even size, and for offsets that repeat or reach too far.
+        """Return the size of the kernel's box, and the numbers of its cells that are taps, or None if all are taps.
+        Raise ``SL209`` unless one of ``kernel_size`` and ``offsets`` is given, and ``SL208`` for an unknown region, a
+        cross of even size, and offsets that repeat or reach too far.
         """
         where, ndim = type(self).__name__, self.ndim
         if (kernel_size is None) == (offsets is None):

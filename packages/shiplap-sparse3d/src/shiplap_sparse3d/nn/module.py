@@ -43,7 +43,7 @@ class SparseModule(nn.Module):
         return number
 
     def _check_gradient(self, x: SparseTensor) -> None:
-        """Raise ``SL215`` if ``x`` enters or leaves a reentrant activation checkpoint, which would lose its gradient."""
+        """Raise ``SL215`` if ``x`` enters or leaves a reentrant checkpoint, in which its gradient would be lost."""
         refuse_reentrant(type(self).__name__, x)
 
     def _check_axes(self, x: SparseTensor, ndim: int) -> None:

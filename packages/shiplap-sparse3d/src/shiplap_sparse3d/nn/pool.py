@@ -106,7 +106,7 @@ class SparseAvgPool3d(WindowPool):
     __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The mean of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return the mean of the inputs in the window of each output, ``[m, c]``. ``plan`` holds the neighbour tables."""
+        """Return the mean of the inputs in each output's window, ``[m, c]``. ``plan`` holds the neighbour tables."""
         return pooling.avg_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 
@@ -114,7 +114,7 @@ class SparseSumPool3d(WindowPool):
     __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The sum of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return the sum of the inputs in the window of each output, ``[m, c]``. ``plan`` holds the neighbour tables."""
+        """Return the sum of the inputs in each output's window, ``[m, c]``. ``plan`` holds the neighbour tables."""
         return pooling.sum_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 

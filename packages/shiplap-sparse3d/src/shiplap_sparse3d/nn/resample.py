@@ -46,8 +46,9 @@ class Resampling(SparseModule):
         self.factor = per_axis(factor, "factor", self.ndim, 1)
 
     def _step_to_finer(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
-        """Return the step (output voxels and plan) from ``x`` to all finer cells that its voxels span. If
-        ``coordinates`` are given, they are the output voxels.
+        """Return the step from ``x`` to the finer grid, which holds the output voxels and the neighbour tables onto
+        them. If ``coordinates`` are given, they are the output voxels. Otherwise the outputs are all finer cells that
+        the voxels of ``x`` span.
         """
         self._check_axes(x, self.ndim)
         if coordinates is None:

@@ -152,7 +152,7 @@ def sparse_conv(
         offset: the offset that is added to ``kernel_delta``, one number per axis.
         output_coords: the voxels of the outputs, by default every voxel that an input reaches.
         output_shape: the shape of the outputs, ``(*batch, *axes, channels)``, by default as in ``torch.nn.ConvNd``.
-        neighbor_cache: the cache of an earlier call with equal arguments, which gives the output voxels and their shape.
+        neighbor_cache: the cache of an earlier call with equal arguments, which has the output voxels and their shape.
             If it is None, a new one is built.
 
     Returns:

@@ -106,9 +106,7 @@ class NeighborCache(PlanCache):
 
     @property
     def T(self) -> NeighborCache:
-        """The cache with inputs and outputs exchanged. It is made at the first access and kept, and ``cache.T.T`` is
-        ``cache``.
-        """
+        """The cache with inputs and outputs exchanged. It is made once and kept, and ``cache.T.T`` is ``cache``."""
         if self._other is None:
             if not self._built.whole:
                 self._use_plan(self._built.complete())
@@ -139,10 +137,7 @@ class NeighborCache(PlanCache):
         kernel_delta: Tensor | None = None,
         **signature: Ints | None,
     ) -> None:
-        """Raise ``SL830`` unless this cache was made with these values. An argument of None is not compared.
-        ``signature`` may hold ``kernel_size``, ``dilation``, ``stride`` and ``offset``. ``is_transposed`` is whether
-        the call is a transposed convolution.
-        """
+        """Raise ``SL830`` unless this cache was made with these values. An argument of None is not compared."""
         for name, given in (("input_coords", input_coords), ("output_coords", output_coords)):
             if given is not None and not _same_tensor(getattr(self, name), given):
                 raise _mismatch(name, "another tensor", "the tensor that the cache was built from")
@@ -166,16 +161,12 @@ class NeighborCache(PlanCache):
 
     @property
     def fwd_map(self) -> Tensor:
-        """The neighbour map, ``int32 [outputs, V]``. It holds the input row that each output reads by each of ``V``
-        taps, or -1 if there is none.
-        """
+        """The input row that each output reads by each of ``V`` taps, ``int32 [outputs, V]``, or -1 for none."""
         return flat_table(self._built)
 
     @property
     def bwd_map(self) -> Tensor:
-        """The transposed neighbour map, ``int32 [inputs, V]``. It holds the output row that reads each input by each of
-        ``V`` taps, or -1 if there is none.
-        """
+        """The output row that reads each input by each of ``V`` taps, ``int32 [inputs, V]``, or -1 for none."""
         return self.T.fwd_map
 
     @property
@@ -190,58 +181,42 @@ class NeighborCache(PlanCache):
 
     @property
     def edge_in(self) -> Tensor:
-        """The input row of each edge, ``int32 [edges]``. An edge is an input row, an output row and a tap by which the
-        output reads the input. Edges are sorted by output row and then by tap.
-        """
+        """The input row of each edge (input row, output row, tap), ``int32 [edges]``, sorted by output row and tap."""
         return self.fwd_map[self.fwd_mask]
 
     @property
     def edge_out(self) -> Tensor:
-        """The output row of each edge, ``int32 [edges]``, ascending. An edge is an input row, an output row and a tap
-        by which the output reads the input.
-        """
+        """The output row of each edge (input row, output row, tap), ``int32 [edges]``, in ascending order."""
         return self.fwd_mask.nonzero()[:, 0].int()
 
     @property
     def edge_kernel(self) -> Tensor:
-        """The tap of each edge, ``int32 [edges]``. An edge is an input row, an output row and a tap by which the output
-        reads the input. Edges are sorted by output row and then by tap.
-        """
+        """The tap of each edge (input row, output row, tap), ``int32 [edges]``, sorted by output row and tap."""
         return self.fwd_mask.nonzero()[:, 1].int()
 
     @property
     def fwd_seg_indices(self) -> Tensor:
-        """The input row of each pair of an output row and an input row that it reads, ``int32 [pairs]``. Pairs are
-        sorted by output row. ``fwd_seg_offsets`` holds where each output row begins.
-        """
+        """The input row of each (input row, output row) pair, ``int32 [pairs]``, sorted by output row."""
         return self.edge_in
 
     @property
     def fwd_seg_offsets(self) -> Tensor:
-        """The index in ``fwd_seg_indices`` at which the pairs of each output row begin, and the number of all pairs at
-        the end, ``int32 [outputs + 1]``.
-        """
+        """The index of each output's first pair in ``fwd_seg_indices``, and its length, ``int32 [outputs + 1]``."""
         return torch.nn.functional.pad(self.fwd_mask.sum(1).cumsum(0), (1, 0)).int()
 
     @property
     def bwd_seg_indices(self) -> Tensor:
-        """The output row of each pair of an input row and an output row that reads it, ``int32 [pairs]``. Pairs are
-        sorted by input row. ``bwd_seg_offsets`` holds where each input row begins.
-        """
+        """The output row of each (input row, output row) pair, ``int32 [pairs]``, sorted by input row."""
         return self.T.fwd_seg_indices
 
     @property
     def bwd_seg_offsets(self) -> Tensor:
-        """The index in ``bwd_seg_indices`` at which the pairs of each input row begin, and the number of all pairs at
-        the end, ``int32 [inputs + 1]``.
-        """
+        """The index of each input's first pair in ``bwd_seg_indices``, and its length, ``int32 [inputs + 1]``."""
         return self.T.fwd_seg_offsets
 
     @property
     def fwd_gray_code(self) -> Tensor:
-        """The taps under which each output has an input, ``int32 [outputs]``, for at most 32 taps. Bit ``v`` stands for
-        tap ``v``.
-        """
+        """A bit mask of the taps under which each output has an input, ``int32 [outputs]``, for at most 32 taps."""
         return masked_gemm_signals(self.fwd_map)[0]
 
     @property
@@ -250,9 +225,8 @@ class NeighborCache(PlanCache):
         return masked_gemm_signals(self.fwd_map)[1]
 
     def fwd_valid_kernel(self, block_size: int) -> tuple[Tensor, Tensor]:
-        """Return the taps under which any output of each block of ``block_size`` sorted outputs has an input, and where
-        the taps of each block begin. The outputs are sorted as in :attr:`fwd_sorted_idx`. The taps are one ``int32``
-        list for all blocks. Those of block ``i`` are ``taps[begins[i] : begins[i + 1]]``.
+        """Return the taps under which any output of a block has an input, for all blocks in one list, and where the
+        taps of each block begin in it. A block is ``block_size`` consecutive rows of ``fwd_sorted_idx``.
         """
         code, order, *_ = masked_gemm_signals(self.fwd_map)
         taps, ends = masked_gemm_kernels(code, order, block_size)
@@ -260,9 +234,7 @@ class NeighborCache(PlanCache):
 
 
 class NeighborCacheT(NeighborCache):
-    """The neighbour cache of a transposed convolution. The attribute :attr:`NeighborCache.T` of a convolution's cache
-    is one.
-    """
+    """The neighbour cache of a transposed convolution, such as the :attr:`NeighborCache.T` of a convolution's cache."""
 
     is_transposed: ClassVar[bool] = True
 
@@ -278,29 +250,22 @@ def _mismatch(name: str, got: object, expected: object) -> Exception:
 
 
 def _same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Return whether ``a`` and ``b`` have equal shapes, dtypes and data addresses. While a graph is traced, addresses
-    are not compared.
-    """
+    """Return whether ``a`` and ``b`` have equal shape, dtype and address. A traced graph does not compare addresses."""
     if a is b or a.shape != b.shape or a.dtype != b.dtype:
         return a is b
     return torch.compiler.is_compiling() or a.data_ptr() == b.data_ptr()
 
 
 def _rows_of_segments(offsets: Tensor) -> Tensor:
-    """Return the number of the segment that contains each element, ``int32 [elements]``. ``offsets`` holds the index at
-    which each segment begins, and the number of elements at the end.
-    """
+    """Return the segment number of each element, ``int32``. ``offsets`` holds each segment's start and the last end."""
     return torch.arange(offsets.shape[0] - 1, device=offsets.device).repeat_interleave(offsets.diff()).int()
 
 
 def _map_of_edges(
     edge_in: Tensor, edge_out: Tensor, edge_kernel: Tensor | None, outputs: int, taps: int | None
 ) -> Tensor:
-    """Return the neighbour map ``int32 [outputs, taps]`` of edges. An edge is an input row, an output row and a tap by
-    which the output reads the input. Without an edge the map has -1.
-
-    If ``edge_kernel`` (the taps) is None, the edges of each output get the taps 0, 1, 2 and so on. Then ``taps`` is not
-    read, and the map has as many taps as an output has edges at most.
+    """Return the neighbour map ``int32 [outputs, taps]`` of edges (input row, output row, tap), with -1 where there is
+    no edge. If ``edge_kernel`` (the taps) is None, the edges of each output get the taps 0, 1, 2 and so on.
     """
     rows = edge_out.long()
     if edge_kernel is None:
@@ -319,9 +284,7 @@ def _map_of_edges(
 def compute_strided_kernel_size_output_shape(
     input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> torch.Size:
-    """Return the batch sizes and the output grid of a convolution. An axis of ``W`` cells becomes ``(W + 2P - D(K - 1)
-    - 1) // S + 1`` cells, where ``K``, ``S``, ``P`` and ``D`` are kernel size, stride, padding and dilation.
-    """
+    """Return the batch sizes and output grid of a convolution, ``(W + 2P - D(K - 1) - 1) // S + 1`` cells per axis."""
     axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
     cells = ((w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d in axes)
     return torch.Size([*input_sparse_shape[: -len(kernel_size)], *cells])
@@ -339,17 +302,13 @@ def compute_strided_kernel_size_transpose_output_shape(
 
 
 def compute_strided_kernel_delta_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the batch sizes and the output grid of a convolution whose taps are given as offsets. An axis of ``W``
-    cells and stride ``S`` becomes ``W // S`` cells.
-    """
+    """Return the batch sizes and output grid of a convolution whose taps are offsets, ``W // S`` cells per axis."""
     cells = (w // s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
 
 def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the batch sizes and the output grid of a transposed convolution whose taps are given as offsets. An axis
-    of ``W`` cells and stride ``S`` becomes ``W * S`` cells.
-    """
+    """Return the batch sizes and grid of a transposed convolution whose taps are offsets, ``W * S`` cells per axis."""
     cells = (w * s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
@@ -358,9 +317,8 @@ def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints
 
 
 def resolve_offset(kernel_size: Ints, dilation: Ints, padding: Ints | None, offset: Ints | None) -> tuple[int, ...]:
-    """Return the offset of the kernel's middle from its output, one number for each axis. If ``padding`` is given, it
-    is ``(kernel_size - 1) // 2 * dilation - padding``. Otherwise it is ``offset``, or zeros if ``offset`` is None.
-    Raise ``SL208`` if ``padding`` and ``offset`` are given and contradict each other.
+    """Return the offset of a kernel's middle from its output for each axis. It is ``(kernel_size - 1) // 2 * dilation -
+    padding`` if ``padding`` is given, else ``offset``, else zeros. Raise ``SL208`` if both are given and differ.
     """
     if padding is None:
         return tuple(offset) if offset is not None else (0,) * len(kernel_size)
@@ -398,8 +356,7 @@ def build_neighbor_cache(
         kernel_size, kernel_delta: taps per axis, or ``[V, axes]`` offsets. One of them must be given.
         stride, dilation, padding, offset: one number per axis.
         input_sparse_shape: the input grid with its batch. It is needed if ``output_coords`` are not given.
-        output_sparse_shape: the output grid with its batch, by default that of ``torch.nn.ConvNd`` or
-            ``ConvTransposeNd``.
+        output_sparse_shape: the output grid, by default that of ``torch.nn.ConvNd`` or ``ConvTransposeNd``.
         symmetric: whether the offsets are their own mirror image. If it is None, the offsets are compared.
         transpose: whether the convolution is transposed. The cache is then a :class:`NeighborCacheT`.
 
@@ -455,9 +412,8 @@ def build_neighbor_cache(
 
 
 def sparse_grid(where: str, coords: Tensor, shape: Ints | None) -> torch.Size | None:
-    """Return the batch sizes and the grid of ``shape``, which are its first sizes, one for each column of ``coords``.
-    Return None if ``shape`` is None. Raise ``SL208`` if ``shape`` has fewer sizes than ``coords`` has columns.
-    ``where`` is the function's name in the message.
+    """Return the first sizes of ``shape`` (batch and grid), one for each column of ``coords``, or None if ``shape`` is
+    None. Raise ``SL208`` if it has fewer sizes. ``where`` is the function's name in the message.
     """
     if shape is None:
         return None
@@ -538,9 +494,7 @@ class Taps(NamedTuple):
 
     @property
     def steps(self) -> list[int]:
-        """The stride for each column of a row of coordinates. It is 1 for the columns of the added scene and of the
-        batch.
-        """
+        """The stride for each column of coordinates, which is 1 for the added scene and the batch columns."""
         return [1] * (1 + self.lead) + [*self.stride]
 
     def columns(self, device: torch.device) -> Tensor:
@@ -565,10 +519,8 @@ def read_taps(
     padding: Ints | None,
     offset: Ints | None,
 ) -> Taps:
-    """Return the taps that these arguments describe, which are a box of ``kernel_size`` or the offsets ``kernel_delta
-    [V, axes]``. Raise ``SL208`` if both or neither are given, for ``dilation`` or ``padding`` with ``kernel_delta``,
-    and for another number of axes than the taps have. The default of ``stride`` and ``dilation`` is 1, and that of
-    ``padding`` and ``offset`` is 0 for the kernel's middle.
+    """Return the taps that these arguments describe, a box of ``kernel_size`` or the offsets ``kernel_delta``. Raise
+    ``SL208`` if both or neither are given, and if an argument does not fit them or the columns of ``coords``.
     """
     if kernel_size is not None and kernel_delta is None:
         axes = len(kernel_size)
@@ -591,10 +543,9 @@ def read_taps(
 
 
 def _usual_grid(grid: Ints, taps: Taps, transpose: bool) -> torch.Size:
-    """Return the batch sizes and the default output grid of a convolution. Box kernels have the grid of
-    ``torch.nn.ConvTransposeNd`` if ``transpose`` is true, and otherwise that of ``torch.nn.ConvNd``. Taps that are
-    given as offsets multiply or divide each axis by its stride. If ``grid``, that of the input, is empty, the result is
-    empty.
+    """Return the default output grid of a convolution, batch included. For a box it is that of
+    ``torch.nn.ConvTransposeNd`` or, if ``transpose`` is false, ``torch.nn.ConvNd``. It is empty if the input ``grid``
+    is empty.
     """
     if not grid:
         return torch.Size(())
@@ -615,12 +566,9 @@ def _plan_in_grid(
     transpose: bool,
     given: tuple[torch.Size, torch.Size] | None,
 ) -> tuple[Plan, Tensor]:
-    """Return the plan (neighbour tables) of a box kernel in a grid, from the finer to the coarser voxels, and the
-    coordinates of the output voxels.
-
-    The convolution is submanifold if ``submanifold`` is true, else transposed if ``transpose`` is true, else strided.
-    ``grid`` has the number of scenes and the cells per axis of the input. ``given`` is the default grid of the outputs
-    and the grid that replaces it, or None to use the default.
+    """Return the plan (neighbour tables) of a box kernel in a grid, from finer to coarser voxels, and the output
+    coordinates. The convolution is submanifold if ``submanifold`` is true, else transposed if ``transpose`` is true,
+    else strided. ``given`` holds the default output grid and the grid that replaces it, or is None.
     """
     here, window = Geometry(coords, grid[1:], grid[0]), taps.window
     assert window is not None

@@ -251,8 +251,8 @@ def sparse_grid_sample(
         padding_mode: that of :func:`sparse_upsample`, for the mode ``"linear"``.
         n_spatial_dims: the number of columns, from the last one on, that are spatial axes. The columns before them are
             batch indices. If it is None, all columns are axes.
-        return_mask: whether to return a second tensor ``[...]``. For the mode ``"nearest"`` and for integer points it is
-            true where the voxel exists. Otherwise it is the sum of the weights of the voxels that exist.
+        return_mask: whether to return a second tensor ``[...]``. For the mode ``"nearest"`` and for integer points it
+            is true where the voxel exists. Otherwise it is the sum of the weights of the voxels that exist.
 
     Raises:
         ArgumentError: ``SL211`` for duplicate voxels, ``SL208`` for points of other columns.

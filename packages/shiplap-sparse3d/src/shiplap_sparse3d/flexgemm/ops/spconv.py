@@ -89,10 +89,11 @@ class SpConvConfig:
 
     Attributes:
         neighbor_map: ``int32 [m, V]``, the input row under each tap, or -1.
-        sorted_idx: the output rows, sorted by the Gray code rank of the taps under which they have an input, or None for
-            more than 32 taps.
-        valid_kernels, valid_kernel_segs: for each of ``block_sizes``, the taps under which a block of sorted rows has an
-            input, and where the taps of each block begin. They are empty for more than 32 taps, like ``block_sizes``.
+        sorted_idx: the output rows, sorted by the Gray code rank of the taps under which they have an input, or None
+            for more than 32 taps.
+        valid_kernels, valid_kernel_segs: for each of ``block_sizes``, the taps under which a block of sorted rows has
+            an input, and where the taps of each block begin. They are empty for more than 32 taps, like
+            ``block_sizes``.
         block_sizes: the numbers of rows of a block.
         valid_signal_i, valid_signal_o: input and output row of each pair, by tap, or None for more than 32 taps.
         valid_signal_seg: where the pairs of each tap begin, or None for more than 32 taps.
