@@ -21,7 +21,7 @@ _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))  # of the ke
 
 def norm_and_relu(norm: nn.BatchNorm1d, relu: nn.Module, input: Any) -> Tensor | None:
     """Return the features of the sparse tensor ``input`` after batch norm and ReLU, computed by one kernel on a GPU.
-    Return None if the caller has to call the two modules.
+    Return None if that is not possible, and the caller has to call ``norm`` and ``relu``.
 
     The modules have to be called in training, while gradients are recorded, on the CPU and without voxels. They also
     have to be called for other dtypes than the kernel's, and if a module has hooks.

@@ -568,7 +568,7 @@ def _plan_in_grid(
 ) -> tuple[Plan, Tensor]:
     """Return the plan (neighbour tables) of a box kernel in a grid, from finer to coarser voxels, and the output
     coordinates. The convolution is submanifold if ``submanifold`` is true, else transposed if ``transpose`` is true,
-    else strided. ``given`` holds the default output grid and the grid that replaces it, or is None.
+    else strided. ``given`` holds the default output grid and its replacement, or is None.
     """
     here, window = Geometry(coords, grid[1:], grid[0]), taps.window
     assert window is not None
