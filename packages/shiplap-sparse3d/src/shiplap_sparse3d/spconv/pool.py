@@ -148,7 +148,7 @@ class SparseAvgPool(IndicePool):
     ALGO = ConvAlgo.MaskImplicitGemm  # whatever was asked for, as in spconv: inverse layers look at it
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
-        """Return, for each output, the mean of its inputs per channel, ``[m, c]``. ``plan`` has the neighbour tables."""
+        """Return, for each output, the mean of its inputs, ``[m, c]``. ``plan`` holds the neighbour tables."""
         return pooling.avg_pool(features, plan.table, None if plan.back is None else plan.back[0])
 
 

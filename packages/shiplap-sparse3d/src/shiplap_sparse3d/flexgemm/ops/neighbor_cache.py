@@ -543,9 +543,8 @@ def read_taps(
 
 
 def _usual_grid(grid: Ints, taps: Taps, transpose: bool) -> torch.Size:
-    """Return the default output grid of a convolution, batch included. For a box it is that of
-    ``torch.nn.ConvTransposeNd`` or, if ``transpose`` is false, ``torch.nn.ConvNd``. It is empty if the input ``grid``
-    is empty.
+    """Return the default output grid of a convolution with its batch sizes. For a box it is that of
+    ``torch.nn.ConvTransposeNd`` or, if ``transpose`` is false, ``torch.nn.ConvNd``. It is empty if ``grid`` is.
     """
     if not grid:
         return torch.Size(())
