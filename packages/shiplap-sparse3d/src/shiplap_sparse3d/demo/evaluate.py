@@ -35,8 +35,8 @@ def predict_logits(forward: Forward, look: FeatureScaling, scan: Scan, wanted: T
     ``wanted`` selects. These points must form a strip along x. ``look`` scales the features of points, and ``levels``
     is the number of levels of the network.
 
-    The strip is one tile, with 50 m of context on either side. Only positions of points are used from there, never
-    their labels.
+    The strip is one tile, with 50 m of context on either side. Of the points in the context only the positions are
+    used, and never the labels.
     """
     x = scan.xyz[:, 0]
     near = (x >= x[wanted].min() - MARGIN) & (x <= x[wanted].max() + MARGIN)

@@ -139,8 +139,8 @@ def nearest_points(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor
     plane, and the horizontal distances to them. Both are ``[p, count]`` in metres. ``step`` is the mean distance of the
     points in metres.
 
-    A neighbour farther away than five spacings may be missed. It counts as a neighbour at that distance with the height
-    difference 0.
+    A neighbour that is farther away than five times ``step`` can be missed. It counts as a neighbour at that distance
+    with the height difference 0.
     """
     rise, distance = xyz.new_zeros(len(xyz), count), xyz.new_full((len(xyz), count), _MARGIN * step)
     for rows, near in _square_blocks(xyz[:, :2], step):

@@ -87,7 +87,7 @@ def _best_rule(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held:
     greatest intersection over union with the truth on the points outside the mask. ``name`` is the name of the family
     of rules.
 
-    ``tried`` yields the text of a rule and its prediction of ground, ``bool [p]``.
+    ``tried`` yields a description of each rule and the rule's prediction of ground, ``bool [p]``.
     """
     top = FittedRule(name, "", -1.0, 0.0)
     for text, ground in tried:

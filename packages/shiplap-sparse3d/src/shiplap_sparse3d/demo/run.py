@@ -38,7 +38,7 @@ QUICK = TrainingRecipe(steps=100, levels=3)
 def run_demo(settings: DemoSettings, progress: Progress = lambda stage, done, total, note: None) -> DemoResult:
     """Run the demonstration with ``settings`` and return all its measurements.
 
-    It reads the scan, trains, measures on the held-out area, audits the ops, and writes the picture and the HTML
+    The run reads the scan, trains, measures on the held-out area, audits the ops, and writes the picture and the HTML
     report. Torch uses one thread during the run, and as many as before afterwards. ``progress`` is called with the
     stage, the steps done, the steps in all and a note. The default does nothing.
     """

@@ -145,7 +145,8 @@ def _let_sizes_vary(tile: TrainingTile, tables: Sequence[Tensor]) -> None:
 
 def random_tiles(areas: Sequence[DescribedArea], levels: int, seed: int) -> Iterator[TrainingTile]:
     """Yield random tiles without end, by random numbers from ``seed``. A tile is a square part of one area, 50 to 120
-    mean distances of points wide. It is thinned out, turned and mirrored at random, and has at least 500 points.
+    times the mean distance of points wide. It is thinned out, turned and mirrored at random, and has at least 500
+    points.
     """
     draw = torch.Generator().manual_seed(seed)
     # Areas are drawn in proportion to their points.

@@ -112,7 +112,7 @@ class ModuleOnInputs(FlexModule):
     ) -> tuple[Tensor, NeighborCache]:
         """Return the features ``[n, c]`` on the voxels of the input, and the cache of their neighbours. The cache can
         be passed as ``neighbor_cache`` to further calls on the same ``coords``. If ``neighbor_cache`` is None, a new
-        cache is built. Raise ``SL830`` if it was built for other arguments.
+        cache is built. Raise ``SL830`` for a ``neighbor_cache`` that was built for other arguments.
         """
         made: tuple[Tensor, NeighborCache] = self._call_function(feats, coords, shape, neighbor_cache=neighbor_cache)
         return made
@@ -264,7 +264,7 @@ class SparsePool(ModuleOnOutputs):
     Args:
         kernel_size, reduce: as in :class:`SubmanifoldPool`.
         stride: the step between windows per axis, by default ``kernel_size``.
-        padding: the padding per axis.
+        padding: the padding per axis, by default 0.
     """
 
     function = staticmethod(sparse_pool)

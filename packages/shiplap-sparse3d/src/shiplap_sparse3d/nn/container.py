@@ -19,17 +19,17 @@ class Sequential(nn.Sequential, SparseModule):
     """A container in which each sparse module receives the sparse tensor, and any other module (batch norm, activation,
     linear) receives its features.
 
-    Modules behind a :class:`GlobalPool` receive the plain tensor that it returns. A module that
+    Modules behind a :class:`GlobalPool` receive the ``torch.Tensor`` that it returns. A module that
     ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` has put in place of a batch norm counts voxels on every device, as
     :class:`shiplap_sparse3d.SyncBatchNorm` does.
 
     Raises:
-        ArgumentError: ``SL208`` for a batch norm of torch that would learn from padding rows.
+        ArgumentError: ``SL208`` for a batch norm of torch whose statistics would include padding rows.
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor | Tensor:
         """Return ``x`` after all modules in turn. While ``x`` is a sparse tensor, sparse modules receive it, and other
-        modules receive and replace its features. A plain tensor is passed to every module unchanged.
+        modules receive and replace its features. A ``torch.Tensor`` is passed to every module unchanged.
         """
         if isinstance(x, SparseTensor):
             self._check_gradient(x)

@@ -58,7 +58,8 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
 
 
 class InstanceNorm(SparseModule):
-    """A ``torch.nn.InstanceNorm3d`` over the voxels of each scene. Padding rows are not counted and become zeros.
+    """An instance norm over the voxels of each scene, as ``torch.nn.InstanceNorm3d`` computes it. Padding rows are not
+    counted and become zeros.
 
     Args:
         num_features: channels.

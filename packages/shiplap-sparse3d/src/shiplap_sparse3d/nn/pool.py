@@ -122,13 +122,13 @@ class SparseUnpool3d(SparseModule):
     """An unpooling that reverses an earlier layer (a pooling or a strided convolution). Its outputs are the input
     voxels of that layer, each with the features of the voxels to which it contributed.
 
-    If no layer made the input's voxels, the result lies on all cells of the finer grid that they reach.
+    If no layer made the input's voxels, the result lies on all cells of the finer grid that these voxels span.
 
     Args:
         kernel_size: the kernel size of that layer.
         stride: the stride of that layer, which is the default and the only accepted value.
-        mode: ``"sum"`` or ``"mean"`` of the voxels that the windows of a voxel led to. Windows that do not overlap lead
-            to one voxel, so both modes copy it, which is nearest upsampling.
+        mode: ``"sum"`` or ``"mean"`` of the voxels to which an output voxel contributed. With windows that do not
+            overlap there is one such voxel, and both modes copy its features (nearest upsampling).
 
     Shape: ``feats [m, c] -> [n, c]`` on the input voxels of that layer.
 
@@ -254,7 +254,7 @@ class GlobalPool(SparseModule):
     Args:
         mode: ``"max"``, ``"avg"`` or ``"sum"``.
 
-    Shape: ``feats [n, c] -> [batch_size, c]``, a plain tensor.
+    Shape: ``feats [n, c] -> [batch_size, c]``. The result is a ``torch.Tensor``.
     """
 
     def __init__(self, mode: Literal["max", "avg", "sum"] = "avg") -> None:

@@ -98,7 +98,7 @@ class SparsePixelShuffle3d(Resampling):
     ``c`` of cell ``v``.
 
     Args:
-        factor: as in :class:`SparseUpsample3d`. The second argument of a call is the same, too.
+        factor: as in :class:`SparseUpsample3d`. The second argument of a call gives the output voxels, as there.
 
     Shape: ``feats [m, c * k] -> [n, c]``.
     """
@@ -139,9 +139,9 @@ class SparsePixelUnshuffle3d(Resampling):
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return ``x`` on a grid coarser by ``factor``, as a sparse tensor. A coarser cell has ``c * V`` channels,
-        those of the ``V`` finer cells that it spans, with zeros for cells without a voxel. Channel ``c`` of finer cell
-        ``v`` becomes channel ``c * V + v``. If ``coordinates`` are given, they are the output voxels.
+        """Return ``x`` on a grid coarser by ``factor``, as a sparse tensor. A coarser cell has the channels of the
+        ``V`` finer cells that it spans, with zeros for cells without a voxel. Channel ``i`` of finer cell ``v`` becomes
+        channel ``i * V + v``. If ``coordinates`` are given, they are the output voxels.
         """
         self._check_axes(x, self.ndim)
         if coordinates is None:

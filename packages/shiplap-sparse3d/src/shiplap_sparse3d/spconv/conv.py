@@ -57,7 +57,8 @@ class SparseConvolution(SparseModule):
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, output_padding: as in torch.
-        indice_key: name under which tables are kept in the tensor's ``indice_dict``. A ``SubM`` layer also reads them.
+        indice_key: the key under which the layer keeps its voxels and neighbour tables in the tensor's ``indice_dict``.
+            A submanifold layer also reads what an earlier layer has stored there.
         algo: the algorithm that spconv would run. Layers that share an ``indice_key`` must have the same one.
         act_type: ReLU, Sigmoid or LeakyReLU (with slope ``act_alpha``) behind the layer, as cumm's constant or by name.
         fp32_accum: accepted without effect, since sums are always kept in float32.
@@ -213,9 +214,6 @@ class SparseConvolution(SparseModule):
         """Return the convolution of ``features`` as a sparse tensor on the output voxels, without the activation.
         ``input`` gives the scenes and the earlier records. ``data`` is the record of input voxels, output voxels and
         neighbours. ``inside`` is whether the call runs inside a reentrant checkpoint.
-
-        ``data`` is the record of input voxels, output voxels and neighbours. ``inside`` is whether the call runs inside
-        a reentrant checkpoint.
         """
         if self.inverse:
             # The next forward pass then builds both ways in one launch program.

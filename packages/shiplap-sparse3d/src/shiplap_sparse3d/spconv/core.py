@@ -321,11 +321,8 @@ class SparseConvTensor(SummableTensor):
         return other
 
     def select_by_index(self, valid_indices: Tensor) -> SparseConvTensor:
-        """Return a new sparse tensor with the voxels and features that ``valid_indices`` selects, which is a mask
-        ``bool [n]`` or row numbers. The ``indice_dict`` of the new tensor is empty, since its records would describe
-        other voxels.
-
-        The result's ``indice_dict`` is empty, since its records would describe other voxels.
+        """Return a new sparse tensor with the voxels and features that ``valid_indices``, a mask ``bool [n]`` or row
+        numbers, selects. The ``indice_dict`` of the new tensor is empty, since its records would describe other voxels.
         """
         # An op, so that a graph knows an upper bound of the number of rows.
         rows = rows_where(valid_indices) if valid_indices.dtype == torch.bool else valid_indices

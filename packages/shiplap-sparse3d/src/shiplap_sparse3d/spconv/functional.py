@@ -42,8 +42,8 @@ def indice_conv(
     ``bias`` if it is given. ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``, with -1
     behind the last pair of a tap.
 
-    The result is differentiable. Raise ``SL208`` if ``act_type`` is given. The arguments ``algo``, ``timer``,
-    ``act_alpha`` and ``act_beta`` are not read.
+    The result is differentiable. Raise ``SL208`` if ``act_type`` is given. The arguments ``indice_pair_num``, ``algo``,
+    ``timer``, ``act_alpha`` and ``act_beta`` are not read.
     """
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, False, bias, act_type)
 
@@ -63,10 +63,10 @@ def indice_inverse_conv(
 ) -> Tensor:
     """Return the convolution ``[num_activate_out, co]`` of ``features`` with ``filters [co, *k, ci]`` from the output
     rows of ``indice_pairs`` to its input rows, as an inverse layer computes it. ``indice_pairs`` is ``int32 [2, taps,
-    n]``, with -1 behind the last pair of a tap.
+    n]``, with -1 behind the last pair of a tap. If ``bias`` is given, it is added.
 
-    Raise ``SL208`` if ``act_type`` is given. The arguments ``algo``, ``timer``, ``act_alpha`` and ``act_beta`` are not
-    read.
+    Raise ``SL208`` if ``act_type`` is given. The arguments ``indice_pair_num``, ``algo``, ``timer``, ``act_alpha`` and
+    ``act_beta`` are not read.
     """
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, True, bias, act_type)
 

@@ -128,9 +128,10 @@ def build_record(
 
     If ``subm`` is true, the outputs are the inputs. If ``pooled`` is true, the layer is a pool, whose record gets its
     tables at their first use. If ``back`` is true, tables from outputs to inputs are built, too. If it is None, they
-    are built only while gradients are recorded. ``training`` is whether the layer is in training.
+    are built only if grad mode is on. ``training`` is whether the layer is in training.
 
-    Raise ``SL208`` if the output grid has no cells. Raise ``SL211`` if there are voxels and none has an output.
+    Raise ``SL208`` if the output grid has no cells. Raise ``SL211`` if there are voxels and none of them has an output.
+    ``where`` is the layer's name in messages.
     """
     here, shape = input.geometry, input.spatial_shape
     if subm:
@@ -158,12 +159,12 @@ _MOST_KEYS = 4096
 
 
 def note_way_back(key: str | None, data: IndiceData) -> None:
-    """Remember that an inverse convolution maps outputs back to inputs along ``data``, the record of voxels and
-    neighbours that an earlier layer stored under ``key``.
+    """Record in this process that an inverse convolution maps outputs back to inputs along ``data``. ``data`` holds the
+    voxels and neighbours that an earlier layer stored under ``key``.
 
     In later forward passes, :func:`leads_back` returns True for this ``key`` and the layer's window. The tables from
-    outputs to inputs are then built together with the tables from inputs to outputs. Nothing is recorded in a compiled
-    graph, or if ``data`` already has both kinds of tables.
+    outputs to inputs are then built together with the tables from inputs to outputs. Nothing is recorded while a graph
+    is compiled, or if ``data`` already has both kinds of tables.
     """
     if not torch.compiler.is_compiling() and not data.whole and len(_LED_BACK) < _MOST_KEYS:
         # Bounded by ``_MOST_KEYS``: keys may be generated for each batch.
@@ -185,8 +186,9 @@ def leads_back(key: str | None, window: LayerWindow) -> bool | None:
 def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: LayerWindow, training: bool) -> None:
     """Raise ``SL211`` if there are input voxels and ``out_rows``, the number of output voxels, is 0, as spconv does.
 
-    In a graph this is an assertion at run time. If ``training`` is true, the graph asserts that there are two rows, and
-    otherwise one. Batch norm tests for a single row, and a graph cannot branch on a size that depends on data.
+    In a graph this is an assertion at run time. The graph asserts that there are at least two output voxels if
+    ``training`` is true, and otherwise at least one. Batch norm tests for a single row, and a graph cannot branch on a
+    size that depends on data.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 

@@ -58,6 +58,8 @@ def _build_pairs_record(
     bound: int,
 ) -> IndiceData:
     """Return the record (input voxels, output voxels and neighbours) of a convolution on the voxels ``indices``.
+    ``sizes`` are its kernel size, stride, padding, dilation and output padding. If ``subm`` is true, it is submanifold.
+    Otherwise it is transposed if ``transpose`` is true, and strided if it is false.
 
     If ``bound`` is above 0, raise ``SL211`` for more than ``bound`` outputs.
     """
@@ -99,9 +101,11 @@ def get_indice_pairs(
     pairs of each tap.
 
     The shapes are ``int32 [m, 1 + ndim]``, ``int32 [2, taps, n]`` (input and output rows, -1 behind the last pair) and
-    ``int32 [taps]``. Raise ``SL208`` if the output grid has no cells, and ``SL211`` if no voxel has an output or there
-    are more than ``num_out_act_bound``. A bound of 0 or less is no limit. The convolution is submanifold if ``subm`` is
-    true, and transposed if ``transpose`` is true.
+    ``int32 [taps]``. The convolution is submanifold if ``subm`` is true, else transposed if ``transpose`` is true, else
+    strided.
+
+    Raise ``SL208`` if the output grid has no cells. Raise ``SL211`` if no voxel has an output, or if there are more
+    than ``num_out_act_bound`` outputs. A bound of 0 or less is no limit.
     """
     sizes = ksize, stride, padding, dilation, out_padding
     record = _build_pairs_record(
@@ -133,12 +137,15 @@ def get_indice_pairs_implicit_gemm(
     a row has a neighbour, in spconv's order.
 
     The tuple is ``(out_inds, num_per_tap, pair_fwd, pair_bwd, mask_fwd, mask_bwd, argsort_fwd, argsort_bwd, masks)``.
-    The masks ``int32 [rows, ceil(taps / 32)]`` have a bit for each tap that a row hits, and each argsort sorts the rows
-    by their mask.
+    ``pair_fwd [taps, m]`` holds input rows and ``pair_bwd [taps, n]`` output rows, or -1. ``mask_fwd`` and ``mask_bwd``
+    are lists of masks, ``int32 [rows, ceil(taps / 32)]``, with a bit for each tap under which the row has a neighbour.
+    ``argsort_fwd`` and ``argsort_bwd`` are lists of the row numbers sorted by these masks, or ascending if ``do_sort``
+    is false.
 
-    For ``MaskSplitImplicitGemm`` there are two masks in each list, otherwise one. ``masks`` holds the taps that each
-    one covers. The backward lists are empty for ``subm`` and unless ``is_train`` is true. If ``do_sort`` is false, each
-    argsort keeps the order of the rows. ``alloc``, ``timer`` and ``direct_table`` are not read.
+    ``MaskSplitImplicitGemm`` has two masks in each list, and other algorithms have one. ``masks`` holds an array for
+    each of them, whose bits are the taps that it covers. The backward lists are empty if ``subm`` is true or
+    ``is_train`` is false. ``pair_bwd`` is empty if ``is_train`` is false. ``alloc``, ``timer`` and ``direct_table`` are
+    not read. Errors are those of :func:`get_indice_pairs`.
     """
     sizes = ksize, stride, padding, dilation, out_padding
     where = "get_indice_pairs_implicit_gemm"

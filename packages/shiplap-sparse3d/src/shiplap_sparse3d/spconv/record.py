@@ -79,7 +79,7 @@ class IndiceData:
         known_plan: ``plan`` if a layer has built it, otherwise None.
         passing_plan: the plan that a graph without gradients has built. Other calls may not use it, since the graph may
             have run in inference mode.
-        pair_fwd, pair_bwd: spconv's tables ``int32 [taps, m]`` and ``[taps, n]``, with the other side's row or -1.
+        pair_fwd, pair_bwd: spconv's tables ``int32 [taps, m]`` of input rows and ``[taps, n]`` of output rows, or -1.
         indice_pairs: the pairs of spconv's ``Native`` algorithm, ``int32 [2, taps, n]`` padded with -1.
         indice_pair_num: the number of pairs of each tap.
     """

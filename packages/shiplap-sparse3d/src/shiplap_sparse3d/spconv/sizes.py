@@ -56,8 +56,8 @@ def _constant_number(value: Any) -> int:
 def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: str = "") -> None:
     """Raise ``SL208`` unless all ``sizes`` are at least 1. ``got()`` returns the string that describes what was found.
 
-    ``got`` is called only for the error, because Dynamo cannot write a size into a text. A graph asserts sizes that
-    depend on data at run time. ``where`` is the place of the error, and ``fix`` is its remedy.
+    ``got`` is called only for the error, because Dynamo cannot format a size. A graph asserts sizes that depend on data
+    at run time. ``where`` is the location in the error, and ``fix`` is the remedy that it suggests.
     """
     if not is_compiling():
         small = min(sizes) < 1
@@ -74,9 +74,10 @@ def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: s
 
 def assume_rows(rows: int, *, training: bool = False) -> None:
     """Assert, in a graph that is being compiled, that ``rows`` is at least 2 if ``training`` is true, and at least 1
-    otherwise. Outside of compilation, do nothing. Batch norm branches on the number of rows.
+    otherwise. Outside of compilation, do nothing.
 
-    The assertion runs with the graph. Nothing is added if the answer is already known.
+    Batch norm branches on the number of rows, and needs the fact. The assertion runs with the graph. It is left out if
+    the compiler already knows whether it holds.
     """
     if not is_compiling():
         return

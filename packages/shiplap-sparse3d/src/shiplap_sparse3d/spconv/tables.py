@@ -126,8 +126,9 @@ def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
     """Return the sum of sparse tensors of one grid, on the union of their voxels. The voxels are in ascending order,
     and ``indice_dict`` is empty.
 
-    If one operand covers the union, the sum is on its voxels instead, in their order and with its ``indice_dict``. In a
-    graph that is being compiled, this is not tested. Raise ``SL208`` if grids or channels differ.
+    If one operand has every voxel of the union, the sum is on its voxels instead, in their order and with its
+    ``indice_dict``. While a graph is compiled, this is not tested. Raise ``SL208`` if grids or numbers of channels
+    differ.
     """
     first = tens[0]
     _check_joinable("sparse_add", list(tens), "spatial_shape", "batch_size", "number of channels")

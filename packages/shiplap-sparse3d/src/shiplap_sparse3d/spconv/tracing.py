@@ -53,8 +53,9 @@ def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = 
 
     @functools.wraps(forward)
     def traced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Return ``forward`` of the layer ``self`` for these arguments, or while compiling ``in_graph`` of them if it
-        is not None. ``forward`` and ``in_graph`` are arguments of the enclosing function.
+        """Return the result of ``forward`` for the layer ``self`` and these arguments. While a graph is compiled,
+        return that of ``in_graph`` instead, unless ``in_graph`` is None. Both functions are arguments of the enclosing
+        function.
 
         If an argument is a proxy of ``torch.fx``, return a new node of its graph instead.
         """

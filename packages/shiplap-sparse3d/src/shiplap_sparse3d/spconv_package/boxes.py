@@ -77,22 +77,20 @@ def _box_pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float
 
 def rbbox_iou(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
     """Return the intersection over union of rotated boxes, ``[n, k]``, which are given by their corners ``[n, 4, 2]``
-    and ``[k, 4, 2]``. ``standup_iou [n, k]`` is that of the upright boxes around them. Pairs whose ``standup_iou`` is
-    not above ``standup_thresh`` get 0.
+    and ``[k, 4, 2]``.
 
-    ``standup_iou [n, k]`` is that of the upright boxes around them. Pairs for which it is not above ``standup_thresh``
-    get 0.
+    ``standup_iou [n, k]`` is that of the upright boxes around them. Pairs whose ``standup_iou`` is not above
+    ``standup_thresh`` get 0.
     """
     return _box_pairs(box_corners, qbox_corners, standup_iou, standup_thresh, True)
 
 
 def rbbox_intersection(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
     """Return the area that rotated boxes share, ``[n, k]``. The boxes are given by their corners ``[n, 4, 2]`` and
-    ``[k, 4, 2]``. ``standup_iou [n, k]`` is the intersection over union of the upright boxes around them. Pairs whose
-    ``standup_iou`` is not above ``standup_thresh`` get 0.
+    ``[k, 4, 2]``.
 
-    ``standup_iou [n, k]`` is the intersection over union of the upright boxes around them. Pairs for which it is not
-    above ``standup_thresh`` get 0.
+    ``standup_iou [n, k]`` is the intersection over union of the upright boxes around them. Pairs whose ``standup_iou``
+    is not above ``standup_thresh`` get 0.
     """
     return _box_pairs(box_corners, qbox_corners, standup_iou, standup_thresh, False)
 
@@ -147,7 +145,9 @@ def non_max_suppression(boxes: Array, keep_out: Array, thresh: float, device_id:
     """Write the row numbers of the boxes that non-maximum suppression keeps into ``keep_out``, and return how many they
     are.
 
-    The computation runs on the CPU, and ``device_id`` is not read.
+    ``boxes [n, 5]`` (x1, y1, x2, y2, score) are sorted by descending score. A box is dropped if its intersection over
+    union with a kept one is ``thresh`` or more. As in spconv 1.x, a box includes the pixels of both borders. The
+    computation runs on the CPU, and ``device_id`` is not read.
     """
     # spconv 1.x counts pixels: a box includes both of its borders.
     kept = non_max_suppression_cpu(boxes, np.arange(len(boxes)), thresh, 1.0)

@@ -106,31 +106,39 @@ class _Point2Voxel:
 
 
 class Point2VoxelCPU1d(_Point2Voxel):
-    """A converter of points with one axis to voxels, on the CPU. The arguments are those of :class:`PointToVoxel`."""
+    """A converter of points with one spatial axis to voxels, on the CPU. It has the arguments of
+    :class:`PointToVoxel`.
+    """
 
     NDIM = 1
 
 
 class Point2VoxelCPU2d(_Point2Voxel):
-    """A converter of points with two axes to voxels, on the CPU. The arguments are those of :class:`PointToVoxel`."""
+    """A converter of points with two spatial axes to voxels, on the CPU. It has the arguments of
+    :class:`PointToVoxel`.
+    """
 
     NDIM = 2
 
 
 class Point2VoxelCPU3d(_Point2Voxel):
-    """A converter of points with three axes to voxels, on the CPU. The arguments are those of :class:`PointToVoxel`."""
+    """A converter of points with three spatial axes to voxels, on the CPU. It has the arguments of
+    :class:`PointToVoxel`.
+    """
 
     NDIM = 3
 
 
 class Point2VoxelCPU4d(_Point2Voxel):
-    """A converter of points with four axes to voxels, on the CPU. The arguments are those of :class:`PointToVoxel`."""
+    """A converter of points with four spatial axes to voxels, on the CPU. It has the arguments of
+    :class:`PointToVoxel`.
+    """
 
     NDIM = 4
 
 
 class Point2VoxelGPU1d(Point2VoxelCPU1d):
-    """A converter of points with one axis to voxels, on the current GPU. The arguments are those of
+    """A converter of points with one spatial axis to voxels, on the current GPU. The arguments are those of
     :class:`PointToVoxel`.
     """
 
@@ -138,7 +146,7 @@ class Point2VoxelGPU1d(Point2VoxelCPU1d):
 
 
 class Point2VoxelGPU2d(Point2VoxelCPU2d):
-    """A converter of points with two axes to voxels, on the current GPU. The arguments are those of
+    """A converter of points with two spatial axes to voxels, on the current GPU. The arguments are those of
     :class:`PointToVoxel`.
     """
 
@@ -146,7 +154,7 @@ class Point2VoxelGPU2d(Point2VoxelCPU2d):
 
 
 class Point2VoxelGPU3d(Point2VoxelCPU3d):
-    """A converter of points with three axes to voxels, on the current GPU. The arguments are those of
+    """A converter of points with three spatial axes to voxels, on the current GPU. The arguments are those of
     :class:`PointToVoxel`.
     """
 
@@ -154,7 +162,7 @@ class Point2VoxelGPU3d(Point2VoxelCPU3d):
 
 
 class Point2VoxelGPU4d(Point2VoxelCPU4d):
-    """A converter of points with four axes to voxels, on the current GPU. The arguments are those of
+    """A converter of points with four spatial axes to voxels, on the current GPU. The arguments are those of
     :class:`PointToVoxel`.
     """
 

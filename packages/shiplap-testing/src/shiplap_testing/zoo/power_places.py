@@ -128,7 +128,7 @@ def begins(action):
 
     @dress
     def attach(op):
-        """Bind a CPU kernel for ``2 * x`` to ``op``. The list ``begun`` holds an element if the kernel was called before."""
+        """Bind a CPU kernel for ``2 * x`` to ``op``. ``begun`` has an element if the kernel ran before."""
         begun = []
 
         @op.kernel("cpu")

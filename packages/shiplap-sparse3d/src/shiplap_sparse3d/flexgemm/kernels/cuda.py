@@ -161,8 +161,11 @@ def hashmap_build_grid_sample_3d_nearest_neighbor_map(
     hashmap_keys: Tensor, hashmap_vals: Tensor, coords: Tensor, grid: Tensor, W: int, H: int, D: int
 ) -> Tensor:
     """Return the row of ``coords`` whose voxel contains each point of ``grid [b, l, 3]``, as ``uint32 [b, l]``. All
-    bits of the number are set if no voxel contains the point. The grid has ``W`` x ``H`` x ``D`` cells. As in FlexGEMM,
-    the voxels are also inserted into the hash map, in place, with their row numbers as values.
+    bits of the number are set if no voxel contains the point. Points are in units of cells, and their first index is
+    the scene.
+
+    The grid has ``W`` x ``H`` x ``D`` cells. As in FlexGEMM, the voxels are also inserted into the hash map, in place,
+    with their row numbers as values.
     """
     hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
     return grid_sample.nearest_map(coords, grid.float(), [W, H, D]).view(torch.uint32)
@@ -173,8 +176,10 @@ def hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
 ) -> tuple[Tensor, Tensor]:
     """Return the rows of ``coords`` of the 8 voxels around each point of ``grid [b, l, 3]``, as ``uint32 [b, l, 8]``,
     and their trilinear weights ``[b, l, 8]``. All bits are set in the row of a missing voxel, whose weight is 0. The
-    weights of a point's other voxels sum to 1. The grid has ``W`` x ``H`` x ``D`` cells. As in FlexGEMM, the voxels are
-    also inserted into the hash map, in place, with their row numbers as values.
+    weights of a point's other voxels sum to 1.
+
+    Points are in units of cells, and their first index is the scene. The grid has ``W`` x ``H`` x ``D`` cells. As in
+    FlexGEMM, the voxels are also inserted into the hash map, in place, with their row numbers as values.
     """
     hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
     rows, weights = grid_sample.trilinear_map(coords, grid.float(), [W, H, D])
@@ -276,9 +281,9 @@ def neighbor_map_post_process_for_masked_implicit_gemm_1(
 
 
 def neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(neighbor_map: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tap bits of each row of a neighbour map ``[m, V]`` of at most 32 taps, and the order of the rows. Bit
-    ``v`` of the first tensor, ``int32 [m]``, is set if the row has a neighbour under tap ``v``. The second tensor,
-    ``int64 [m]``, holds the row numbers sorted by the rank of these bits as a Gray code.
+    """Return a bit mask for each row of a neighbour map ``[m, V]`` of at most 32 taps, and the sorted order of the
+    rows. Bit ``v`` of the mask, ``int32 [m]``, is set if the row has a neighbour under tap ``v``. The order, ``int64
+    [m]``, holds the row numbers sorted by the rank of their masks as a Gray code.
     """
     code, order, *_ = postprocess.masked_gemm_signals(_as_signed(neighbor_map).contiguous())
     return code, order
@@ -291,7 +296,7 @@ def neighbor_map_post_process_for_masked_implicit_gemm_2(
     block needs a tap if one of its rows has a neighbour under it.
 
     The taps are one ``int32`` list for all blocks, whose length depends on the data. Those of block ``i`` are
-    ``taps[begins[i] : begins[i + 1]]``. ``gray_code`` and ``sorted_idx`` are the tap bits and the sorted rows of
+    ``taps[begins[i] : begins[i + 1]]``. ``gray_code`` and ``sorted_idx`` are the first two results of
     ``neighbor_map_post_process_for_masked_implicit_gemm_1``.
     """
     taps, ends = postprocess.masked_gemm_kernels(gray_code, sorted_idx, block_size)

@@ -201,7 +201,7 @@ class NeighborCache(PlanCache):
 
     @property
     def fwd_seg_offsets(self) -> Tensor:
-        """The index of each output's first pair in ``fwd_seg_indices``, and its length, ``int32 [outputs + 1]``."""
+        """The start of each output's pairs in ``fwd_seg_indices``, then the number of pairs, ``[outputs + 1]``."""
         return torch.nn.functional.pad(self.fwd_mask.sum(1).cumsum(0), (1, 0)).int()
 
     @property
@@ -211,7 +211,7 @@ class NeighborCache(PlanCache):
 
     @property
     def bwd_seg_offsets(self) -> Tensor:
-        """The index of each input's first pair in ``bwd_seg_indices``, and its length, ``int32 [inputs + 1]``."""
+        """The start of each input's pairs in ``bwd_seg_indices``, then the number of pairs, ``[inputs + 1]``."""
         return self.T.fwd_seg_offsets
 
     @property
@@ -494,12 +494,12 @@ class Taps(NamedTuple):
 
     @property
     def steps(self) -> list[int]:
-        """The stride for each column of coordinates, which is 1 for the added scene and the batch columns."""
+        """The stride per column of coordinates. It is 1 for the leading scene column and for the batch columns."""
         return [1] * (1 + self.lead) + [*self.stride]
 
     def columns(self, device: torch.device) -> Tensor:
         """Return the offsets of all taps around the output, ``int32 [V, 1 + lead + axes]`` on ``device``. The first
-        columns, for the added scene and the batch, are zeros.
+        columns, which stand for a scene and the batch, are zeros.
         """
         if self.window is not None:
             kernel, _, padding, dilation = self.window
@@ -567,7 +567,7 @@ def _plan_in_grid(
 ) -> tuple[Plan, Tensor]:
     """Return the plan (neighbour tables) of a box kernel in a grid, from finer to coarser voxels, and the output
     coordinates. The convolution is submanifold if ``submanifold`` is true, else transposed if ``transpose`` is true,
-    else strided. ``given`` holds the default output grid and its replacement, or is None.
+    else strided. ``given`` holds the default output grid and its replacement, or is None to keep the default.
     """
     here, window = Geometry(coords, grid[1:], grid[0]), taps.window
     assert window is not None

@@ -95,7 +95,8 @@ class SpConvConfig:
             an input, and where the taps of each block begin. They are empty for more than 32 taps, like
             ``block_sizes``.
         block_sizes: the numbers of rows of a block.
-        valid_signal_i, valid_signal_o: input and output row of each pair, by tap, or None for more than 32 taps.
+        valid_signal_i, valid_signal_o: the input and the output row of each pair, tap by tap, or None for more than 32
+            taps.
         valid_signal_seg: where the pairs of each tap begin, or None for more than 32 taps.
         splitk: the number of parts into which the sum over the taps is split. It is 1 for algorithms that do not split.
         algorithm: one of :class:`Algorithm`.
@@ -285,10 +286,10 @@ def sparse_conv3d(
     """Return ``(out [m, co], out_coords int32 [m, 4], cache)`` of a strided convolution. Raise ``SL208`` for the cache
     of another convolution, and ``SL211`` for coordinates that repeat or lie outside the grid.
 
-    ``out_coords`` are those of the cache, those given, or every voxel that an input reaches, ascending. The other
-    arguments are those of :func:`sparse_submanifold_conv3d`. With arguments that only FlexGEMM 2.0 has
-    (``output_coords``, ``output_shape``, ``allow_tf32``, a :class:`NeighborCache`), this is the function
-    ``flex_gemm.sparse_conv3d``.
+    The output voxels are those of ``neighbor_cache``, else the argument ``out_coords``, else every voxel that an input
+    reaches, ascending. The other arguments are those of :func:`sparse_submanifold_conv3d`. With arguments that only
+    FlexGEMM 2.0 has (``output_coords``, ``output_shape``, ``allow_tf32``, a :class:`NeighborCache`), this is the
+    function ``flex_gemm.sparse_conv3d``.
     """
     if of_the_second_form or isinstance(neighbor_cache, NeighborCache):
         rest = {"neighbor_cache": neighbor_cache, "algorithm": algorithm, **of_the_second_form}

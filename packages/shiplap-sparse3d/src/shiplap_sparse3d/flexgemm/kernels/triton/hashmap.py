@@ -16,16 +16,16 @@ __all__ = ["hashmap_build", "hashmap_lookup", "hashmap_unique"]
 
 
 def hashmap_build(keys: Tensor) -> Tensor:
-    """Return the map of the rows ``keys [n, d]``, which is ``int32 [distinct]``. It holds the number of the first row
-    with each distinct value, in ascending order of these values.
+    """Return the hash map of the rows ``keys [n, d]``, which is a tensor ``int32 [distinct]``. It holds the number of
+    the first row with each distinct value, in ascending order of these values.
     """
     return _first_rows(*distinct_rows(keys))
 
 
 def hashmap_lookup(hashmap: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
     """Return the number of the row of ``keys [n, d]`` that equals each of ``queries [q, d]``, as ``int32 [q]``. It is
-    -1 if there is none. ``hashmap`` is the map of ``keys`` that :func:`hashmap_build` returns, and only its rows are
-    searched.
+    -1 if there is none. ``hashmap`` is the result of :func:`hashmap_build` for ``keys``, and only the rows that it
+    lists are searched.
     """
     found = lookup_pytorch(keys.index_select(0, hashmap), queries)
     # An empty map has no row to index, and everything is -1 already.
@@ -39,8 +39,6 @@ def hashmap_unique(keys: Tensor, return_index: bool = False, return_inverse: boo
     If ``return_index`` is true, the next tensor has the number of the first row of ``keys`` that equals each distinct
     row. If ``return_inverse`` is true, the last tensor has the number of the distinct row that equals each row of
     ``keys``. The numbers are ``int32`` and count from 0.
-
-    Rows are numbered from 0 as ``int32``.
     """
     rows, number = distinct_rows(keys)
     results = (rows, *([_first_rows(rows, number)] if return_index else []), *([number] if return_inverse else []))
