@@ -14,14 +14,14 @@ class DemoSettings:
     """The settings of the demonstration that a caller can choose.
 
     Attributes:
-        quick: whether to use a smaller network and fewer steps, which takes a minute.
+        quick: whether to use a smaller network and fewer training steps. A run then takes a minute.
         device: where everything runs, ``"cpu"`` or ``"cuda"``.
         out: folder for the report and the picture, created if absent.
         seed: the seed of weights and tiles.
-        audit: whether to audit the ops that were used.
+        audit: whether to audit the ops that the network uses.
         input: a classified scan for training and evaluation, or None for the packaged one.
-        classes: codes of its classification that count as ground.
-        unit: metres in one unit of its coordinates.
+        classes: the class codes of the scan that count as ground.
+        unit: the length in metres of one unit of the scan's coordinates.
     """
 
     quick: bool = False

@@ -106,9 +106,9 @@ class Convolution(SparseModule):
         return error("SL204", where=f"{type(self).__name__}, {what}", got=dtype, expected=expected)
 
     def _padding(self, padding: Axes | str, stride: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the padding per axis for numbers, ``"valid"`` (none) or ``"same"``, as in ``torch.nn.Conv3d``. Raise
-        ``SL208`` for another string, and for ``"same"`` if the stride is not 1 or both ends of an axis cannot be padded
-        equally.
+        """Return the padding as one number per axis, for numbers, ``"valid"`` (none) or ``"same"``, as in
+        ``torch.nn.Conv3d``. Raise ``SL208`` for another string, and for ``"same"`` if the stride is not 1 or both ends
+        of an axis cannot be padded equally.
         """
         if not isinstance(padding, str):
             return per_axis(padding, "padding", self.ndim, 0)

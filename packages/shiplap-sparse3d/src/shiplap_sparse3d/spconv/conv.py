@@ -52,18 +52,19 @@ Ints = int | Sequence[int]
 
 
 class SparseConvolution(SparseModule):
-    """The base of every convolution layer. A subclass chooses among the constructor's ``ndim``, ``subm``,
-    ``transposed`` and ``inverse``.
+    """The base of every convolution layer. A subclass passes fixed values of ``ndim``, ``subm``, ``transposed`` and
+    ``inverse`` to the constructor.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, output_padding: as in torch.
+        subm, transposed, inverse: which kind of convolution the layer is. If all are false, it is a strided one.
         indice_key: the key under which the layer keeps its voxels and neighbour tables in the tensor's ``indice_dict``.
             A submanifold layer also reads what an earlier layer has stored there.
         algo: the algorithm that spconv would run. Layers that share an ``indice_key`` must have the same one.
         act_type: ReLU, Sigmoid or LeakyReLU (with slope ``act_alpha``) behind the layer, as cumm's constant or by name.
         fp32_accum: accepted without effect, since sums are always kept in float32.
-        large_kernel_fast_algo: without ``algo``, whether masked implicit GEMM is chosen up to 128 taps instead of 32.
-        record_voxel_count: keep the largest number of output voxels in a buffer.
+        large_kernel_fast_algo: whether masked implicit GEMM is chosen up to 128 taps instead of 32 if ``algo`` is None.
+        record_voxel_count: whether to keep the largest number of output voxels in a buffer.
         name, device, dtype: as in torch and spconv.
 
     Shape: weight ``[out_channels, *kernel_size, in_channels / groups]`` (KRSC). A kernel of one cell and stride 1 reads

@@ -104,8 +104,8 @@ def rbbox_iou_loss(box_corners: Array, qbox_corners: Array) -> Array:
 
 
 def non_max_suppression_cpu(boxes: Array, order: Array, thresh: float, eps: float = 0.0) -> list[int]:
-    """Return the row numbers of the boxes that non-maximum suppression keeps. ``boxes [n, 4]`` (x1, y1, x2, y2) have
-    upright sides.
+    """Return the row numbers of the boxes that non-maximum suppression keeps. ``boxes [n, 4]`` (x1, y1, x2, y2) are
+    axis-aligned.
 
     The boxes are considered in ``order``, an array of row numbers. A box is dropped if its intersection over union with
     a kept one is ``thresh`` or more. ``eps`` is added to the lengths of all sides.

@@ -284,7 +284,9 @@ def _map_of_edges(
 def compute_strided_kernel_size_output_shape(
     input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> torch.Size:
-    """Return the batch sizes and output grid of a convolution, ``(W + 2P - D(K - 1) - 1) // S + 1`` cells per axis."""
+    """Return the batch sizes and the output grid of a convolution. An axis of ``W`` cells becomes ``(W + 2P - D(K - 1)
+    - 1) // S + 1`` cells, where ``K``, ``S``, ``P`` and ``D`` are kernel size, stride, padding and dilation.
+    """
     axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
     cells = ((w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d in axes)
     return torch.Size([*input_sparse_shape[: -len(kernel_size)], *cells])
@@ -302,13 +304,13 @@ def compute_strided_kernel_size_transpose_output_shape(
 
 
 def compute_strided_kernel_delta_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the batch sizes and output grid of a convolution whose taps are offsets, ``W // S`` cells per axis."""
+    """Return the batch sizes and grid of a convolution whose taps are offsets, ``size // stride`` cells per axis."""
     cells = (w // s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
 
 def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the batch sizes and grid of a transposed convolution whose taps are offsets, ``W * S`` cells per axis."""
+    """Return the batch and grid of a transposed convolution whose taps are offsets, ``size * stride`` cells per axis."""
     cells = (w * s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
@@ -498,9 +500,7 @@ class Taps(NamedTuple):
         return [1] * (1 + self.lead) + [*self.stride]
 
     def columns(self, device: torch.device) -> Tensor:
-        """Return the offsets of all taps around the output, ``int32 [V, 1 + lead + axes]`` on ``device``. The first
-        columns, which stand for a scene and the batch, are zeros.
-        """
+        """Return the taps' offsets, ``int32 [V, 1 + lead + axes]``, with zeros for the scene and the batch first."""
         if self.window is not None:
             kernel, _, padding, dilation = self.window
             delta = torch.tensor(box_offsets(kernel, dilation, padding=padding), dtype=torch.int32)

@@ -11,7 +11,7 @@ from shiplap_testing.zoo.specimen import register
 @adopt(register("keeps_strides(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty(x.shape)))
 def keeps_strides(x: M) -> M:
     """Return ``2 * x``, the reference of the broken operator ``zoo::keeps_strides``. The operator's result has the
-    strides of ``x``, but its fake is contiguous.
+    strides of ``x``, but the result of its fake is contiguous.
     """
     return x * 2
 
@@ -21,8 +21,8 @@ bad("stride bug for a transposed input", keeps_strides, "fake", "compile")
 
 @adopt(register("fake_dtype(Tensor x) -> Tensor", lambda x: x.float().sum(1), lambda x: x.new_empty(x.shape[0])))
 def fake_dtype(x: M) -> Float32[Tensor, "n"]:
-    """Return the sum of each row in float32, the reference of the broken operator ``zoo::fake_dtype``. The operator's
-    fake has the dtype of ``x``.
+    """Return the sum of each row in float32, the reference of the broken operator ``zoo::fake_dtype``. The result of
+    the operator's fake has the dtype of ``x``.
     """
     return x.float().sum(1)
 
@@ -32,8 +32,8 @@ bad("fake with another dtype", fake_dtype, "fake", note="right for float32, wron
 
 @adopt(register("fake_device(Tensor x) -> Tensor", lambda x: x * 2, lambda x: torch.empty_like(x, device="meta")))
 def fake_device(x: M) -> M:
-    """Return ``2 * x``, the reference of the broken operator ``zoo::fake_device``. The operator's fake is on the meta
-    device and not on that of ``x``.
+    """Return ``2 * x``, the reference of the broken operator ``zoo::fake_device``. The result of the operator's fake is
+    on the meta device and not on that of ``x``.
     """
     return x * 2
 
@@ -51,8 +51,8 @@ bad("fake on another device", fake_device, "fake", "compile")
 )
 def odd_sizes(x: V) -> Float[Tensor, "m"]:
     """Return the sums of neighbouring pairs of ``x``, where the last of an odd number is added to zero. It is the
-    reference of the broken operator ``zoo::odd_sizes``. The operator's fake has ``n // 2`` elements, which is one too
-    few for odd sizes.
+    reference of the broken operator ``zoo::odd_sizes``. The result of the operator's fake has ``n // 2`` elements,
+    which is one too few for odd sizes.
     """
     return torch.nn.functional.pad(x, (0, x.shape[0] % 2)).view(-1, 2).sum(1)
 
@@ -87,7 +87,8 @@ def _slide_fake(x, L):
 )
 def slide(x: Float[Tensor, "n k"], L: int = 12) -> Float[Tensor, "n kp"]:
     """Return ``x`` with its columns expanded as SlideSparse does for 2:4 sparsity. It is the reference of the broken
-    operator ``zoo::slide``. The operator's fake has too few columns if ``L`` does not divide the columns of ``x``.
+    operator ``zoo::slide``. The result of the operator's fake has too few columns if ``L`` does not divide the columns
+    of ``x``.
     """
     return _slide(x, L)
 
