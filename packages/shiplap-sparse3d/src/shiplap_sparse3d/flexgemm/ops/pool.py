@@ -28,7 +28,7 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 def reduce_neighbors(feats: Tensor, cache: NeighborCache, reduce: str) -> Tensor:
     """Return the reduction (sum, mean, max, min or prod) of the input rows under the taps of each output, ``[m, c]``.
-    Without such rows it is zeros. Raise ``SL208`` if ``reduce`` is not one of ``REDUCTIONS``.
+    An output without an input under its taps gets zeros. Raise ``SL208`` if ``reduce`` is not one of ``REDUCTIONS``.
     """
     if reduce not in REDUCTIONS:
         raise error("SL208", where="pooling, argument 'reduce'", got=repr(reduce), expected=f"one of {REDUCTIONS}")
@@ -57,7 +57,7 @@ def submanifold_pool(
     neighbor_cache: NeighborCache | None = None,
 ) -> tuple[Tensor, NeighborCache]:
     """Return the pooled features ``[n, c]`` on the voxels of the input, and the cache of their neighbours. Raise
-    ``SL208`` for an unknown reduction, and ``SL830`` for the cache of another call.
+    ``SL208`` for an unknown reduction, and ``SL830`` for a cache that was built for other arguments.
 
     Args:
         feats: ``[n, c]``.
@@ -86,7 +86,7 @@ def sparse_pool(
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
     """Return the features of a strided pooling, their coordinates, their shape and the cache of neighbours. Raise
-    ``SL208`` for an unknown reduction, and ``SL830`` for the cache of another call.
+    ``SL208`` for an unknown reduction, and ``SL830`` for a cache that was built for other arguments.
 
     Args:
         feats, input_coords, shape, kernel_size, reduce: as in :func:`submanifold_pool`.
