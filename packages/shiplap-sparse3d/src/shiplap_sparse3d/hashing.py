@@ -55,8 +55,8 @@ _KEY, _VALUE = 2**64, 2**32
 
 
 def home_slot(key: int, capacity: int) -> int:
-    """Return the slot of a hash table of ``capacity`` slots at which the search for ``key`` starts. It is the result of
-    MurmurHash3's 64-bit finaliser, scaled to the capacity.
+    """Return the slot of a hash table of ``capacity`` slots at which the search for the 64-bit ``key`` starts. It is
+    the result of MurmurHash3's 64-bit finaliser, scaled to the capacity.
     """
     mixed = key % _KEY
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
@@ -73,8 +73,10 @@ def _to_signed(value: int, modulus: int) -> int:
 
 def _insert_sorted(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor) -> None:
     """Insert ``keys`` with ``values`` into the hash table, in place, by building the table again. In ascending order
-    each key takes the first free slot from where its search starts. Of several values for a key the lowest is stored.
-    Raise ``SL211`` if the table is full.
+    (as unsigned numbers) each key takes the first free slot from where its search starts.
+
+    Of several values for a key the lowest, as an unsigned number, is stored. Raise ``SL211`` with the name ``op`` if
+    there are more keys than slots.
     """
     entries: dict[int, int] = {}
     for key, value in zip(
@@ -109,7 +111,9 @@ def table_full_error(op: str, capacity: int) -> sl.ShiplapError:
 
 
 def _look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
-    """Return the value of each key in the hash table, as ``int32``, or -1 for a key that is missing."""
+    """Return the value of each of ``keys`` in the hash table ``(table_keys, table_values)``, as ``int32`` in the shape
+    of ``keys``. It is -1 for a key that is missing.
+    """
     order = table_keys.argsort()
     if order.numel() == 0:
         return keys.new_full(keys.shape, EMPTY, dtype=torch.int32)
@@ -119,8 +123,9 @@ def _look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Ten
 
 
 def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
-    """Return the keys ``int64 [n]`` of the voxels ``coords``, with -1 for padding. Raise ``SL211`` for rows outside the
-    grid and for a grid with too many cells. ``op`` is the op's name in the message.
+    """Return the keys ``int64 [n]`` of the voxels ``coords``, with -1 for padding. A key is the number of the voxel's
+    cell among all scenes. Raise ``SL211`` for rows outside the grid and for a grid with 2^63 cells or more. ``op`` is
+    the op's name in the error.
     """
     padding = coords[:, 0] == EMPTY
     refuse_rows(

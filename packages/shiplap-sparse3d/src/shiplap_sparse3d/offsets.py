@@ -31,8 +31,8 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 def _tap_targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor:
-    """Return ``row * stride + offset`` for each of ``rows`` and each of ``offsets``, as ``int64 [rows * taps, d]``, all
-    taps of a row together. Padding (-1) stays -1.
+    """Return ``row * stride + offset`` for each of ``rows [n, d]`` and each of ``offsets [k, d]``, as ``int64 [n * k,
+    d]``. The ``k`` results of a row follow each other. They are -1 if the row is padding (-1).
     """
     moved = (rows.long() * torch.tensor(stride, device=rows.device))[:, None] + offsets.long()
     # Padding that moved could equal the coordinates of a voxel.
@@ -40,8 +40,8 @@ def _tap_targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor
 
 
 def _refuse_repeats(op: str, find: RowLookup, rows: int) -> None:
-    """Raise ``SL211`` if a row of coordinates occurs more than once. ``find`` is the lookup of all ``rows`` rows.
-    ``op`` is the op's name in the message.
+    """Raise ``SL211`` if a row of coordinates occurs more than once. ``find`` is the lookup of these rows, and ``rows``
+    is their number. ``op`` is the op's name in the error.
     """
     twins = torch.zeros(rows, dtype=torch.bool, device=find.rows.device)
     twins[find.repeats()] = True
@@ -62,8 +62,9 @@ def offset_table(
 
 
 def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the table ``int32 [m, k]`` of the rows of ``coords`` that equal ``outputs * stride + offsets``, with -1 if
-    there is none. Return also the mask ``bool [n]`` of those rows of ``coords`` that another row repeats.
+    """Return ``(table, repeated)``. ``table[o, v]`` is the number of the row of ``coords`` that equals ``outputs[o] *
+    stride + offsets[v]``, or -1, as ``int32 [m, k]``. ``repeated`` is the mask ``bool [n]`` that is true for all but
+    one of equal rows of ``coords``.
     """
     # Whole rows are compared, so that no number of columns or range of values is too large.
     n, taps = coords.shape[0], outputs.shape[0] * offsets.shape[0]
@@ -78,9 +79,11 @@ def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[i
 
 
 def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
-    """For each output and each offset, return the number of the row of ``coords`` that equals ``output * stride +
-    offset``, as ``int32 [m, k]``, or -1. The op ``offset_table`` computes it, or operators of torch in a program that
-    is being exported. Raise ``SL211`` for duplicate rows of ``coords``.
+    """Return the table ``int32 [m, k]`` of the rows of ``coords`` that equal ``output * stride + offset`` for each
+    output and each offset, with -1 if there is none.
+
+    The op ``offset_table`` computes it. In a program that is being exported, operators of torch do. Raise ``SL211`` for
+    duplicate rows of ``coords``.
     """
     if not runs_without_python(coords):
         return offset_table(coords, outputs, offsets, stride)
@@ -90,8 +93,9 @@ def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int])
 
 
 def _offset_table(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
-    """Return the table of ``offset_table``, ``int32 [m, k]``, computed with sorted keys. This is the kernel of that op.
-    Raise ``SL211`` for duplicate rows of ``coords``. The arguments are those of that op.
+    """Compute the op ``offset_table`` with sorted keys, as its kernel for CPU and CUDA. Return the table ``int32 [m,
+    k]`` of the rows of ``coords`` at ``outputs * stride + offsets``, or -1. Raise ``SL211`` for duplicate rows of
+    ``coords``.
     """
     find = RowLookup(coords)
     _refuse_repeats("offset_table", find, coords.shape[0])
@@ -133,9 +137,9 @@ def offset_cells(
 def _reached(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool
 ) -> Tensor:
-    """Return the outputs within the bounds that an input reaches, ``int32 [m, d]``, in the order of inputs and taps. An
-    output that several inputs reach is repeated. The arguments, with ``transposed``, are those of the op
-    ``offset_cells``.
+    """Return the outputs in ``[low, high)`` that the inputs ``coords`` reach by ``offsets``, as ``int32 [m, d]``, in
+    the order of inputs and offsets. An output that several inputs reach is repeated. If ``transposed`` is true, outputs
+    lie at ``input * stride + offset``, and otherwise inputs lie at ``output * stride + offset``.
     """
     step, wide = torch.tensor(stride, device=coords.device), coords[coords[:, 0] != -1].long()[:, None]
     moved = wide * step + offsets.long() if transposed else wide - offsets.long()
@@ -148,8 +152,8 @@ def _reached(
 def _offset_cells(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
 ) -> Tensor:
-    """Return the distinct outputs within the bounds that an input reaches, in ascending order. The arguments are those
-    of ``offset_cells``.
+    """Compute the op ``offset_cells`` with sorted keys, as its kernel for CPU and CUDA. Return the distinct outputs
+    within the bounds that an input reaches, ``int32 [m, d]``, in ascending order.
     """
     candidates = _reached(coords, offsets, stride, low, high, transposed)
     find = RowLookup(candidates)
@@ -162,9 +166,11 @@ def _offset_cells(
 def reached_cells(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
 ) -> Tensor:
-    """Return the distinct outputs in ``[low, high)`` that an input of ``coords`` reaches by ``offsets``, ascending. The
-    op ``offset_cells`` computes them, or operators of torch in a program that is being exported. If ``transposed`` is
-    true, outputs lie at ``input * stride + offset``, and otherwise inputs lie at ``output * stride + offset``.
+    """Return the distinct outputs in ``[low, high)`` that an input of ``coords`` reaches by ``offsets``, ascending. If
+    ``transposed`` is true, outputs lie at ``input * stride + offset``, and otherwise inputs lie at ``output * stride +
+    offset``.
+
+    The op ``offset_cells`` computes them. In a program that is being exported, operators of torch do.
     """
     if not runs_without_python(coords):
         return offset_cells(coords, offsets, stride, low, high, transposed)
@@ -206,8 +212,8 @@ def box_offsets(
 
 
 def unbounded(axes: int) -> tuple[list[int], list[int]]:
-    """Return bounds (low, high) for ``offset_cells`` with a scene and ``axes`` axes. They leave out only scenes below 0
-    and the largest int32.
+    """Return the bounds ``(low, high)`` for ``offset_cells`` that allow all outputs with a scene and ``axes``
+    coordinates. They exclude only scenes below 0 and the largest int32.
     """
     return [0, *[_INT32.min] * axes], [_INT32.max] * (axes + 1)
 

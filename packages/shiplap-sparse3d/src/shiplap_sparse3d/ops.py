@@ -102,8 +102,9 @@ def segment_mean(
 
 @segment_mean.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``segment_mean`` with respect to its features, as a dict by argument name. Each row gets
-    an equal share of its segment's gradient.
+    """Return the gradient of ``segment_mean`` with respect to its features, as a dict by argument name. The dict is
+    empty if autograd does not need it. Each row gets an equal share of the gradient of its segment (the rows with one
+    index).
     """
     # Each row has an equal share of the mean.
     share = grad.to(sum_dtype(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
@@ -208,8 +209,8 @@ MAX_PART = 31  # taps of a part: one bit each in an int32 that stays positive
 
 
 def part_size(taps: int, parts: int) -> int:
-    """Return the number of taps of each part of a neighbour table. The ``taps`` columns of the table are cut into
-    ``parts`` groups that are sorted separately. The last part may have fewer taps.
+    """Return the number of taps of each part of a neighbour table, or 0 if ``parts`` is 0. The ``taps`` columns of the
+    table are cut into ``parts`` groups that are sorted separately. The last part may have fewer taps.
     """
     return -(-taps // parts) if parts else 0
 
@@ -276,8 +277,9 @@ def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor
 
 
 def by_output(table: Tensor, order: Tensor | None) -> Tensor:
-    """Return the sorted neighbour ``table`` with its rows in the order of the outputs again. ``order`` holds the output
-    of each row for each part (group of taps). If it is None, the table is not sorted and is returned unchanged.
+    """Return a sorted neighbour ``table`` with its rows in the order of the outputs again. ``order [parts, m]`` has the
+    output of each row for each part (group of taps that was sorted separately). If it is None, ``table`` is not sorted
+    and is returned unchanged.
     """
     if order is None or table.shape[1] == 0:
         return table
@@ -294,8 +296,8 @@ def rows_under(feats: Tensor, index: Tensor) -> Tensor:
 
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
-    """Raise ``SL211`` if a row of ``table`` has a number outside ``[-1, rows)``. ``op`` is the op's name in the
-    message.
+    """Raise ``SL211`` if a row of the neighbour ``table`` has a number outside ``[-1, rows)``. ``op`` is the op's name
+    in the error.
     """
     refuse_rows(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
 
@@ -322,14 +324,14 @@ def conv(
     """Return the convolution over a neighbour table, ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``. Where
     the table has -1, nothing is added.
 
-    ``order`` and ``masks`` belong to a sorted table. Channels are convolved in ``groups``, as in ``torch.nn.Conv3d``.
-    With ``reflect``, tap ``v`` takes ``weight[:, k - 1 - v]``. ``tf32`` lets a GPU round float32 factors to 10 bits of
-    fraction. Sums are always float32, or float64 for float64. Raise ``SL211`` for a number in the table outside ``[-1,
-    n)``.
+    ``order`` and ``masks`` are those of ``sort_table`` if the table is sorted, and otherwise None. Channels are
+    convolved in ``groups``, as in ``torch.nn.Conv3d``. If ``reflect`` is true, tap ``v`` takes ``weight[:, k - 1 -
+    v]``. If ``tf32`` is true, a GPU may round float32 factors to 10 bits of fraction. Sums are always float32, or float64
+    for float64. Raise ``SL211`` for a number in the table outside ``[-1, n)``.
 
     Only the backward reads the other arguments. ``table_t``, ``order_t`` and ``masks_t`` are the transposed table and
-    its sorted form. ``symmetric`` means that the table is its own transpose when read backwards, as submanifold tables
-    of odd kernels are. If neither is given, the backward builds the transposed table.
+    the results of sorting it. ``symmetric`` is true if the table with its columns in reverse order is its own
+    transpose, as submanifold tables of odd kernels are. If neither is given, the backward builds the transposed table.
     """
     _check_table("conv", table, feats.shape[0])
     table, weight = by_output(table, order), weight.flip(1) if reflect else weight
@@ -382,8 +384,8 @@ def _swap_channels(weight: Tensor, groups: int) -> Tensor:
 
 @conv.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of ``conv`` with respect to those of bias, weight and features that autograd ``needs``, as a
-    dict by argument name. ``grad`` is the gradient of its output.
+    """Return the gradients of ``conv`` with respect to its bias, weight and features, as a dict by argument name.
+    ``grad`` is the gradient of the result. An argument whose gradient autograd does not need (``needs``) is left out.
     """
     gradients, here = {}, (saved.table, saved.order, saved.masks)
     groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
@@ -409,8 +411,9 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 @conv_weight_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of ``conv_weight_grad`` with respect to ``grad`` and ``feats``, as a dict by argument name.
-    They are second derivatives of a convolution.
+    """Return the gradients of ``conv_weight_grad`` with respect to its ``grad`` and ``feats``, as a dict by argument
+    name. An argument whose gradient autograd does not need (``needs``) is left out. These are second derivatives of a
+    convolution.
     """
     table, gradients = by_output(saved.table, saved.order), {}
     options = {"groups": saved.groups, "reflect": saved.reflect, "tf32": saved.tf32}

@@ -36,7 +36,7 @@ def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
 
 def _filled_parts(taps: int, parts: int) -> int:
     """Return how many of ``parts`` equal parts of ``taps`` taps have any taps. For example, eight taps in five parts of
-    two leave one part empty.
+    two leave one part empty, so the result is 4. Without taps it is ``parts``.
     """
     return -(-taps // -(-taps // parts)) if taps > 0 else parts
 
@@ -76,14 +76,16 @@ def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int
 
 
 def wants_sorted(tensor: Tensor) -> bool:
-    """Return whether convolutions on the tensor's device run best over sorted neighbour tables, which is true for GPUs.
-    In a sorted table, rows with neighbours under the same taps lie next to each other.
+    """Return whether convolutions on the device of ``tensor`` run best over sorted neighbour tables, which is true for
+    CUDA devices alone. In a sorted table, rows with neighbours under the same taps (cells of the kernel) are adjacent.
     """
     return tensor.device.type == "cuda"
 
 
 def _known_to_hold(condition: Any) -> bool:
-    """Return whether ``condition``, on sizes of a graph, is true for all possible sizes. No guard is added."""
+    """Return whether ``condition``, a comparison of symbolic sizes, is known to hold for all possible sizes. No guard
+    is added to the graph.
+    """
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
@@ -158,8 +160,8 @@ class Plan:
 
     @built_outside_modes
     def transposed(self) -> Plan:
-        """Return the plan (neighbour tables) from outputs to inputs, built now. It holds this plan's table as its own
-        transpose. It is sorted if this plan is.
+        """Return the plan (neighbour tables) from outputs to inputs, with newly built tables. The table of this plan is
+        the transpose in the returned plan, whose rows are sorted if those of this plan are.
         """
         plain = ops.transpose_table(self.unsorted().table, self.rows)
         table, order, masks = (plain, None, None) if self.order is None else _sort_tables(plain, None)
@@ -167,14 +169,14 @@ class Plan:
 
     @property
     def whole(self) -> bool:
-        """Whether the plan holds all that a gradient reads. This is the transposed table, from outputs to inputs, or a
-        table that is its own transpose.
+        """Whether the plan holds all that a gradient reads. This is so if it has the transposed table, from outputs to
+        inputs, or if its table is its own transpose.
         """
         return self.symmetric or self.back is not None
 
     def complete(self) -> Plan:
         """Return the plan (neighbour tables) with the transposed table, from outputs to inputs, which a gradient reads.
-        That table is built if it is missing.
+        If the plan lacks that table, build it. Otherwise return this plan itself.
         """
         if self.whole:
             return self
