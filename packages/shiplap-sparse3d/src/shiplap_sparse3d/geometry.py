@@ -192,7 +192,7 @@ class Geometry:
         )
 
     def subm(self, kernel: Axes, dilation: Axes = 1, *, back: bool | None = None) -> Plan:
-        """Return the plan (neighbour tables) of a submanifold convolution, built once. ``back`` is as in :meth:`step`."""
+        """Return the plan (neighbour tables) of a submanifold convolution. ``back`` is as in :meth:`step`."""
         key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._store
         neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back

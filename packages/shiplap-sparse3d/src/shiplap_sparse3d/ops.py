@@ -325,9 +325,9 @@ def conv(
     the table has -1, nothing is added.
 
     ``order`` and ``masks`` are those of ``sort_table`` if the table is sorted, and otherwise None. Channels are
-    convolved in ``groups``, as in ``torch.nn.Conv3d``. If ``reflect`` is true, tap ``v`` takes ``weight[:, k - 1 -
-    v]``. If ``tf32`` is true, a GPU may round float32 factors to 10 bits of fraction. Sums are always float32, or float64
-    for float64. Raise ``SL211`` for a number in the table outside ``[-1, n)``.
+    convolved in ``groups``, as in ``torch.nn.Conv3d``. If ``reflect`` is true, tap ``v`` takes ``weight[:, k-1-v]``.
+    If ``tf32`` is true, a GPU may round float32 factors to 10 bits of fraction. Sums are always float32, or float64 for
+    float64. Raise ``SL211`` for a number in the table outside ``[-1, n)``.
 
     Only the backward reads the other arguments. ``table_t``, ``order_t`` and ``masks_t`` are the transposed table and
     the results of sorting it. ``symmetric`` is true if the table with its columns in reverse order is its own

@@ -29,6 +29,10 @@ __all__ = ["StepWindow", "connect_voxels", "output_cells", "submanifold_plan"]
 class StepWindow(NamedTuple):
     """The window by which a convolution goes from input voxels to output voxels. ``kernel``, ``stride``, ``padding``
     and ``dilation`` have one number for each of three axes.
+
+    Attributes:
+        output_padding: the output padding of a transposed convolution, or None for a strided one.
+        capacity: the number of rows of the result if that is fixed (the last ones are padding), or None.
     """
 
     kernel: Triple

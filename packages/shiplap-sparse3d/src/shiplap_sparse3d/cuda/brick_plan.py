@@ -87,7 +87,7 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that put voxels into bricks. A brick is 4 x
     4 x 4 cells with one bit each. The launches also make the keys by which the table's rows are sorted.
 
-    ``codes`` are the error codes of invalid and of duplicate rows.
+    ``codes`` are the error messages for invalid and for duplicate rows, by the kernel's argument for the code.
     """
     when, arguments = "bricks == 1", _brick_arguments("n")
     # One fill clears the slots, the two counters and the zeros of the sort.

@@ -35,8 +35,9 @@ MASK_ROWS = tl.constexpr(64)  # ROWS_PER_MASK
 
 @triton.jit
 def _load_hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
-    """Return the input rows ``[rows, taps]`` in the table for these rows under the taps of a part (a group of ``SIZE``
-    taps). Return also a number with a bit for each hit, and a mask of the elements that lie inside the table.
+    """Return the numbers ``[rows, taps]`` of the neighbour table in the rows ``row`` and the columns of a part (a group
+    of ``SIZE`` taps). Return also an integer with a bit for each number that is not -1, and a mask of the elements that
+    lie inside the table.
     """
     v = tl.arange(0, TAPS)
     tap = part * SIZE + v
@@ -47,8 +48,9 @@ def _load_hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
 
 @triton.jit
 def _sort_key(hits, SIZE: tl.constexpr):
-    """Return the sort key of the tap bits ``hits``. Ascending keys are descending ranks of a Gray code. Neighbours in
-    the order then hit similar taps, and rows without a hit come last.
+    """Return the sort key of the bits ``hits``, one for each tap under which a row has a neighbour. Ascending keys are
+    descending ranks of a Gray code. Rows that are near each other in this order have neighbours under similar taps, and
+    rows without a neighbour come last.
     """
     rank = hits ^ (hits >> 1)  # the prefix XOR that undoes a Gray code
     rank ^= rank >> 2
@@ -135,8 +137,8 @@ def key_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write the sort keys of a tile of rows under one part, and count them for the sort that follows. A part is a group
-    of taps that is sorted separately.
+    """Write the sort keys of ``ROWS`` rows for one part, and count them for the sort that follows. A part is a group of
+    ``SIZE`` taps (columns of the neighbour ``table``) that is sorted separately.
     """
     part, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, hits, _ = _load_hits(table, row, m, k, part, SIZE, TAPS)
@@ -156,8 +158,11 @@ def alone_kernel(
     BINS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Sort all rows of a part in one program, ``ROWS`` at a time. Write the table in that order, the order, and the
-    taps that each block of rows hits. A part is a group of taps that is sorted separately.
+    """Sort all rows of one part of the neighbour ``table`` in one program, ``ROWS`` at a time. A part is a group of
+    ``SIZE`` taps that is sorted separately.
+
+    Write the sorted rows to ``columns``, the row at each place to ``order``, and the taps for which any row in a block
+    of 64 has a neighbour to ``masks``.
     """
     part, bins = tl.program_id(0), tl.arange(0, BINS)
     total = tl.zeros([BINS], tl.int32)
@@ -194,8 +199,8 @@ def alone_kernel(
 def scan_kernel(
     counts: tl.int64, totals: tl.int64, tiles, BINS: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr
 ):
-    """Replace the histogram of each tile by the counts of the tiles before it. Write the sums over all tiles to
-    ``totals``.
+    """Replace the histogram of the keys of each tile (128 rows) by the sum of the histograms of the tiles before it.
+    Write the sum over all tiles to ``totals``.
     """
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -229,8 +234,11 @@ def place_kernel(
     BINS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Write the table rows of a tile to their positions in the sorted order, which are behind smaller keys and behind
-    earlier equal keys. Write the order and the taps that each block hits, too.
+    """Write the rows of one tile (128 rows) of the neighbour ``table`` to their places in the sorted order. These are
+    behind all rows with smaller keys and behind earlier rows with equal keys.
+
+    Write the row at each place to ``order``, and the taps for which any row in a block of 64 has a neighbour to
+    ``masks``.
     """
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -287,8 +295,9 @@ def gather_kernel(
     TAPS: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """Write the input rows of 64 sorted rows of a part to ``columns``, and the taps that any of them hits to ``masks``.
-    If ``ORDERED`` is false, write their order as int32. A part is a group of taps that is sorted separately.
+    """Write a block of 64 sorted rows of the neighbour ``table`` to ``columns``, for one part (a group of taps that is
+    sorted separately). Write the taps for which any of them has a neighbour to ``masks``. If ``ORDERED`` is false,
+    write the order of the rows to ``order`` as int32.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
@@ -344,7 +353,7 @@ def scratch_bytes(rows: str, parts: str) -> str:
 
 def add_sort_keys(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that clear the counts of a sort and write
-    the keys of its table's rows.
+    the keys of the rows of its neighbour table.
     """
     p, rows = sort.prefix, f"max(64, 2048 // {sort.prefix}taps)"
     return program.fill(f"{p}counts", f"{p}zeros", when=f"{p}zeros > 0").then(
@@ -369,8 +378,8 @@ def add_sort_keys(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
 
 
 def add_row_sort(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that sort a table whose keys exist. They
-    write its sorted columns, the order and the masks of each block.
+    """Return ``program``, a sequence of kernel launches, plus the launches that sort a neighbour table whose keys
+    exist. They write its sorted columns, the order of its rows, and the mask of taps of each block of 64 rows.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     outputs = {name: f"{name}{sort.outputs}" for name in ("columns", "order", "masks")}

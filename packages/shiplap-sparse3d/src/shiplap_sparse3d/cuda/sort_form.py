@@ -8,7 +8,8 @@ __all__ = ["TableSort"]
 
 
 class TableSort(NamedTuple):
-    """The sort of one table in a launch program. The names of the program's values about it begin with ``prefix``.
+    """The sort of one neighbour table in a launch program, a sequence of kernel launches. The names of the program's
+    values for it begin with ``prefix``.
 
     Attributes:
         rows, parts: the numbers of rows and of parts, as expressions. The table has ``k`` taps.
