@@ -111,7 +111,7 @@ _list = triton_launcher(list_kernel)
 def launch_signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs: Tensor, ends: Tensor) -> None:
     """Write the bits of each row to ``codes``, one for each column of the neighbour ``table`` with a neighbour. Write
     the row numbers sorted by the rank of these bits as a Gray code to ``order``, stably. Write the (input, output)
-    pairs of each column to ``inputs`` and ``outputs``, and where those of each column begin and end to ``ends``. This is
+    pairs of each column to ``inputs`` and ``outputs``, and where they begin and end to ``ends``. This is
     ``postprocess.masked_gemm_signals`` on CUDA.
     """
     status.word(table.device)

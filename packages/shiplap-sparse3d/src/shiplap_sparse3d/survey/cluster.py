@@ -121,7 +121,7 @@ def _forget_job(path: Path, dask_worker: Any) -> None:
 
 
 class _BoundClient(Client):
-    """A Dask client whose start fails after a limit of time, even if a server accepts the connection and never answers."""
+    """A Dask client whose start fails after a limit of time, even if a server accepts the connection but is silent."""
 
     def start(self, **options: Any) -> None:
         """Start the client with ``options``, as Dask's client does. If this fails, raise the exception and close the

@@ -360,7 +360,7 @@ class Tiling:
         return CellBox(extent.low // stride * stride, -(-extent.high // stride) * stride)
 
     def core(self, tile: Tile) -> tuple[Cells, Cells]:
-        """Return the first cell of ``tile`` along x and y, and the cell behind its last, as two arrays ``int64 [2]``."""
+        """Return the first cell of ``tile`` along x and y, and the cell behind its last, each as ``int64 [2]``."""
         first = np.array(self.origin) + np.array(tile) * self.size
         return first, first + self.size
 

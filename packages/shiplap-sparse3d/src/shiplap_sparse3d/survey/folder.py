@@ -92,7 +92,7 @@ class SurveyFolder:
             yield
 
     def remove_written(self) -> None:
-        """Remove the files that a survey has written, and the folder itself if nothing else is in it. Other files stay."""
+        """Remove the files that a survey has written, and the folder itself if it is then empty. Other files stay."""
         for part in ("classes", "points"):
             shutil.rmtree(self.path / part, ignore_errors=True)
         for name in ("survey.json", "survey.lock", "job.bin"):
