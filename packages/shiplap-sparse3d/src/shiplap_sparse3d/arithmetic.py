@@ -45,7 +45,7 @@ _OTHERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool, num
 
 
 def _named_functions(homes: Sequence[Any], names: str) -> frozenset[Any]:
-    """Return the frozenset of the attributes of the modules or classes ``homes`` that have one of ``names``.
+    """Return the frozenset of the attributes with the given ``names`` of all modules or classes in ``homes``.
 
     ``names`` is a string of attribute names separated by blanks. A name that an element of ``homes`` lacks is skipped
     for that element.
@@ -95,7 +95,7 @@ class Arithmetic(SummableTensor):
     computed on the features ``feats [n, c]`` and returns a sparse tensor on the same voxels.
 
     ``row_functions`` is the set of the functions of torch that may be applied to a sparse tensor. ``row_operators`` has
-    the names of those that Dynamo passes as other objects.
+    the names of those of them that are written in Python. Dynamo passes these as other objects than torch does.
     """
 
     feats: Tensor
@@ -195,8 +195,8 @@ class Arithmetic(SummableTensor):
         return self.replace(out)
 
     def _broadcast_error(self, name: str, shapes: Sequence[tuple[int, ...]]) -> ShiplapError:
-        """Return the error ``SL202`` for operands of ``shapes`` that do not broadcast against the features. ``name`` is
-        the operation.
+        """Return the error ``SL202`` for operands of ``shapes`` that do not broadcast against the features. ``name``
+        names the operation in the error.
         """
         n, c = self.feats.shape
         return error(

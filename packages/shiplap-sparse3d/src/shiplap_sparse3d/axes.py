@@ -70,9 +70,8 @@ def same_number(a: int, b: int) -> bool:
     """Return whether ``a`` equals ``b``. The test is ``not (a < b or a > b)``, since ``a == b`` would make torch merge
     two sizes in a compiled graph.
 
-    After ``a == b`` is found true, torch writes one size in place of the other. The code of Inductor (torch 2.11 to
-    2.13) then fails with a ``NameError`` if only attributes of objects have that size. A guard on ``<`` or ``>`` does
-    not make two sizes equal.
+    After such a merge, code of Inductor (torch 2.11 to 2.13) fails with a ``NameError`` if a size occurs only in
+    attributes of objects. Comparisons by ``<`` and ``>`` do not merge sizes.
     """
     return not (a < b or a > b)
 

@@ -240,9 +240,10 @@ def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool 
 
 
 def require(holds: Tensor, text: str, refuse: Callable[[], Exception]) -> None:
-    """If ``holds`` is false, raise the error that a call of ``refuse`` returns. In a compiled graph, add an assertion
-    with the message ``text`` instead, which is checked each time the graph runs. The assertion is left out on a GPU and
-    if :func:`set_graph_checks` has turned checks off.
+    """If the bool tensor ``holds`` is false, raise the error that a call of ``refuse`` returns.
+
+    In a compiled graph, add an assertion with the message ``text`` instead, which is checked each time the graph runs.
+    The assertion is left out on a GPU and if :func:`set_graph_checks` has turned checks off.
     """
     if not torch.compiler.is_compiling():
         if not bool(holds):
@@ -271,9 +272,10 @@ _OUTSIDE = "SL211: a row of coords is outside spatial_shape; correct spatial_sha
 
 
 def set_graph_checks(on: bool) -> bool:
-    """Set whether graphs and packages that are made from now on check the values of coordinates each time they run.
-    They do so if ``on`` is true, and otherwise do not. Eager calls always check them. A check reads the coordinates
-    once. Return the previous setting.
+    """Set whether compiled graphs and exported packages that are made from now on check the values of coordinates each
+    time they run. If ``on`` is true, they do, and otherwise they do not. Return the previous setting.
+
+    Eager calls always check the values. A check reads the coordinates once.
     """
     global _graph_checks
     before, _graph_checks = _graph_checks, on

@@ -56,8 +56,9 @@ class DropIn:
         self._modules, self._forget = modules, forget
 
     def undo(self) -> None:
-        """Remove the facades from ``sys.modules`` and restore the settings. Facades are modules with another package's
-        names that run on shiplap's layers. Imports of these names then find the real packages again.
+        """Remove the facades from ``sys.modules``, and restore the settings that :func:`drop_in` has changed. Facades
+        are modules with another package's names that run on shiplap's layers. Imports of these names then find the real
+        packages again.
         """
         for name, module in self._modules.items():
             if sys.modules.get(name) is module:

@@ -88,7 +88,7 @@ def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
 
     Only tensors, numbers, strings and containers are read. Other objects, such as the log of a training run, are left
     out, and none of their code runs. Raise ``SL840`` for a file without weights. Raise it also if torch cannot read the
-    file so, such as one with a subclass of ``dict`` or ``list``.
+    file with ``weights_only=True``, such as one with a subclass of ``dict`` or ``list``.
     """
     try:
         unread: list[Any] = [(_Unread, name) for name in _names_in(path)]

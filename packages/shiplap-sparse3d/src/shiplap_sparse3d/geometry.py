@@ -78,7 +78,7 @@ class Strided:
 
 @dataclass(frozen=True)
 class GeometryOrigin:
-    """How a layer with a ``window`` made voxels from ``geometry``. ``built`` is its plan, or None if stored there."""
+    """How a layer with a ``window`` made voxels from ``geometry``. ``built`` is its plan, or None if it is stored."""
 
     geometry: Geometry
     window: StepWindow
@@ -98,7 +98,7 @@ class GeometryOrigin:
 
 
 class TableRecipe(NamedTuple):
-    """A description of the tables that were built on some voxels and on those that layers reached from them.
+    """A description of the neighbour tables that were built on some voxels and on those reached from them by layers.
 
     Attributes:
         subm: kernel and dilation of each submanifold convolution, and whether the transposed table was built.
@@ -129,7 +129,7 @@ class Tables:
 
 
 class Geometry:
-    """Active voxels of a grid.
+    """Active voxels of a grid, with the neighbour tables that were built on them.
 
     Args:
         coords: ``int32 [n, 1 + d]``, rows of a batch index and ``d`` coordinates, distinct and inside the grid.
@@ -378,7 +378,7 @@ class Geometry:
         return Strided(there, self._finish_plan(plan, back, plain))
 
     def _read_voxels(self, voxels: Tensor | Geometry, shape: Axes | None) -> Geometry:
-        """Return ``voxels`` as a geometry, tensors in a grid of ``shape``. Raise ``SL202`` for other axes or scenes."""
+        """Return ``voxels``, a tensor in a grid ``shape``, as a geometry. Raise ``SL202`` for other axes or scenes."""
         if not isinstance(voxels, Geometry) and (voxels.dim() != 2 or voxels.shape[1] == self.ndim + 1):
             voxels = Geometry(voxels, shape, self.batch_size)
         there = voxels
@@ -459,7 +459,7 @@ class Geometry:
 
     @property
     def _by_offsets(self) -> bool:
-        """Whether neighbours are found by offsets, and not by the kernels for grids of up to three axes."""
+        """Whether tables are built by the ops of ``offsets.py``, and not by those for grids of up to three axes."""
         return not self.bounded or self.ndim > 3
 
     def _box(
@@ -505,7 +505,7 @@ class Geometry:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The list of all coordinates and tables of these voxels and those reached by steps, for ``record_stream``."""
+        """All coordinates and neighbour tables of these voxels and of those that layers reached from them."""
         found = [self.coords]
         for made in (self._tables, self._passing):
             found += [tensor for plan in (*made.subm.values(), *made.plans.values()) for tensor in plan.tensors]
@@ -545,7 +545,7 @@ class Geometry:
             check_scenes("Geometry.step", self.coords, self.batch_size)
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
-        """Return a geometry of ``coords`` in a grid of ``shape``, with as many axes and scenes, without tables."""
+        """Return a geometry of ``coords`` in a grid of ``shape``, otherwise like this one, without tables."""
         other = Geometry.unchecked(coords, shape, self.batch_size, padded, self.ndim)
         other.bounded = self.bounded
         return other
@@ -572,7 +572,7 @@ class Geometry:
         *,
         capacity: int | None,
     ) -> StepWindow:
-        """Return a layer's window. Padded voxels get a capacity. Raise ``SL208`` for a capacity without a grid."""
+        """Return a window of these arguments. Padded voxels get a capacity, which without a grid raises ``SL208``."""
         read = self._read_per_axis
         extra = None if output_padding is None else read(output_padding, "output_padding", 0)
         axes = read(kernel, "kernel"), read(stride, "stride"), read(padding, "padding", 0), read(dilation, "dilation")

@@ -55,6 +55,9 @@ def nearest_map(
 ) -> Int32[Tensor, "b l"]:
     """Return the row of the voxel that contains each query, ``int32 [b, l]``, or -1 if there is none. The first index
     of ``queries`` is the scene. Raise ``SL211`` for duplicate voxels and for voxels outside the grid.
+
+    ``queries`` are points in units of voxels. Voxel (i, j, k) contains the points from (i, j, k) up to, and without, (i
+    + 1, j + 1, k + 1).
     """
     return _find_rows(_present_voxels("nearest_map", coords, spatial_shape), queries.floor(), spatial_shape)
 

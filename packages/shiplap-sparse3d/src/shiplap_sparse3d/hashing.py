@@ -158,6 +158,9 @@ def hash_insert(
 ) -> None:
     """Insert ``keys`` with ``values`` into the table, in place. Of several values for a key the lowest is stored. Raise
     ``SL211`` if the table has no room. Its content is then undefined.
+
+    The table is a pair of tensors, as :func:`init_hashmap` returns them. The key -1 is padding, which is not inserted.
+    Values are compared as unsigned numbers, also with the values that the table already has.
     """
     _insert_sorted("hash_insert", table_keys, table_values, keys, values)
 
@@ -166,7 +169,10 @@ def hash_insert(
 def hash_lookup(
     table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], keys: Int64[Tensor, "m"]
 ) -> Int32[Tensor, "m"]:
-    """Return the value of each of ``keys`` in the table, or -1 for a key that is missing."""
+    """Return the value of each of ``keys`` in the table, or -1 for a key that is missing.
+
+    The table is a pair of tensors, as :func:`init_hashmap` returns them. The key -1 is padding, which is never found.
+    """
     return _look_up_keys(table_keys, table_values, keys)
 
 
@@ -181,6 +187,9 @@ def hash_insert_3d(
     """Insert the voxels ``coords`` with ``values`` into the table, in place. The key of a voxel is the number of its
     cell, ``((b*X + x)*Y + y)*Z + z``. Raise ``SL211`` as ``hash_insert`` does, and for coordinates outside
     ``spatial_shape`` (cells per axis).
+
+    The table is a pair of tensors, as :func:`init_hashmap` returns them. Voxels with the scene -1 are padding, which is
+    not inserted. Of several values for a voxel the lowest, as an unsigned number, is stored.
     """
     _insert_sorted(
         "hash_insert_3d", table_keys, table_values, voxel_keys("hash_insert_3d", coords, spatial_shape), values
@@ -196,6 +205,9 @@ def hash_insert_3d_index(
 ) -> None:
     """Insert each voxel with its row number as the value into the table, in place. Of equal voxels the first row is
     stored. Raise ``SL211`` as ``hash_insert_3d`` does.
+
+    The table is a pair of tensors, as :func:`init_hashmap` returns them. Voxels with the scene -1 are padding, which is
+    not inserted. A voxel that the table already has keeps a lower value.
     """
     keys = voxel_keys("hash_insert_3d_index", coords, spatial_shape)
     rows = torch.arange(coords.shape[0], dtype=torch.int32)
@@ -211,6 +223,9 @@ def hash_lookup_3d(
 ) -> Int32[Tensor, "m"]:
     """Return the value of each voxel in the table. It is -1 for a voxel outside the grid and for one that is missing
     from the table. Raise ``SL211`` if the grid has too many cells.
+
+    The table is a pair of tensors, as :func:`init_hashmap` returns them. A grid has too many cells if int64 numbers
+    cannot count those of all scenes.
     """
     check_cells("hash_lookup_3d", coords, spatial_shape)
     keys = torch.where(inside_grid(coords, spatial_shape), keys_of(coords, spatial_shape), EMPTY)

@@ -55,6 +55,8 @@ def offset_table(
     """Return the number of the row of ``coords`` that equals ``outputs * stride + offsets``, for each output and each
     offset, as ``int32 [m, k]``. It is -1 if there is none. ``outputs`` may have equal rows. Raise ``SL211`` for
     duplicate rows of ``coords``.
+
+    A row whose first number is -1 is padding, and has no neighbours. ``stride`` has one number for each column.
     """
     table, repeated = _match_rows(coords, outputs, offsets, stride)
     refuse_rows("offset_table", repeated, "duplicate coordinates: row {row}")
@@ -119,6 +121,9 @@ def offset_cells(
     """Return the distinct outputs that an input reaches, ascending. They are the integer rows with ``coords = output *
     stride + offset`` for one of ``offsets``. If ``transposed``, they are ``output = coords * stride + offset``. Outputs
     lie in ``[low, high)`` in each column.
+
+    An input is a row of ``coords``. Rows whose first number is -1 are padding, and reach nothing. ``stride`` has one
+    number for each column.
     """
     reached = [coords.long().new_empty(0, coords.shape[1])]
     step = torch.tensor(stride, device=coords.device)

@@ -93,6 +93,8 @@ def segment_mean(
 ) -> Float[Tensor, "m c"]:
     """Return the mean of the rows of ``feats`` that share an ``index``. ``counts`` holds the number of rows of each
     index. A count of 0 gives zeros. Sums are kept in at least float32.
+
+    Raise ``SL211`` for an index that is not a row of ``counts``.
     """
     refuse_rows("segment_mean", (index < 0) | (index >= counts.shape[0]), "index[{row}] is not a row of counts")
     total = feats.new_zeros(counts.shape[0], feats.shape[1], dtype=sum_dtype(feats.dtype))
@@ -146,6 +148,8 @@ def out_coords(
 ) -> Int32[Tensor, "m 4"]:
     """Return the output voxels of a strided convolution in ascending order. They are all cells of the output grid that
     an input voxel reaches. Raise ``SL211`` as ``subm_table`` does.
+
+    An input voxel reaches an output cell if it lies at one of the cells of the kernel placed there.
     """
     check_coords("out_coords", coords, spatial_shape)
     grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
@@ -171,6 +175,9 @@ def conv_table(
     """Return the neighbour table of a strided convolution, ``int32 [m, k]``. For each tap ``k`` of each output ``o`` it
     holds the input row at ``o*S - P + k*Dl``, or -1. Raise ``SL211`` for duplicate rows and for rows outside their
     grid.
+
+    ``S``, ``P`` and ``Dl`` are stride, padding and dilation. A tap is a cell of the kernel, the last axis fastest. The
+    row is -1 if there is no voxel at this cell.
     """
     check_coords("conv_table", coords, spatial_shape)
     grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
@@ -185,6 +192,9 @@ def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "ro
     """Return the transpose of a neighbour table, which holds the output row that reads each input row by each tap. It
     has ``t[table[j, v], v] = j`` and -1 elsewhere. Raise ``SL211`` for a number outside ``[-1, rows)``, and if two
     outputs read one input by the same tap.
+
+    ``table[j, v]`` is the input row that output ``j`` reads by tap ``v`` (a cell of the kernel), or -1. ``rows`` is the
+    number of input rows.
     """
     refuse_rows("transpose_table", ((table < -1) | (table >= rows)).any(1), "row {row} has an entry outside [-1, rows)")
     hit = table >= 0
@@ -265,6 +275,9 @@ _TAPS = ("taps >= 0", f"taps <= {MAX_PART} * parts")  # the bits of a mask that 
 def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor, "k b"], Int32[Tensor, "k"]]:
     """Return the blocks of 64 rows of a sorted table that hit each tap, ``int32 [taps, b]``, and their numbers. The
     blocks of a tap are ascending, followed by zeros.
+
+    ``masks`` is a result of ``sort_table``. A block hits a tap (a column of the neighbour table) if any of its rows has
+    a neighbour in that column.
     """
     size = part_size(taps, masks.shape[0])
     tap = torch.arange(taps, device=masks.device)
@@ -362,6 +375,9 @@ def conv_weight_grad(
     """Return the gradient of the weight of ``conv``, ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. ``grad`` is
     the gradient of the output of ``conv``. ``order``, ``blocks`` and ``counts`` belong to a sorted table, as the ops
     ``sort_table`` and ``tap_blocks`` return them. Raise ``SL211`` for a number in the table outside ``[-1, n)``.
+
+    ``groups``, ``reflect`` and ``tf32`` are the arguments of ``conv``. If the table is not sorted, ``order``,
+    ``blocks`` and ``counts`` are None.
     """
     _check_table("conv_weight_grad", table, feats.shape[0])
     table = by_output(table, order)

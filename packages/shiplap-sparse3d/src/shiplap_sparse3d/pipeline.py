@@ -80,7 +80,7 @@ class Voxels:
         return feats.requires_grad_(received), coords.double() if AS_FLOATS and received else coords
 
     def tensor(self, feats: Tensor, coords: Tensor) -> SparseTensor:
-        """Return the sparse tensor of the features and coordinates that the stage before has sent. It is padded to a
+        """Return the sparse tensor of the features and coordinates that the previous stage has sent. It is padded to a
         fixed number of rows.
         """
         if coords.is_floating_point():

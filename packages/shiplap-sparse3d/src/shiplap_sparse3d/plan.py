@@ -96,13 +96,13 @@ class Plan:
     """A neighbour table, sorted or not, and its transpose for the gradient and the inverse convolution.
 
     Attributes:
-        table: ``int32 [m, k]``, the input row under each tap of each output row, or -1. May be a view.
+        table: ``int32 [m, k]``, the input row at each tap (cell of the kernel) of each output row, or -1.
         rows: ``n``, the number of input rows.
-        order, masks: the parts of a sorted table (``sort_table``), or None on the CPU.
+        order, masks: the results of ``sort_table`` that describe a sorted table, or None if it is not sorted.
         reflect: whether tap ``v`` takes the weight of tap ``k - 1 - v``.
         symmetric: whether the table read backwards is its own transpose (submanifold, odd kernel).
-        back: tables of the transpose ``(table, order, masks)``, or None. A symmetric plan needs none, and the gradient
-            of other plans builds them when it runs.
+        back: the transposed table with its description, ``(table, order, masks)``, or None. A symmetric plan needs
+            none, and the gradient of other plans builds one when it runs.
     """
 
     table: Tensor

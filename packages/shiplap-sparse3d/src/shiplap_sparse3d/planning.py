@@ -39,8 +39,8 @@ def subm_plan(
     """Return the sorted neighbour table of a submanifold convolution, as the ops ``subm_table`` and ``sort_table`` make
     it one after the other.
 
-    The result is its columns by tap, the output of each row in each of ``parts`` groups of taps, and the taps that each
-    block of 64 rows hits.
+    The result is its columns by tap, the output of each row in each of ``parts`` groups of taps, and the taps under
+    which any row of each block of 64 rows has a neighbour.
 
     ``scenes`` is the number of scenes, or 0 if it is not known. Raise ``SL211`` as those ops do, and for a row of a
     scene that does not exist.

@@ -74,6 +74,9 @@ def max_pool_with_taps(
     in ``torch.nn.MaxPool3d``. The gradient goes to that tap only, while spconv gives it in full to every input that
     equals the output. Only the backward reads ``table_t``, and builds it if it is None. Raise ``SL211`` for a number in
     the table outside ``[-1, n)``.
+
+    A tap is a column of the neighbour ``table``, and a number in it that is not -1 is a hit, the row of ``feats`` that
+    the output reads by this tap. ``table_t`` is the transposed table.
     """
     _check_table("max_pool_with_taps", table, feats.shape[0])
     hit = torch.nn.functional.pad(table >= 0, (0, 1))[..., None]  # a last tap without a hit, if there is no other
@@ -92,6 +95,9 @@ def max_pool_grad(
     """Return the gradient of ``max_pool_with_taps`` with respect to its features, ``out[i] = sum_v grad[t[i, v]]`` over
     the channels whose tap is ``v``. ``t`` is ``table_t``, the transposed table. The sum runs in the order of taps, so
     it is the same in each run. Raise ``SL211`` for a number in ``table_t`` outside ``[-1, m)``.
+
+    A tap is a column of the neighbour table. ``taps`` holds the tap that each maximum came from, or -1, as
+    ``max_pool_with_taps`` returns it.
     """
     _check_table("max_pool_grad", table_t, grad.shape[0])
     tap = torch.arange(table_t.shape[1], device=grad.device)[:, None]
@@ -138,6 +144,9 @@ def sum_pool(
     """Return the sum of the rows under the taps of each output, or with ``average`` their mean over the hits. Outputs
     without a hit are zeros. Sums are kept in at least float32. Only the backward reads ``table_t``, and builds it if it
     is None. Raise ``SL211`` for a number in the table outside ``[-1, n)``.
+
+    A tap is a column of the neighbour ``table``, and a number in it that is not -1 is a hit, the row of ``feats`` that
+    the output reads by this tap. ``table_t`` is the transposed table.
     """
     _check_table("sum_pool", table, feats.shape[0])
     out = rows_under(feats, table).to(sum_dtype(feats.dtype)).sum(1)

@@ -193,7 +193,9 @@ def _choose_parts(sizes: dict[str, Any], name: str = "parts") -> int:
 
 @ops.sort_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``sort_table``, which are a neighbour table, the number of parts, and the length of a run."""
+    """Return arguments of ``sort_table``, which are a neighbour table, the number of parts (groups of taps that are
+    sorted separately), and the number of successive rows that are sorted by themselves.
+    """
     return _draw_table(rng, sizes["m"], sizes["m"], sizes["k"], device), _choose_parts(sizes), sizes["run"]
 
 

@@ -155,6 +155,9 @@ def z_order_encode(
 ) -> Int64[Tensor, "n"]:
     """Return the Z-order codes of voxels, with -1 for padding. A code of at most ``width`` bits holds the scene above
     ``bits`` interleaved bits per axis. Raise ``SL211`` for rows that do not fit.
+
+    ``axes`` lists the axes (0, 1 and 2) from the most to the least significant. ``width`` is 63 for int64 codes, and at
+    most 31 for codes that fit int32.
     """
     batch, columns = _curve_columns("z_order_encode", coords, bits, axes, width)
     return _encode_columns(coords, batch, columns, bits)
@@ -164,6 +167,8 @@ def z_order_encode(
 def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
     """Return the voxels of Z-order codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211``
     for codes whose scene is not an int32.
+
+    ``axes`` lists the axes (0, 1 and 2) from the most to the least significant.
     """
     _check_codes("z_order_decode", codes, bits)
     return _decode_columns(codes, _deinterleave_bits(codes, bits), bits, axes)
@@ -175,6 +180,9 @@ def hilbert_encode(
 ) -> Int64[Tensor, "n"]:
     """Return the Hilbert codes of voxels, with -1 for padding. A code of at most ``width`` bits holds the scene above
     ``bits`` bits per axis. Raise ``SL211`` for rows that do not fit.
+
+    ``axes`` lists the axes (0, 1 and 2) from the most to the least significant. ``width`` is 63 for int64 codes, and at
+    most 31 for codes that fit int32.
     """
     batch, columns = _curve_columns("hilbert_encode", coords, bits, axes, width)
     return _encode_columns(coords, batch, _to_hilbert(columns, bits), bits)
@@ -184,6 +192,8 @@ def hilbert_encode(
 def hilbert_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
     """Return the voxels of Hilbert codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211``
     for codes whose scene is not an int32.
+
+    ``axes`` lists the axes (0, 1 and 2) from the most to the least significant.
     """
     _check_codes("hilbert_decode", codes, bits)
     return _decode_columns(codes, _from_hilbert(_deinterleave_bits(codes, bits), bits), bits, axes)

@@ -43,7 +43,9 @@ class StepWindow(NamedTuple):
     capacity: int | None = None
 
     def shape(self, grid: Triple) -> Triple:
-        """Return the output grid of the step from the input ``grid``, with at least 0 cells per axis."""
+        """Return the output grid of a convolution with this window from the input ``grid``, with at least 0 cells per
+        axis.
+        """
         if self.output_padding is None:
             return cast("Triple", output_shape(grid, *self[:4]))
         axes = zip(grid, *self[:4], self.output_padding, strict=True)
@@ -64,8 +66,8 @@ class StepWindow(NamedTuple):
         return cast("Triple", tuple(map(max, grid, least)))
 
     def max_outputs(self, rows: int, grid: Triple, batch_size: int) -> int:
-        """Return the largest number of output voxels that ``rows`` voxels in ``batch_size`` scenes of ``grid`` can
-        reach by a convolution with this window.
+        """Return an upper bound of the number of output voxels that ``rows`` voxels in ``batch_size`` scenes of
+        ``grid`` can reach by a convolution with this window.
         """
         each = list(self.kernel)
         if self.output_padding is None:

@@ -270,8 +270,9 @@ def brick_hits_kernel(
     DENSE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write each row into the list of the rows of its brick (a block of 4 x 4 x 4 cells). Write the keys by which the
-    neighbour table is sorted. A key has a bit for each tap under which the row has a neighbour.
+    """Write the number of each row into the list of the rows of its brick (a block of 4 x 4 x 4 cells). Write the keys
+    by which the neighbour table is sorted. A key comes from a number with a bit for each tap under which the row has a
+    neighbour.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = _coords_of(coords, row, row < n)

@@ -194,7 +194,7 @@ def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
 
 def by_digits(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches of a radix sort, one for each digit. They
-    write each part's rows to the output ``order``, in the order of their keys.
+    write the rows of each part (group of taps), in the order of their keys, to the output ``order``.
     """
     p, parts, rows = sort.prefix, sort.parts, sort.rows
     each = f"4 * {parts} * {rows}"

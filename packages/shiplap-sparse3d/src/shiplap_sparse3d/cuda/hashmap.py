@@ -204,9 +204,9 @@ def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tu
 def _launch_insert(
     op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None
 ) -> None:
-    """Launch the kernels that insert ``keys`` into the hash map. Each key gets the lowest of its old and new values. A
-    full table is reported in the status word at the address ``word``, from which the host raises an error of ``op``
-    later.
+    """Launch the kernels that insert ``keys`` into the hash map. Each key gets the lowest, as an unsigned number, of
+    its old and new values. A full table is reported in the status word at the address ``word``, from which the host
+    raises an error of ``op`` later.
     """
     code, count, capacity = status.code_of(op, FULL), keys.shape[0], table_keys.shape[0]
     if not count:

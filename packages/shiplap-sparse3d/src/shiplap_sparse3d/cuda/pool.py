@@ -52,8 +52,6 @@ def _load_entries(table, row, there, v, row_stride, tap_stride, n, status, code)
     """Return the numbers in column ``v`` of the neighbour table for these rows, as a column, and a mask of those that
     are input rows. Numbers other than -1 outside ``[0, n)`` are reported in a status word, from which the host raises
     ``SL211`` later.
-
-    Numbers other than -1 outside ``[0, n)`` are reported in a status word, from which the host raises ``SL211`` later.
     """
     entry = tl.load(table + row * row_stride + v * tap_stride, mask=there, other=-1)
     hit = (entry >= 0) & (entry < n)

@@ -93,7 +93,7 @@ def global_max_finish(
     feats, partial, out, rows, c, parts, scenes, feats_row, feats_col, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
     """Write the maximum of each scene over all parts to ``out [scenes, c]``, or 0 for a scene without rows. Write the
-    row that it comes from to ``rows``, or -1. A part is a run of rows.
+    number of the row that it comes from to ``rows``, or -1. A part is a run of successive rows.
     """
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     best = make_accumulator(1, CHANNELS, WIDE)

@@ -89,12 +89,12 @@ def store_key(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Store the sort keys of rows with the tap bits ``hits`` (a bit for each tap with a neighbour), and count the keys
-    for the sort that follows.
+    """Store the sort keys of rows with the bits ``hits``, one for each tap with a neighbour, and count the keys for the
+    sort that follows.
 
     If ``PAGE`` is not 0, a first digit of the keys is counted in pages of ``PAGE`` rows. Otherwise, if ``BINS`` is not
-    0, the keys are counted in tiles of rows and the masks are cleared. If both are 0, a key includes the part and the
-    run.
+    0, the keys are counted in tiles of rows and the masks are cleared. If both are 0, a key includes the number of the
+    part (group of taps) and that of the run of rows.
     """
     key, place = _sort_key(hits, SIZE), m.to(tl.int64) * part + row
     if PAGE:
@@ -345,8 +345,8 @@ def sort_numbers(sort: TableSort) -> dict[str, str]:
 
 
 def scratch_bytes(rows: str, parts: str) -> str:
-    """Return an expression for the largest number of bytes that any sort of ``rows`` rows in ``parts`` parts needs. It
-    is rounded up to whole 64-bit words, since keys may follow.
+    """Return an expression for the largest number of bytes that any sort of ``rows`` rows in ``parts`` parts (groups of
+    taps) needs. It is rounded up to whole 64-bit words, since keys may follow.
     """
     return f"({parts} * (24 * {rows} + min(8 * {rows}, {1 << 21}) + 16384) + 7) // 8 * 8"
 

@@ -83,8 +83,8 @@ class _GridLevel(NamedTuple):
 @dataclass
 class _PassRecord:
     """The record of the layers of one forward pass. ``levels`` are the grids that it has reached. ``intervals`` holds,
-    for each layer, the input cells before and behind an output on which the output depends. ``nodes`` has the same by
-    the layer's node in the autograd graph.
+    for each layer, the numbers of input cells before and behind an output on which the output depends. ``nodes`` maps
+    the layer's node in the autograd graph to this interval.
     """
 
     levels: list[_GridLevel]
@@ -138,6 +138,7 @@ class _PassRecord:
 
 
 def _is_submanifold(module: nn.Module) -> bool:
+    """Return whether ``module`` is a submanifold convolution of this package or of its replacement for spconv."""
     return isinstance(module, SubMConv3d) or getattr(module, "subm", False)
 
 

@@ -187,6 +187,9 @@ class SurveyModel:
         return sha.hexdigest()
 
     def _call(self, scene: VoxelScene) -> object:
+        """Return the result of the network for the voxels of ``scene``, and for its points if the model is
+        ``per_point``.
+        """
         return self.net(scene.voxels, scene.feats, scene.inverse) if self.per_point else self.net(scene.voxels)
 
     def _check_features(self) -> None:

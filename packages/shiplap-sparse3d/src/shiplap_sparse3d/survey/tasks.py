@@ -157,8 +157,9 @@ class SurveyJob:
 
 
 def points_of(job: SurveyJob, rows: Tensor) -> Points:
-    """Return the stored points ``rows`` (``int32 [p, 6]``) as the argument of the features function. It has the
-    coordinates in units of the file, the intensity, the return number and the number of returns.
+    """Return the stored points ``rows`` (``int32 [p, 6]``) as :class:`Points`, the argument of the function
+    ``features`` of a model. They have the coordinates in units of the file, the intensity, the return number and the
+    number of returns.
     """
     packed, xyz = rows[:, 5].long(), torch.stack(job.coordinates(rows), 1)
     return Points(xyz, packed & 0xFFFF, packed >> 16 & 0xF, packed >> 20 & 0xF)
