@@ -74,8 +74,8 @@ def _make_geometry(children: Sequence[Any], grid: _GridFacts) -> Geometry:
 
 
 def _lost_rows(coords: Any, before: Any) -> bool:
-    """Return whether ``coords`` has another number of rows than ``before``. In a graph the tensors have no values yet,
-    so the result is False.
+    """Return whether ``coords`` has another number of rows than ``before``. In a graph, and unless both are plain
+    instances of ``Tensor``, the result is False.
     """
     plain = type(coords) is Tensor and type(before) is Tensor and not torch.compiler.is_compiling()
     return plain and coords.dim() == 2 and coords.shape[0] != before.shape[0]

@@ -78,7 +78,9 @@ class Strided:
 
 @dataclass(frozen=True)
 class GeometryOrigin:
-    """How a layer with a ``window`` made voxels from ``geometry``. ``built`` is its plan, or None if it is stored."""
+    """The layer by which some voxels were made. ``window`` is its window, and ``geometry`` has its input voxels.
+    ``built`` is its plan (neighbour tables), or None if ``geometry`` stores the plan.
+    """
 
     geometry: Geometry
     window: StepWindow
@@ -255,7 +257,6 @@ class Geometry:
 
     def generative(self, kernel: Axes, dilation: Axes = 1, *, capacity: int | None = None) -> Strided:
         """Return all voxels within the reach of a centred kernel from an input, and the plan (neighbour tables).
-
         The grid is unchanged, except that it grows by ``dilation`` at its far end along axes of even kernel size.
         """
         around = [

@@ -196,14 +196,14 @@ def box_offsets(
     padding: Sequence[int] | None = None,
     region: Literal["cube", "cross"] = "cube",
 ) -> list[tuple[int, ...]]:
-    """Return the offsets of a kernel's taps around its output, one tuple per tap, in the order of the weight. The last
-    axis counts fastest. Raise ``SL208`` for an unknown ``region``.
+    """Return the offsets of the cells of a kernel (its taps) from its output, one tuple for each tap, in the order of a
+    convolution's weight. The last axis varies fastest. Raise ``SL208`` for an unknown ``region``.
 
     Args:
-        kernel: taps per axis.
-        dilation: spacing of the taps per axis.
+        kernel: the number of taps on each axis.
+        dilation: the distance between neighbouring taps on each axis, in cells.
         padding: how far the first tap of an axis lies below the output, by default ``(kernel - 1) // 2 * dilation``.
-        region: ``"cube"`` for all taps, or ``"cross"`` for those on an axis through the middle.
+        region: ``"cube"`` for all taps, or ``"cross"`` for those on an axis through the middle tap.
     """
     if region not in ("cube", "cross"):
         raise error("SL208", where="box_offsets, argument 'region'", got=repr(region), expected="'cube' or 'cross'")

@@ -291,8 +291,8 @@ def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor
 
 def by_output(table: Tensor, order: Tensor | None) -> Tensor:
     """Return a sorted neighbour ``table`` with its rows in the order of the outputs again. ``order [parts, m]`` has the
-    output of each row for each part (group of taps that was sorted separately). If it is None, ``table`` is not sorted
-    and is returned unchanged.
+    output of each row for each part, a group of columns that was sorted separately. If ``order`` is None, ``table`` is
+    not sorted and is returned unchanged.
     """
     if order is None or table.shape[1] == 0:
         return table

@@ -54,8 +54,8 @@ def _draw_table(rng: Generator, outputs: int, inputs: int, taps: int, device: An
 
 def _draw_sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
     """Return the neighbour table ``int32 [rows, edge**3]`` of a convolution from voxels on a wavy surface, two voxels
-    thick, onto themselves. The tuner needs such tables to measure the time that kernels save by skipping taps without a
-    neighbour.
+    thick, onto themselves. The tuner needs such tables to measure the time that kernels save by skipping columns
+    without a neighbour.
     """
     at = torch.arange(rows, device=device)
     side = math.isqrt((rows + 1) // 2) + 1
@@ -176,24 +176,24 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _sorted_form(table: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``(table, order, masks)``, the neighbour ``table`` with its rows sorted by the taps under which they have
-    a neighbour. ``order`` has the output of each row, and ``masks`` the taps that each block of 64 rows uses. ``parts``
-    is the number of groups of taps that are sorted separately.
+    """Return ``(table, order, masks)``, the neighbour ``table`` with its rows sorted by the columns in which they have
+    a neighbour. ``order`` has the output of each row, and ``masks`` the columns in which any row of each block of 64
+    has a neighbour. ``parts`` is the number of groups of columns that are sorted separately.
     """
     columns, order, masks = ops.sort_table.reference(table, parts)
     return columns.t(), order, masks
 
 
 def _choose_parts(sizes: dict[str, Any], name: str = "parts") -> int:
-    """Return a valid number of parts (groups of taps that are sorted separately) for ``sizes["k"]`` taps. It is
-    ``sizes[name]``, limited so that each part has from 1 to 31 taps.
+    """Return a valid number of parts for a neighbour table of ``sizes["k"]`` columns. A part is a group of columns that
+    is sorted separately. The number is ``sizes[name]``, limited so that each part has from 1 to 31 columns.
     """
     return max(1, -(-sizes["k"] // ops.MAX_PART), min(sizes[name], sizes["k"]))
 
 
 @ops.sort_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``sort_table``, which are a neighbour table, the number of parts (groups of taps that are
+    """Return arguments of ``sort_table``, which are a neighbour table, the number of parts (groups of columns that are
     sorted separately), and the number of successive rows that are sorted by themselves.
     """
     return _draw_table(rng, sizes["m"], sizes["m"], sizes["k"], device), _choose_parts(sizes), sizes["run"]
@@ -202,7 +202,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 @planning.subm_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """Return arguments of ``subm_plan``. They are voxels and their grid, kernel and dilation, the number of parts
-    (groups of taps), the length of a run of rows, and the number of scenes.
+    (groups of columns that are sorted separately), the number of successive rows that are sorted by themselves, and the
+    number of scenes or 0.
     """
     grid = _choose_grid(sizes["n"])
     kernel, _, _, dilation = _draw_window(sizes)
@@ -214,7 +215,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 @planning.conv_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """Return arguments of ``conv_plan``. They are input voxels, output voxels, the input grid, kernel, stride, padding
-    and dilation, the numbers of parts (groups of taps) of both directions, and the length of a run of rows.
+    and dilation, the numbers of parts (groups of columns that are sorted separately) of both tables, and the number of
+    successive rows that are sorted by themselves.
     """
     sizes = {**sizes, "k": math.prod(_draw_window(sizes)[0])}
     back = _choose_parts(sizes, "parts_t") if sizes["parts_t"] else 0
@@ -273,8 +275,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.tap_blocks.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``tap_blocks``, which are random masks ``int32 [parts, b]`` and the number of taps. The masks
-    have bits only for the taps of a part.
+    """Return arguments of ``tap_blocks``, which are random masks ``int32 [parts, b]`` and the number of columns of a
+    neighbour table. The masks have bits only for the columns of a part.
     """
     taps = sizes["taps"]
     parts = max(1, sizes["parts"], -(-taps // ops.MAX_PART))
@@ -309,8 +311,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @pooling.max_pool_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``max_pool_grad``, which are a gradient, the taps with the largest values in a max pooling,
-    and the transposed table.
+    """Return arguments of ``max_pool_grad``, which are a gradient, the columns of the neighbour table with the largest
+    values in a max pooling, and the transposed table.
     """
     table, back = _pool_arguments(rng, sizes, device)
     feats = _draw_negative(rng, (sizes["n"], sizes["c"]), dtype, device)

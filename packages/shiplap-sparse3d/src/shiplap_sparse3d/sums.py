@@ -27,7 +27,8 @@ _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd_
 
 class SummableTensor:
     """The base of sparse tensors that can be used in sums and checkpoints. ``row_functions`` are the other functions of
-    torch that a class accepts, and ``row_operators`` the names of those that Dynamo passes as other objects.
+    torch that a class accepts. ``row_operators`` are the names of those that Dynamo passes as other objects than torch
+    does.
 
     Any further function of torch raises ``SL209``. The error shows a call that works in its place, written with the
     three strings ``spelled``.

@@ -220,8 +220,8 @@ class SparseTensor(Arithmetic):
             )
 
     def check_statistics(self) -> None:
-        """Raise ``SL208`` if rows of this tensor may be padding. A batch norm of torch would compute its statistics
-        from such rows as well.
+        """Raise ``SL208`` if this tensor may have rows of padding. A batch norm of torch would include them in its
+        statistics.
         """
         if self.geometry.padded:
             raise error(
@@ -376,9 +376,7 @@ class SparseTensor(Arithmetic):
         return self._with_voxels(feats, coords, self.batch_size, padded=self.geometry.padded)
 
     def requires_grad_(self, requires_grad: bool = True) -> SparseTensor:
-        """Set whether gradients of the features are recorded from now on to ``requires_grad``. Return this tensor
-        itself.
-        """
+        """Set whether gradients of the features are recorded from now on. Return this tensor itself."""
         self.feats.requires_grad_(requires_grad)
         return self
 
@@ -560,7 +558,9 @@ def _vector_of_axes(name: str, value: float | Sequence[float] | Tensor, like: Te
 
 
 def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tensor) -> Tensor:
-    """Return the scene of each point, ``int32 [p]``, 0 without ``batch``. Raise ``SL204``, ``SL202`` or ``SL211``."""
+    """Return the scene of each point, ``int32 [p]``. Without ``batch`` all are 0. Raise ``SL204`` or ``SL202`` unless
+    ``batch`` is integers ``[p]``, and ``SL211`` for a scene outside ``[0, batch_size)``.
+    """
     if batch is None:
         return torch.zeros(points.shape[0], dtype=torch.int32, device=points.device)
     where, limit = "sparse3d.voxelize, argument 'batch'", 2**31 if batch_size is None else batch_size

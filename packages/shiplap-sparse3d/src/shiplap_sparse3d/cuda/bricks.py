@@ -271,8 +271,8 @@ def brick_hits_kernel(
     ROWS: tl.constexpr,
 ):
     """Write the number of each row into the list of the rows of its brick (a block of 4 x 4 x 4 cells). Write the keys
-    by which the neighbour table is sorted. A key comes from a number with a bit for each tap under which the row has a
-    neighbour.
+    by which the neighbour table is sorted. A key comes from a number with a bit for each column of the table in which
+    the row has a neighbour.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = _coords_of(coords, row, row < n)
@@ -353,8 +353,9 @@ def brick_entries_kernel(
     DENSE: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """Write a block of 64 sorted rows of a neighbour table, for one part (a group of taps that is sorted separately).
-    ``columns`` gets the neighbour's row under each tap, or -1, and ``masks`` a bit for each tap with any neighbour.
+    """Write a block of 64 sorted rows of a neighbour table, for one part (a group of columns that is sorted
+    separately). ``columns`` gets the neighbour's row in each column, or -1, and ``masks`` a bit for each column with
+    any neighbour.
 
     If ``ORDERED`` is false, write the order of the rows to ``order`` as int32. Neighbours are found in bricks, blocks
     of 4 x 4 x 4 cells with one bit each.

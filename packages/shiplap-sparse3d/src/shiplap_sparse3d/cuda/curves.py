@@ -173,8 +173,8 @@ _decode = triton_launcher(decode_kernel)
 
 def encode_curve(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, codes: Tensor) -> None:
     """Write the curve code of each voxel to ``codes``, computed by the Triton kernel of ``op`` (a Z-order or Hilbert
-    encode op). Rows that do not fit ``width`` bits are reported in a status word, from which the host raises ``SL211``
-    later.
+    encode op). ``bits`` is the number of bits per axis, and ``axes`` lists the axes from the most significant on. Rows
+    that do not fit ``width`` bits are reported in a status word, from which the host raises ``SL211`` later.
     """
     word, rows = status.word(coords.device), coords.shape[0]
     if rows:
@@ -198,7 +198,8 @@ def encode_curve(op: str, coords: Tensor, bits: int, axes: Sequence[int], width:
 
 def decode_curve(op: str, codes: Tensor, bits: int, axes: Sequence[int], coords: Tensor) -> None:
     """Write the voxel of each curve code to ``coords``, computed by the Triton kernel of ``op`` (a Z-order or Hilbert
-    decode op). Invalid codes are reported in a status word, from which the host raises ``SL211`` later.
+    decode op). ``bits`` is the number of bits per axis, and ``axes`` lists the axes from the most significant on.
+    Invalid codes are reported in a status word, from which the host raises ``SL211`` later.
     """
     word, rows = status.word(codes.device), codes.shape[0]
     if rows:

@@ -41,7 +41,7 @@ _near = triton_launcher(near_kernel)
 
 class TableWindow(NamedTuple):
     """The window (kernel, stride, padding and dilation) by which queries in the grid ``grid`` look up voxels in the
-    grid ``shape``.
+    grid ``shape``. A query is an output voxel whose neighbours are wanted.
     """
 
     shape: Sequence[int]

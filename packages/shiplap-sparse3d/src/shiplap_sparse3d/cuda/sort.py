@@ -48,9 +48,9 @@ def _load_hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
 
 @triton.jit
 def _sort_key(hits, SIZE: tl.constexpr):
-    """Return the sort key of the bits ``hits``, one for each tap under which a row has a neighbour. Ascending keys are
-    descending ranks of a Gray code. Rows that are near each other in this order have neighbours under similar taps, and
-    rows without a neighbour come last.
+    """Return the sort key of the bits ``hits``, one for each column of the neighbour table in which a row has a
+    neighbour. Ascending keys are descending ranks of a Gray code. Rows that are near each other in this order have
+    neighbours in similar columns, and rows without a neighbour come last.
     """
     rank = hits ^ (hits >> 1)  # the prefix XOR that undoes a Gray code
     rank ^= rank >> 2
@@ -89,12 +89,12 @@ def store_key(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Store the sort keys of rows with the bits ``hits``, one for each tap with a neighbour, and count the keys for the
-    sort that follows.
+    """Store the sort keys of rows with the bits ``hits``, one for each column with a neighbour, and count the keys for
+    the sort that follows.
 
     If ``PAGE`` is not 0, a first digit of the keys is counted in pages of ``PAGE`` rows. Otherwise, if ``BINS`` is not
     0, the keys are counted in tiles of rows and the masks are cleared. If both are 0, a key includes the number of the
-    part (group of taps) and that of the run of rows.
+    part (group of columns) and that of the run of rows.
     """
     key, place = _sort_key(hits, SIZE), m.to(tl.int64) * part + row
     if PAGE:
@@ -138,7 +138,7 @@ def key_kernel(
     PAGE: tl.constexpr,
 ):
     """Write the sort keys of ``ROWS`` rows for one part, and count them for the sort that follows. A part is a group of
-    ``SIZE`` taps (columns of the neighbour ``table``) that is sorted separately.
+    ``SIZE`` columns of the neighbour ``table`` that is sorted separately.
     """
     part, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, hits, _ = _load_hits(table, row, m, k, part, SIZE, TAPS)
@@ -159,10 +159,10 @@ def alone_kernel(
     ROWS: tl.constexpr,
 ):
     """Sort all rows of one part of the neighbour ``table`` in one program, ``ROWS`` at a time. A part is a group of
-    ``SIZE`` taps that is sorted separately.
+    ``SIZE`` columns that is sorted separately.
 
-    Write the sorted rows to ``columns``, the row at each place to ``order``, and the taps for which any row in a block
-    of 64 has a neighbour to ``masks``.
+    Write the sorted rows to ``columns``, the row at each place to ``order``, and the columns in which any row of each
+    block of 64 has a neighbour to ``masks``.
     """
     part, bins = tl.program_id(0), tl.arange(0, BINS)
     total = tl.zeros([BINS], tl.int32)
@@ -237,7 +237,7 @@ def place_kernel(
     """Write the rows of one tile (128 rows) of the neighbour ``table`` to their places in the sorted order. These are
     behind all rows with smaller keys and behind earlier rows with equal keys.
 
-    Write the row at each place to ``order``, and the taps for which any row in a block of 64 has a neighbour to
+    Write the row at each place to ``order``, and the columns in which any row of each block of 64 has a neighbour to
     ``masks``.
     """
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -267,9 +267,9 @@ def place_kernel(
 
 @triton.jit
 def ordered_rows(sorted_rows, order, place, part, m, ORDERED: tl.constexpr):
-    """Return the rows at the positions ``place`` in the sorted order of a part (a group of taps that is sorted
-    separately). If ``ORDERED`` is true, they are read from ``order``. Otherwise they are read from ``sorted_rows``, the
-    result of torch's sort, and written to ``order`` as int32.
+    """Return the rows at the positions ``place`` in the sorted order of a part (a group of the neighbour table's
+    columns that is sorted separately). If ``ORDERED`` is true, they are read from ``order``. Otherwise they are read
+    from ``sorted_rows``, the result of torch's sort, and written to ``order`` as int32.
     """
     first = part.to(tl.int64) * m
     if ORDERED:
@@ -295,9 +295,9 @@ def gather_kernel(
     TAPS: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """Write a block of 64 sorted rows of the neighbour ``table`` to ``columns``, for one part (a group of taps that is
-    sorted separately). Write the taps for which any of them has a neighbour to ``masks``. If ``ORDERED`` is false,
-    write the order of the rows to ``order`` as int32.
+    """Write a block of 64 sorted rows of the neighbour ``table`` to ``columns``, for one part (a group of columns that
+    is sorted separately). Write the columns in which any of these rows has a neighbour to ``masks``. If ``ORDERED`` is
+    false, write the order of the rows to ``order`` as int32.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
@@ -314,10 +314,11 @@ def gather_kernel(
 def sort_numbers(sort: TableSort) -> dict[str, str]:
     """Return the launch values of the sort of one neighbour table, as expressions by name that each call computes.
 
-    ``size`` is the number of taps of a part, and ``runs`` the number of its runs of rows. ``alone``, ``counted``,
-    ``ranked`` and ``digits`` say which way of sorting is taken. ``key`` is the number of bits of a key, or 0. ``bins``
-    is the number of counts in each of the ``lines`` of all histograms, or 0. ``zeros`` is the number of bytes of the
-    histograms, which start as zeros. ``counts``, ``totals`` and ``keys`` are offsets in the workspace.
+    ``size`` is the number of columns of a part (a group that is sorted separately), and ``runs`` the number of its runs
+    of rows. ``alone``, ``counted``, ``ranked`` and ``digits`` are 1 if the sort of this name is used. ``key`` is the
+    number of bits of a key, or 0. ``bins`` is the number of counts in each of the ``lines`` of all histograms, or 0.
+    ``zeros`` is the number of bytes of the histograms, which start as zeros. ``counts``, ``totals`` and ``keys`` are
+    offsets in the workspace.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     live, spread = f"{rows} > 0 and {parts} > 0", f"pow2ceil({parts} * {p}runs)"
@@ -346,7 +347,7 @@ def sort_numbers(sort: TableSort) -> dict[str, str]:
 
 def scratch_bytes(rows: str, parts: str) -> str:
     """Return an expression for the largest number of bytes that any sort of ``rows`` rows in ``parts`` parts (groups of
-    taps) needs. It is rounded up to whole 64-bit words, since keys may follow.
+    columns) needs. It is rounded up to whole 64-bit words, since keys may follow.
     """
     return f"({parts} * (24 * {rows} + min(8 * {rows}, {1 << 21}) + 16384) + 7) // 8 * 8"
 
@@ -427,8 +428,8 @@ SORT_TABLE = add_row_sort(add_sort_keys(launch_program(values=sort_numbers(_TABL
 
 @triton.jit(do_not_specialize=["parts", "b", "size"])
 def tap_kernel(masks, blocks, counts, parts, b, size, BLOCK: tl.constexpr):
-    """Write to ``blocks[tap]`` the blocks of sorted rows in which a row has a neighbour under the tap, followed by
-    zeros. Write the number of such blocks to ``counts``.
+    """Write to ``blocks[tap]`` the numbers of the blocks of 64 sorted rows in which any row has a neighbour in column
+    ``tap`` of the neighbour table, followed by zeros. Write how many these are to ``counts[tap]``.
     """
     tap, before = tl.program_id(0), 0
     part, bit = tap // size, tl.minimum(tap % size, 31)

@@ -50,7 +50,7 @@ def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def first_kernel(keys, first, n, BLOCK: tl.constexpr):
-    """Write 1 to ``first`` where a sorted key differs from the key before it, and 0 elsewhere."""
+    """Write 1 to ``first`` at the first of equal ones among the sorted ``keys``, and 0 elsewhere."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < n, other=0)
     before = tl.load(keys + at - 1, mask=(at > 0) & (at < n), other=0)

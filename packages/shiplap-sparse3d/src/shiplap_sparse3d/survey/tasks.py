@@ -104,15 +104,15 @@ class SurveyJob:
         return first, min(self.segment, self.total - first)
 
     def coordinates(self, rows: Tensor) -> list[Tensor]:
-        """Return the coordinates of the stored points ``rows`` (``int32 [p, 6]``) in units of the file, as three
-        tensors ``float64 [p]``.
+        """Return the coordinates of the points ``rows`` (``int32 [p, 6]``, as the folder stores them) in units of the
+        input file, as three tensors ``float64 [p]``.
         """
         axes = zip(rows[:, 2:5].unbind(1), self.scales, self.offsets, strict=True)
         return [axis.double() * scale + offset for axis, scale, offset in axes]
 
     def cells(self, rows: Tensor) -> list[Tensor]:
-        """Return the cells of the stored points ``rows`` (``int32 [p, 6]``), counted from coordinate 0, as three
-        tensors ``float64 [p]`` of whole numbers.
+        """Return the cells of the points ``rows`` (``int32 [p, 6]``, as the folder stores them), counted from
+        coordinate 0. The result is three tensors ``float64 [p]`` of whole numbers, one for each axis.
         """
         # A GPU multiplies by the inverse of a plain number.
         axes = zip(self.coordinates(rows), self.model.voxel, strict=True)
@@ -157,16 +157,18 @@ class SurveyJob:
 
 
 def points_of(job: SurveyJob, rows: Tensor) -> Points:
-    """Return the stored points ``rows`` (``int32 [p, 6]``) as :class:`Points`, the argument of the function
-    ``features`` of a model. They have the coordinates in units of the file, the intensity, the return number and the
-    number of returns.
+    """Return the points ``rows`` (``int32 [p, 6]``, as the folder stores them) as :class:`Points`, the argument of the
+    function ``features`` of a model. They have the coordinates in units of the input file, the intensity, the return
+    number and the number of returns.
     """
     packed, xyz = rows[:, 5].long(), torch.stack(job.coordinates(rows), 1)
     return Points(xyz, packed & 0xFFFF, packed >> 16 & 0xF, packed >> 20 & 0xF)
 
 
 def point_numbers(rows: Tensor) -> Tensor:
-    """Return the numbers in the input file of the stored points ``rows`` (``int32 [p, 6]``), as ``int64 [p]``."""
+    """Return the numbers in the input file of the points ``rows`` (``int32 [p, 6]``, as the folder stores them), as
+    ``int64 [p]``.
+    """
     return rows.view(torch.int64)[:, 0]
 
 
@@ -258,7 +260,7 @@ class TileQuestion(NamedTuple):
     """The input of the network for one tile.
 
     Attributes:
-        own: ``int32 [c, 6]``, the stored points of the tile.
+        own: ``int32 [c, 6]``, the points of the tile as the folder stores them.
         cells: ``int32 [p, 3]``, the cells in ``grid`` of the points of the tile and its halo.
         feats: ``float32 [p, f]``, the features of these points.
         grid: the number of cells along each axis.
