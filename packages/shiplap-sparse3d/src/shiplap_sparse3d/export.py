@@ -208,10 +208,11 @@ class Deployed(nn.Module):
         self.numbers: list[Any] | None = None
 
     def forward(self, features: Tensor, coords: Tensor) -> Any:
-        """Return the tensors in the network's result. A sparse tensor is returned as its features and coordinates.
+        """Return the tensors in the network's result, nested in lists and dicts as there. A sparse tensor is returned
+        as its features and coordinates.
 
         If the attribute ``numbers`` is a list, each read of a number from a tensor in the network, such as
-        ``int(t.max())``, returns the next item of the list.
+        ``int(t.max())``, returns the next item of the list. If it is None, reads are unchanged.
         """
         if self.numbers is None:
             return self._call_network(features, coords)
@@ -219,8 +220,8 @@ class Deployed(nn.Module):
             return self._call_network(features, coords)
 
     def _call_network(self, features: Tensor, coords: Tensor) -> Any:
-        """Return the tensors in the network's result for voxels with ``features`` and ``coords``. They are passed as
-        the network's project (openpcdet, pointcept or another) expects.
+        """Return the tensors in the network's result for voxels with ``features`` and ``coords``, nested in lists and
+        dicts as there. The voxels are passed as the network's project (openpcdet, pointcept or another) expects them.
         """
         if self.project == "openpcdet":
             given = {"voxel_features": features, "voxel_coords": coords, "batch_size": self.batch_size}

@@ -118,8 +118,9 @@ class SparseTensor(Arithmetic):
 
     @property
     def tensor_stride(self) -> tuple[int | Fraction, ...]:
-        """The number of cells of the first grid that a cell of this grid spans, for each axis. It is the product of the
-        strides of the layers from that grid to this one. After transposed convolutions it may be a fraction.
+        """The number of cells of the input grid, on which the first layer ran, that a cell of this grid spans on each
+        axis. It is the product of the strides of the layers in between. After transposed convolutions it may be a
+        fraction.
         """
         spans, geometry = [Fraction(1)] * len(self.geometry.spatial_shape), self.geometry
         while (origin := geometry.parent) is not None:
@@ -220,9 +221,7 @@ class SparseTensor(Arithmetic):
             )
 
     def check_statistics(self) -> None:
-        """Raise ``SL208`` if this tensor may have rows of padding. A batch norm of torch would include them in its
-        statistics.
-        """
+        """Raise ``SL208`` if rows may be padding, which a batch norm of torch would include in its statistics."""
         if self.geometry.padded:
             raise error(
                 "SL208",
@@ -271,7 +270,7 @@ class SparseTensor(Arithmetic):
         return self._with_voxels(feats, coords, batch_size, padded=padded)
 
     def _with_voxels(self, feats: Tensor, coords: Tensor, batch_size: int, *, padded: bool) -> SparseTensor:
-        """Return a sparse tensor with ``feats`` on new voxels ``coords`` in the same grid, or also without a grid."""
+        """Return a sparse tensor with ``feats`` on new voxels ``coords``, in the grid of this tensor if it has one."""
         coords, feats = as_many_rows(coords, feats)
         shape = self.spatial_shape if self.geometry.bounded else None
         return SparseTensor(feats, geometry=Geometry(coords, shape, batch_size, padded=padded))

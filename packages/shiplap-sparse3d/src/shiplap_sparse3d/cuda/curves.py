@@ -111,8 +111,9 @@ def encode_kernel(
     BLOCK: tl.constexpr,
 ):
     """Write the code of each voxel along a space-filling curve to ``codes [n]``, and -1 for padding. The curve is
-    Hilbert's if ``HILBERT`` is true, else the Z-order curve. ``A0`` to ``A2`` are the order of the axes. Rows that do
-    not fit the code are reported in the word ``status``, from which the host raises ``SL211`` later.
+    Hilbert's if ``HILBERT`` is true, and otherwise the Z-order curve. ``A0`` to ``A2`` are the axes from the most to
+    the least significant. Rows that do not fit the code are reported in the word ``status``, from which the host raises
+    ``SL211`` later.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
@@ -145,8 +146,9 @@ def decode_kernel(
     BLOCK: tl.constexpr,
 ):
     """Write the voxel of each code along a space-filling curve to ``coords [n, 4]``, and -1 for padding. The curve is
-    Hilbert's if ``HILBERT`` is true, else the Z-order curve. ``A0`` to ``A2`` are the order of the axes. Invalid codes
-    are reported in the word ``status``, from which the host raises ``SL211`` later.
+    Hilbert's if ``HILBERT`` is true, and otherwise the Z-order curve. ``A0`` to ``A2`` are the axes from the most to
+    the least significant. Invalid codes are reported in the word ``status``, from which the host raises ``SL211``
+    later.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n

@@ -66,7 +66,9 @@ class TableWindow(NamedTuple):
 
     @property
     def taps(self) -> dict[str, Any]:
-        """The cells of the convolution kernel per axis and ``WIDE``, as keyword arguments of the Triton kernels."""
+        """The kernel's number of cells per axis, ``KX``, ``KY`` and ``KZ``, and ``WIDE``, as keyword arguments of the
+        Triton kernels.
+        """
         return {**dict(zip(("KX", "KY", "KZ"), self.kernel, strict=True)), "WIDE": self.wide}
 
 

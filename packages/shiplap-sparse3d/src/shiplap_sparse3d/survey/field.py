@@ -70,9 +70,10 @@ class Field:
 
 
 class _GridLevel(NamedTuple):
-    """A grid that the network has reached. ``geometry`` has its voxels, and ``stride`` is the number of input cells
-    that one of its cells spans on each axis. ``back`` is the interval ``int64 [2, 3]`` of an inverse layer that leads
-    back to the previous grid, or None if there is no such layer.
+    """A grid that the network has reached. ``geometry`` has its voxels, and ``stride`` (``int64 [3]``) is the number of
+    input cells that one of its cells spans on each axis. ``back`` is the interval ``int64 [2, 3]`` (input cells before
+    and behind an output) of an inverse layer that leads back to the previous grid. It is None if there is no previous
+    grid.
     """
 
     geometry: Geometry
@@ -366,8 +367,8 @@ class Tiling:
         return first, first + self.size
 
     def grid(self, tile: Tile, extent: CellBox) -> CellBox:
-        """Return the box of cells on which ``tile`` is predicted. It is the tile with its halo, cut off where the
-        survey ends.
+        """Return the box of cells on which ``tile`` is predicted. It is the tile with its halo (the margin that the
+        network reads), cut off where the survey ends.
 
         ``extent`` is the box of the survey's cells. Beyond it there are no voxels, so layers find the same border in a
         tile as in the whole survey.
@@ -379,8 +380,8 @@ class Tiling:
         return CellBox(low, high)
 
     def around(self, tile: Tile, cells: int) -> list[Tile]:
-        """Return the indices (x, y) of all tiles, ``tile`` among them, that may have a cell within ``halo + cells``
-        cells of ``tile``. They need not have points.
+        """Return the indices (x, y) of all tiles that may have a cell within ``halo + cells`` cells of ``tile``, with
+        or without points. ``tile`` is among them.
         """
         far = -(-(self.halo + cells) // self.size)
         return [(tile[0] + x, tile[1] + y) for x in range(-far, far + 1) for y in range(-far, far + 1)]

@@ -158,11 +158,9 @@ def open_job(source: Path, folder: Path, model: SurveyModel, cut: Any, segment: 
 
 
 def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> SurveyJob:
-    """Sort the points of each segment of the input for which the folder has no sorted points. Return ``job`` with the
-    table of all points. ``progress`` is called with the number of points done.
-
-    Raises:
-        SurveyError: ``SL823`` if the folder has other points, or tiles of another size.
+    """Sort the points of the segments (runs of successive points) of the input for which the folder has no sorted
+    points. Return ``job`` with the table of all points. ``progress`` is called with the number of points done. Raise
+    ``SL823`` if the folder has other points, or tiles of another size.
     """
     job.folder.claim(_points_identity(job))
     segments = {number: known for number in job.segments if (known := tasks.read_segment(job, number)) is not None}
@@ -196,8 +194,8 @@ def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> 
 
 
 def _merged_codes(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the class codes of all points in the order of the input, one ``uint8`` array for each segment. ``progress``
-    is called after each segment.
+    """Yield the class codes of all points in the order of the input. There is one ``uint8`` array for each segment (a
+    run of successive points). ``progress`` is called after each segment.
     """
     done = 0
     for _, codes in engine.run(tasks.merge_segment, job.segments, ordered=True):
@@ -251,8 +249,8 @@ class Manifest:
         return self.job.tiles
 
     def batch(self, tile: Tile) -> tuple[Tensor, Tensor, Triple, Tensor]:
-        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and its halo, as one example for
-        training.
+        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and the margin (halo) around it, as one
+        example for training.
 
         ``labels`` (``int64 [p]``) are indices into ``model.classes``. In the halo and for points of other classes they
         are -100, which losses of torch ignore. ``model.forward(cells, features, grid)`` returns the logits of the

@@ -99,7 +99,9 @@ class SurveyJob:
         return range(-(-self.total // self.segment))
 
     def segment_range(self, number: int) -> tuple[int, int]:
-        """Return the number of the first point of segment ``number``, and the number of its points."""
+        """Return the number of the first point of segment ``number`` (a run of successive points of the input), and the
+        number of its points.
+        """
         first = number * self.segment
         return first, min(self.segment, self.total - first)
 
@@ -119,8 +121,8 @@ class SurveyJob:
         return [(axis / axis.new_full((), edge)).floor() for axis, edge in axes]
 
     def with_points(self, segments: Sequence[SortedSegment]) -> SurveyJob:
-        """Return this job with the table and the extent of all points. ``segments`` are the tables of all segments of
-        the survey.
+        """Return this job with the table and the extent of all points. ``segments`` are the results of
+        :func:`sort_segment` for all segments of the input.
         """
         slices = np.concatenate([table for table, _ in segments])
         slices = slices[np.lexsort((slices["segment"], slices["y"], slices["x"]))]
@@ -132,7 +134,7 @@ class SurveyJob:
 
     @cached_property
     def _places(self) -> dict[Tile, slice]:
-        """The position in ``slices`` of the elements of each tile, by tile."""
+        """The range of elements of ``slices`` that belong to each tile, by tile."""
         heads = np.flatnonzero(self.slices["before"] == 0)
         tiles = zip(self.slices["x"][heads].tolist(), self.slices["y"][heads].tolist(), strict=True)
         ends = np.append(heads[1:], len(self.slices)).tolist()
@@ -188,11 +190,11 @@ def _heads(tiles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
-    """Read segment ``number`` of the input, sort its points by tile, and write them with their table to the folder.
-    Return the table and the first and last cell of the points.
+    """Read segment ``number`` of the input (a run of successive points), sort its points by tile, and write them with
+    their table to the folder. Return the table, a ``SLICE`` for each tile that has points, and the first and last cell
+    of the points as ``int64 [2, 3]``.
 
-    Raises:
-        SurveyError: ``SL822`` if the input cannot be read, or for coordinates whose cells cannot be counted.
+    Raise ``SL822`` if the input cannot be read, and for a cell number beyond 2^31.
     """
     first, count = job.segment_range(number)
     rows, done = np.empty(count, POINT), 0
@@ -220,8 +222,8 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
 
 
 def read_segment(job: SurveyJob, number: int) -> SortedSegment | None:
-    """Return the table of segment ``number`` from the folder, with the first and last cell of its points. Return None
-    unless the segment is completely sorted.
+    """Return what :func:`sort_segment` has written for segment ``number`` of the input, its table and its first and
+    last cell. Return None unless the segment is completely sorted.
 
     The points themselves are checked only when they are read.
     """
@@ -235,11 +237,11 @@ def read_segment(job: SurveyJob, number: int) -> SortedSegment | None:
 
 
 def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: bool = False) -> Tensor:
-    """Return the stored points of ``slices``, ``int32 [p, 6]``, read from the segments' files. If ``pinned`` is true,
-    they are in page-locked memory. Python's lock is free while the system reads.
+    """Return the points of ``slices``, ``int32 [p, 6]`` as the folder stores them. Each element of ``slices`` is a
+    ``SLICE``, which describes the points of one tile in one segment (a run of successive points of the input). If
+    ``pinned`` is true, the result is in page-locked memory. Python's lock is free while the system reads.
 
-    Raises:
-        SurveyError: ``SL824`` for points that are not those that were sorted.
+    Raise ``SL824`` for points that are not those that were sorted.
     """
     rows = torch.empty(int(slices["count"].sum()), POINT.itemsize // 4, dtype=torch.int32, pin_memory=pinned)
     words, first = rows.view(torch.int64).numpy(), 0
@@ -257,7 +259,7 @@ def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: b
 
 
 class TileQuestion(NamedTuple):
-    """The input of the network for one tile.
+    """The input of the network for one tile and the margin (halo) around it.
 
     Attributes:
         own: ``int32 [c, 6]``, the points of the tile as the folder stores them.
@@ -275,10 +277,11 @@ class TileQuestion(NamedTuple):
 
 
 def points_within(job: SurveyJob, tile: Tile, device: torch.device) -> Tensor:
-    """Return the stored points of ``tile``, its halo and its context, ``int32 [p, 6]`` in the order of the file and on
-    ``device``. The context is the margin in which ``features`` of the model looks for other points.
+    """Return the points of ``tile``, its halo and its context, ``int32 [p, 6]`` as the folder stores them, in the order
+    of the input and on ``device``. The halo is the margin that the network reads, and the context is the further margin
+    in which ``features`` of the model looks for other points.
 
-    The points of all tiles around are read in several parts, from which ``device`` selects those within the margin.
+    The points of all tiles around are read in several parts, from which ``device`` selects those within the margins.
     """
     model = job.model
     # One cell more, because the context is measured from points and not from cells.
@@ -352,11 +355,9 @@ def predict_tile(job: SurveyJob, tile: Tile) -> None:
 
 
 def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
-    """Return the class code of each point of segment ``number``, ``uint8 [p]`` in the order of the input. They are read
-    from the results of the tiles.
-
-    Raises:
-        SurveyError: ``SL824`` if the classes of a tile are missing or damaged.
+    """Return the class code of each point of segment ``number`` of the input (a run of successive points), ``uint8
+    [p]`` in the order of the input. The codes are read from the results of the tiles. Raise ``SL824`` if those of a
+    tile are missing or damaged.
     """
     first, count = job.segment_range(number)
     parts, codes = job.slices[job.slices["segment"] == number], np.empty(count, np.uint8)
