@@ -183,7 +183,6 @@ class Geometry:
     @property
     def _store(self) -> Tables:
         """The object that stores the tables that are built now. It is ``_tables`` or, in two cases, ``_passing``.
-
         One case is a graph traced without gradients, which may run in inference mode and then makes inference tensors.
         The other is the capture of a CUDA graph, whose tables have values only once that graph has run.
         """
@@ -222,7 +221,6 @@ class Geometry:
         back: bool | None = None,
     ) -> Strided:
         """Return the output voxels of a strided convolution, and the plan (neighbour tables) from these voxels to them.
-
         If ``capacity`` is given, the output has that many rows, the last ones padding, and more voxels raise ``SL211``.
         On a padded geometry the default is the largest possible number. ``back`` is as in :meth:`step`.
         """
@@ -232,7 +230,6 @@ class Geometry:
         self, kernel: Axes, stride: Axes, padding: Axes, dilation: Axes, *, spatial_shape: Axes
     ) -> Strided:
         """Return the outputs of a strided convolution in a grid of ``spatial_shape``, and the plan (neighbour tables).
-
         A grid of ``ceil(cells / stride)`` also has the outputs whose window leaves the input grid. Nothing is stored.
         """
         self._check_scenes("Geometry.strided_within")
@@ -276,7 +273,6 @@ class Geometry:
         back: bool | None = None,
     ) -> Strided:
         """Return the outputs ``o = i*S - P + k*Dl`` of a transposed convolution, and the plan (neighbour tables).
-
         The grid has ``(in - 1)*S - 2P + Dl*(K - 1) + 1 + output_padding`` cells per axis, as in ``torch.nn``. A
         negative ``output_padding`` cuts off its far end. ``capacity`` and ``back`` are as in :meth:`strided`.
         """
@@ -285,10 +281,9 @@ class Geometry:
         )
 
     def step(self, window: StepWindow, *, plain: bool = False, back: bool | None = None) -> Strided:
-        """Return the voxels that a layer with this ``window`` reaches, and the plan (neighbour tables) onto them.
-
-        Both are stored. If ``plain`` is true, the tables are unsorted, and otherwise sorted on a GPU. If ``back`` is
-        true (the default while gradients are recorded), the transposed table is built, too.
+        """Return the output voxels of a layer with this ``window``, and the plan (neighbour tables) onto them.
+        Both are stored here. If ``plain`` is true, the tables are unsorted, and otherwise sorted on a GPU. If ``back``
+        is true, the plan has the transposed table, too. If it is None, that is so while gradients are recorded.
         """
         back, kept = torch.is_grad_enabled() if back is None else back, self._store
         there = self._tables.reached.get(window) or kept.reached.get(window)
@@ -323,7 +318,7 @@ class Geometry:
         return there
 
     def _connect(self, window: StepWindow, there: Geometry, grid: Triple, plain: bool, back: bool) -> Plan:
-        """Return the plan onto ``there``, unsorted if ``plain`` is true, with its transpose if ``back`` is true."""
+        """Return a layer's plan onto ``there``, unsorted if ``plain`` is true, with its transpose if ``back`` is true."""
         if self._by_offsets or not there.bounded:
             columns, transposed = [1, *window.stride], window.output_padding is not None
             taps = self._box(*window[:4])
@@ -391,7 +386,9 @@ class Geometry:
         return there
 
     def _grid_before(self, window: StepWindow) -> tuple[int, ...] | None:
-        """Return the grid of all outputs whose first tap lies in the padded grid, or None for voxels without a grid."""
+        """Return the output grid of a layer with ``window``, or None for voxels without a grid. For a strided window it
+        has all outputs whose first kernel cell lies before the end of the padded input grid.
+        """
         if not self.bounded:
             return None
         if window.output_padding is not None:
@@ -401,9 +398,8 @@ class Geometry:
 
     def floored(self, kernel: Axes, stride: Axes, dilation: Axes = 1, *, centred: bool = True) -> Strided:
         """Return the cells ``floor(c / stride)`` of the voxels (the rule of MinkowskiEngine) and the plan onto them.
-
-        One tap lies on the first cell that a coarse cell spans. It is the middle tap if the kernel is odd and
-        ``centred`` is true, and otherwise the first tap. Raise ``SL208`` for padded voxels.
+        One cell of the kernel lies on the first cell that a coarse cell spans. It is the middle one if the kernel is
+        odd and ``centred`` is true, and otherwise the first one. Raise ``SL208`` for padded voxels.
         """
         if self.padded:
             raise error(
@@ -466,7 +462,9 @@ class Geometry:
     def _box(
         self, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
     ) -> Tensor:
-        """Return the offsets of a window's taps, ``int32 [k, 1 + axes]``, 0 for the scene and the last axis fastest."""
+        """Return the offset of each cell of a kernel from its output, ``int32 [k, 1 + axes]``, in the order of a
+        convolution's weight. The first column, that of the scene, is 0. ``stride`` is not used.
+        """
         taps = torch.tensor(box_offsets(kernel, dilation, padding=padding), dtype=torch.int32)
         return pad(taps, (1, 0)).to(self.coords.device)
 
@@ -474,7 +472,9 @@ class Geometry:
     def _reach_by_offsets(
         self, taps: Tensor, columns: list[int], shape: Sequence[int] | None, transposed: bool
     ) -> Tensor:
-        """Return the ascending voxels in ``shape`` that inputs reach by ``taps`` with the stride ``columns``."""
+        """Return the output voxels, ascending, in the grid ``shape`` if that is given. ``taps`` are the offsets of the
+        kernel's cells, and ``columns`` is 1 and the stride. ``transposed`` is that of :meth:`onto`.
+        """
         low, high = unbounded(len(columns) - 1)
         if shape is not None:
             low, high = [0] * len(columns), [high[0], *shape]
@@ -528,9 +528,8 @@ class Geometry:
 
     def _check_scenes(self, where: str, *, given: bool = False) -> None:
         """Raise ``SL211`` for a row of a scene that does not exist. ``where`` names the caller in the error.
-
-        Output voxels of a layer are not checked. Others on a GPU are checked here, once, only if they were passed as
-        outputs (``given`` is true) or have tables by offsets. Otherwise the kernels check them.
+        Output voxels of a layer are not checked. Other voxels on a GPU are checked once, and only if they were passed
+        as outputs (``given`` is true) or have no grid of up to three axes. Otherwise the kernels check them.
         """
         if not self._is_reached:
             looks = (given or self._by_offsets) and not is_compiling() and not _is_captured(self.coords)

@@ -70,9 +70,10 @@ class LookupQueries(NamedTuple):
 def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> dict[str, str]:
     """Return the launch values of a lookup of neighbours, as expressions by name that each call computes.
 
-    They are the output grid, the stride and the padding, the largest numbers of scenes, and the choice of the kernel
-    that finds the rows. Up to ``near`` voxels are compared with each other. If the expression ``otherwise`` is 1, the
-    rows are found by other means than the hash. ``sort.sort_numbers`` has the values of the sort.
+    They are the output grid, the stride and the padding, the largest numbers of scenes for which cells can be numbered,
+    and the choice of the kernel that finds the rows. Up to ``near`` voxels are compared with each other. If the
+    expression ``otherwise`` is 1, the rows are found by other means than the hash. ``sort.sort_numbers`` has the values
+    of the sort.
     """
     per_axis = {
         f"{name}{axis}": text.format(i=i)

@@ -135,9 +135,9 @@ def grad_kernel(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write the gradient of the features in each row ``r`` to ``out[r]``. It is the weighted sum of the rows of
-    ``grad`` at ``entries[starts[r] : starts[r + 1]]``, added in this order. An entry is the position of an index ``r``
-    in the flat indices.
+    """Write the gradient of the features in each row ``r`` to ``out[r]``. It is the sum of ``weights[e] * grad[e //
+    corners]`` over the numbers ``e`` in ``entries[starts[r] : starts[r + 1]]``, added in this order. They are the
+    positions of ``r`` in the flat indices.
     """
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

@@ -183,8 +183,9 @@ def _split_rows(n: int) -> tuple[int, int]:
 def global_max_pool(
     feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor
 ) -> None:
-    """Write the maximum over each of ``batch_size`` scenes to ``out``. Write the row that it comes from to ``rows``, or
-    -1 for a scene without voxels. This is ``pooling.global_max_pool`` on CUDA.
+    """Write the maximum over the rows of each of ``batch_size`` scenes to ``out``, channel by channel. Write the number
+    of the row that each maximum comes from to ``rows``, or -1 for a scene without voxels. This is
+    ``pooling.global_max_pool`` on CUDA.
     """
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_max_pool", SCENE)
     if not out.numel():
@@ -217,8 +218,8 @@ def global_max_pool(
 def global_sum_pool(
     feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor
 ) -> None:
-    """Write the sum over each of ``batch_size`` scenes to ``out``, or the mean if ``average`` is true. This is
-    ``pooling.global_sum_pool`` on CUDA.
+    """Write the sum over the rows of each of ``batch_size`` scenes to ``out``, or the mean if ``average`` is true. This
+    is ``pooling.global_sum_pool`` on CUDA.
     """
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_sum_pool", SCENE)
     if not out.numel():
