@@ -318,7 +318,7 @@ class Geometry:
         return there
 
     def _connect(self, window: StepWindow, there: Geometry, grid: Triple, plain: bool, back: bool) -> Plan:
-        """Return a layer's plan onto ``there``, unsorted if ``plain`` is true, with its transpose if ``back`` is true."""
+        """Return a layer's plan onto ``there``, unsorted if ``plain`` is true, with the transpose if ``back`` is."""
         if self._by_offsets or not there.bounded:
             columns, transposed = [1, *window.stride], window.output_padding is not None
             taps = self._box(*window[:4])
