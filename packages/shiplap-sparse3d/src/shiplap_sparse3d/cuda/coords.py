@@ -44,9 +44,9 @@ IN_LINE = tl.constexpr(3)
 
 @triton.jit
 def _reached_along(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr):
-    """Return the j-th output cell that the input cell ``at`` may reach along one axis, and whether a tap of the window
-    leads to it. ``UNIT`` means that the dilation is 1. ``STEP`` is the stride if the dilation is 1 and numbers of 32
-    bits suffice, and 0 otherwise. Divisions by a constant are faster, and they take most of this kernel's time.
+    """Return the j-th output cell that the input cell ``at`` may reach along one axis, and whether a tap (cell of the
+    window) leads to it. ``UNIT`` is true if the dilation is 1. ``STEP`` is the stride if the dilation is 1 and 32-bit
+    numbers suffice, and otherwise 0. As a constant it makes the divisions faster, which take most of the time.
     """
     if STEP > 0:
         moved = at + padding
@@ -90,8 +90,8 @@ def reached_output(
     TY: tl.constexpr,
     TZ: tl.constexpr,
 ):
-    """Return the j-th output cell (x, y, z) that an input voxel may reach, and whether a tap leads to it. ``j`` numbers
-    the combinations of the ``JX``, ``JY`` and ``JZ`` candidates along the axes.
+    """Return the j-th output cell (x, y, z) that an input voxel may reach, and whether a tap (cell of the window) leads
+    to it. ``j`` numbers the combinations of the ``JX``, ``JY`` and ``JZ`` candidates along the axes.
     """
     x, x_there = _reached_along(x, sx, px, dx, j // (JY * JZ), KX, UNIT, TX)
     y, y_there = _reached_along(y, sy, py, dy, j // JZ % JY, KY, UNIT, TY)

@@ -33,8 +33,8 @@ def _int_pointer(address):
 
 @triton.jit
 def _counts_begin(counts, part, pages, BINS: tl.constexpr):
-    """Return a pointer to the digit counts of a part (a group of taps). There are ``BINS`` counts for each page, which
-    is a run of rows that one program moves. As many counts for each group of pages follow.
+    """Return a pointer to the digit counts of a part (a group of the neighbour table's columns). There are ``BINS``
+    counts for each page, which is a run of rows that one program moves. As many counts for each group of pages follow.
     """
     return _int_pointer(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
 
@@ -194,7 +194,8 @@ def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
 
 def by_digits(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches of a radix sort, one for each digit. They
-    write each part's rows to the output ``order``, in the order of their keys.
+    write the rows of each part (group of the neighbour table's columns), in the order of their keys, to the output
+    ``order``.
     """
     p, parts, rows = sort.prefix, sort.parts, sort.rows
     each = f"4 * {parts} * {rows}"
