@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import shiplap_sparse3d as sparse3d
+from shiplap_testing.effort import sampled
 from tests.sparse3d.scenes import at, scene
 
 pytestmark = pytest.mark.usefixtures("each_device")
@@ -18,8 +19,13 @@ def other_voxels(shape: tuple[int, int, int], n: int = 30) -> Tensor:
     return scene(n, shape, 1).coords
 
 
-@pytest.mark.parametrize("window", [(3, 1, 1, 1), (3, 2, 1, 1), (2, 2, 0, 1), ((3, 1, 2), (1, 2, 2), (1, 0, 1), 2)])
-@pytest.mark.parametrize("kind", ["tensor", "coordinates"])
+WINDOWS = [(3, 1, 1, 1), (3, 2, 1, 1), (2, 2, 0, 1), ((3, 1, 2), (1, 2, 2), (1, 0, 1), 2)]
+
+
+@pytest.mark.parametrize(
+    ("window", "kind"),
+    sampled([pytest.param(window, kind) for kind in ("tensor", "coordinates") for window in WINDOWS], 3),
+)
 def test_convolution_onto_given_voxels(window, kind):
     x = scene(80, GRID, 3)
     layer = sparse3d.SparseConv3d(3, 4, *window, **DOUBLE)
@@ -73,8 +79,9 @@ REGIONS = {
 }
 
 
-@pytest.mark.parametrize("name", REGIONS)
-@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize(
+    ("dilation", "name"), sampled([pytest.param(dilation, name) for dilation in (1, 2) for name in REGIONS], 3)
+)
 def test_kernels_of_other_shapes_are_sums_over_their_cells(name, dilation):
     options, cells = REGIONS[name]
     x = scene(70, GRID, 3)

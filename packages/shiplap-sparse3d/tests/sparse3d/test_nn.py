@@ -12,7 +12,6 @@ from torch import nn
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
 from shiplap import torch_private
-from shiplap_testing.effort import sampled
 from tests.sparse3d.scenes import at, scene
 
 SHAPE = (9, 8, 7)
@@ -130,7 +129,8 @@ def fresh(x: sparse3d.SparseTensor) -> sparse3d.SparseTensor:
     return sparse3d.SparseTensor(x.feats, x.coords, x.spatial_shape, x.batch_size)
 
 
-@pytest.mark.parametrize("tables", sampled(["built in the graph", "built before"], 1))
+@pytest.mark.long  # tests/sparse3d/test_compile.py, test_consumers.py
+@pytest.mark.parametrize("tables", ["built in the graph", "built before"])
 def test_a_network_trains_in_one_graph(tables):
     """fullgraph, forward and backward, sizes vary; tables inside the graph make sizes that only the data knows."""
     torch_private.reset_compiler()
