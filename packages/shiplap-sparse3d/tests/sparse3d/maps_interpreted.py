@@ -1,7 +1,8 @@
 """Run by test_maps.py in a process of its own: the Triton kernels, interpreted, on CPU tensors.
 
-``maps_interpreted.py SEED some|every [FOLDER]``: each case says that it agrees, or what does not. Of the sizes and forms of a
-case the seed draws ``some``. Modules in ``FOLDER`` stand before those of the package: wrong ones, which must not agree.
+``maps_interpreted.py SEED some|every [FOLDER]``: each case says that it agrees, or what does not. Of the sizes and
+forms of a case the seed draws ``some``. Modules in ``FOLDER`` stand before those of the package: wrong ones, which must
+not agree.
 """
 
 from __future__ import annotations
