@@ -173,6 +173,7 @@ def test_what_is_done_to_padded_tensors_is_one_graph_for_all_scenes():
     assert torch_private.compile_counts().recompiles == 0
 
 
+@pytest.mark.long  # other numbers of axes: tests/sparse3d/test_axes.py
 def test_two_axes_are_one_graph_for_all_sizes():
     torch_private.reset_compiler()
     net = sparse3d.Sequential(
