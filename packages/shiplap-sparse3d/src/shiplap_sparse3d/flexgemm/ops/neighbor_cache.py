@@ -310,7 +310,7 @@ def compute_strided_kernel_delta_output_shape(input_sparse_shape: Ints, stride: 
 
 
 def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the batch and grid of a transposed convolution whose taps are offsets, ``size * stride`` cells per axis."""
+    """Return the batch and grid of a transposed convolution with taps as offsets, ``size * stride`` cells per axis."""
     cells = (w * s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
