@@ -429,14 +429,13 @@ class SparseConvTranspose3d(Convolution):
 
 
 class SparseInverseConv3d(Convolution):
-    """A transposed convolution that reverses an earlier layer. Its outputs are the voxels that went into that layer,
-    from which the layer made the voxels of the input.
+    """A transposed convolution onto the input voxels of the earlier layer that made the voxels of this layer's input.
 
     Args:
         in_channels, out_channels, bias, groups: as in :class:`SubMConv3d`.
-        kernel_size: the kernel size of that layer, which is a strided or transposed convolution or a pooling.
+        kernel_size: the kernel size of the earlier layer, which is a strided or transposed convolution or a pooling.
 
-    Shape: ``feats [m, in_channels] -> [n, out_channels]`` on the input voxels of that layer.
+    Shape: ``feats [m, in_channels] -> [n, out_channels]`` on the input voxels of the earlier layer.
     The values are those of ``conv_transpose3d`` at these cells.
 
     Raises:
@@ -460,8 +459,8 @@ class SparseInverseConv3d(Convolution):
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the convolution of ``x`` as a sparse tensor on the input voxels of the layer that made the voxels of
-        ``x``. Raise ``SL208`` if no layer with this kernel size made them.
+        """Return the convolution of ``x`` as a sparse tensor on the input voxels of the earlier layer that made the
+        voxels of ``x``. Raise ``SL208`` if no layer with this kernel size made them.
         """
         self._check_input(x)
         origin = origin_of(self, x, self.kernel_size)

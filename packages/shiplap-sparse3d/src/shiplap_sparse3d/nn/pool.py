@@ -119,8 +119,8 @@ class SparseSumPool3d(WindowPool):
 
 
 class SparseUnpool3d(SparseModule):
-    """An unpooling that reverses an earlier layer (a pooling or a strided convolution). Its outputs are the input
-    voxels of that layer, each with the features of the voxels to which it contributed.
+    """An unpooling that reverses an earlier layer, a pooling or a strided convolution that made the voxels of the
+    input. Its outputs are the input voxels of that layer, each with the features of the voxels to which it contributed.
 
     If no layer made the input's voxels, the result lies on all cells of the finer grid that these voxels span.
 

@@ -75,7 +75,7 @@ class SparseUpsample3d(Resampling):
         factor: cells of the finer grid for each cell, an int or one per axis.
 
     Shape: ``feats [m, c] -> [n, c]`` on all cells that the voxels span. The second argument of a call, a sparse tensor
-    or coordinates, may give other output voxels. They are zeros where no voxel spans them.
+    or coordinates, can give other output voxels. Output voxels that no voxel spans get zeros.
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:

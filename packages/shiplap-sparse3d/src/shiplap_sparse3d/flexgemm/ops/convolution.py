@@ -142,13 +142,13 @@ def sparse_conv(
     algorithm: str | None = None,
     allow_tf32: bool | None = None,
 ) -> Result:
-    """Return the strided convolution ``out[o] = sum_v weight[v] feats[o * stride - padding + dilation * v]``, with the
-    coordinates of its outputs.
+    """Return the features of the strided convolution ``out[o] = sum_v weight[v] feats[o * stride - padding + dilation *
+    v]``, their coordinates, their shape and the cache of neighbours.
 
     Args:
         feats, coords, shape, weight, bias, kernel_delta, algorithm, allow_tf32: as in :func:`submanifold_conv`.
         transposed: whether the convolution is transposed, as in :func:`sparse_conv_transpose`.
-        stride, dilation, padding: one number per axis.
+        stride, dilation, padding: one number per axis, by default 1, 1 and 0.
         offset: the offset that is added to ``kernel_delta``, one number per axis.
         output_coords: the voxels of the outputs, by default every voxel that an input reaches.
         output_shape: the shape of the outputs, ``(*batch, *axes, channels)``, by default as in ``torch.nn.ConvNd``.

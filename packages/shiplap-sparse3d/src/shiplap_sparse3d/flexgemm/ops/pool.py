@@ -64,8 +64,9 @@ def submanifold_pool(
         input_coords: ``[n, batch columns + axes]``.
         shape: ``(*batch, *axes, channels)``.
         kernel_size: the size of the window per axis.
-        reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"`` of the rows that exist.
-        neighbor_cache: the cache of an earlier call, or of a submanifold convolution with this kernel.
+        reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"`` of the input rows in the window.
+        neighbor_cache: the cache of an earlier call, or of a submanifold convolution with this kernel. If it is None, a
+            new one is built.
     """
     where = "submanifold_pool"
     check_rows(where, feats, input_coords.shape[0])
@@ -91,7 +92,7 @@ def sparse_pool(
     Args:
         feats, input_coords, shape, kernel_size, reduce: as in :func:`submanifold_pool`.
         stride: the step between windows, by default ``kernel_size``.
-        padding: the padding per axis.
+        padding: the padding per axis, by default 0.
         output_coords, output_shape, neighbor_cache: as in ``sparse_conv``.
     """
     where = "sparse_pool"
