@@ -312,7 +312,8 @@ def gather_kernel(
 
 
 def sort_numbers(sort: TableSort) -> dict[str, str]:
-    """Return the launch values of the sort of one neighbour table, as expressions by name that each call computes.
+    """Return the values that a launch program (a sequence of kernel launches) computes in each call for the sort of one
+    neighbour table, as expressions by name.
 
     ``size`` is the number of columns of a part (a group that is sorted separately), and ``runs`` the number of its runs
     of rows. ``alone``, ``counted``, ``ranked`` and ``digits`` are 1 if the sort of this name is used. ``key`` is the
