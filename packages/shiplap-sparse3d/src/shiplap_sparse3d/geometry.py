@@ -249,12 +249,13 @@ class Geometry:
     def pooled(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
     ) -> Strided:
-        """Return the output voxels of :meth:`strided` and unsorted neighbour tables onto them, for pooling."""
+        """Return the output voxels of :meth:`strided` with these arguments, and an unsorted plan onto them for pooling."""
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), plain=True)
 
     def generative(self, kernel: Axes, dilation: Axes = 1, *, capacity: int | None = None) -> Strided:
-        """Return all voxels within the reach of a centred kernel from an input, and the plan (neighbour tables).
-        The grid is unchanged, except that it grows by ``dilation`` at its far end along axes of even kernel size.
+        """Return all voxels within the reach of a centred kernel from an input, and the plan (neighbour tables). The
+        grid is unchanged, except that it grows by ``dilation`` at its far end along axes of even kernel size.
+        ``capacity`` is as in :meth:`strided`.
         """
         around = [
             k // 2 * d for k, d in zip(self._read_per_axis(kernel, ""), self._read_per_axis(dilation, ""), strict=True)

@@ -375,7 +375,7 @@ class SparseTensor(Arithmetic):
         return self._with_voxels(feats, coords, self.batch_size, padded=self.geometry.padded)
 
     def requires_grad_(self, requires_grad: bool = True) -> SparseTensor:
-        """Set whether gradients of the features are recorded from now on. Return this tensor itself."""
+        """Set whether gradients of the features are recorded to ``requires_grad``. Return this tensor itself."""
         self.feats.requires_grad_(requires_grad)
         return self
 
@@ -412,7 +412,7 @@ class SparseTensor(Arithmetic):
         return self.to("cpu")
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> SparseTensor:
-        """Return the tensor on a GPU, by default the current one. If it was elsewhere, it has no tables."""
+        """Return the tensor on the GPU ``device``, by default the current one. If it was elsewhere, it has no tables."""
         return self.to(
             "cuda" if device is None else torch.device("cuda", device) if type(device) is int else device,
             non_blocking=non_blocking,

@@ -52,7 +52,7 @@ def count_digit(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
 
 @triton.jit
 def count_digit_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """Count the digits of all rows of one page, a run of rows that this program has completely. Then add the page's
+    """Count the digits of all rows of one page, a run of rows of which this program handles all. Then add the page's
     counts to those of its group of pages, once for each digit. Atomics on one address wait for each other, and some
     digits occur thousands of times in a group.
     """

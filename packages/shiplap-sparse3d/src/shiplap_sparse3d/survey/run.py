@@ -128,8 +128,8 @@ def _open_engine(
     model: SurveyModel, workers: int | None, scheduler: str | None, device: str | None, progress: Progress
 ) -> SurveyEngine:
     """Return the engine that runs the tasks of a survey. Without ``workers`` and ``scheduler`` it uses this process,
-    and otherwise Dask, with notes to the user by ``progress``. Raise ``SL613`` for both or for fewer than one worker,
-    and ``SL603`` without Dask.
+    and otherwise Dask, with networks on ``device`` and notes to the user by ``progress``. Raise ``SL613`` for both or
+    for fewer than one worker, and ``SL603`` without Dask.
     """
     if workers is None and scheduler is None:
         return SurveyEngine(1 if model.device.type == "cpu" else THREADS)
