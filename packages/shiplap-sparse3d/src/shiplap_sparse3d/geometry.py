@@ -249,7 +249,7 @@ class Geometry:
     def pooled(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
     ) -> Strided:
-        """Return the output voxels of :meth:`strided` with these arguments, and an unsorted plan onto them for pooling."""
+        """Return the output voxels of :meth:`strided` with these arguments, and an unsorted plan onto them."""
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), plain=True)
 
     def generative(self, kernel: Axes, dilation: Axes = 1, *, capacity: int | None = None) -> Strided:

@@ -412,7 +412,7 @@ class SparseTensor(Arithmetic):
         return self.to("cpu")
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> SparseTensor:
-        """Return the tensor on the GPU ``device``, by default the current one. If it was elsewhere, it has no tables."""
+        """Return the tensor on the GPU ``device``, by default the current one, without tables if it was elsewhere."""
         return self.to(
             "cuda" if device is None else torch.device("cuda", device) if type(device) is int else device,
             non_blocking=non_blocking,
