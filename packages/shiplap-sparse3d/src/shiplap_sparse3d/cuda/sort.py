@@ -381,7 +381,8 @@ def add_sort_keys(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
 
 def add_row_sort(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that sort a neighbour table whose keys
-    exist. They write its sorted columns, the order of its rows, and the mask of taps of each block of 64 rows.
+    exist. They write its sorted columns, the order of its rows, and for each block of 64 rows a mask of the columns in
+    which any row has a neighbour.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     outputs = {name: f"{name}{sort.outputs}" for name in ("columns", "order", "masks")}

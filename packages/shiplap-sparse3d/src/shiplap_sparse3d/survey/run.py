@@ -237,8 +237,8 @@ def _check_arguments(source: Path, target: Path, model: object) -> None:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A survey for training, the result of :func:`prepare`. The points of its ``job`` are sorted into tiles, and each
-    has its class.
+    """A survey for training, the result of :func:`prepare`. It holds the ``job``, whose points are sorted into tiles,
+    each with its class.
     """
 
     job: SurveyJob
