@@ -132,8 +132,8 @@ def _project_of(held: Mapping[str, Any]) -> str:
 def load_weights(network: nn.Module, checkpoint: Checkpoint, prefix: str | None = None) -> str:
     """Load the weights of ``checkpoint`` whose names begin with ``prefix`` into ``network``, and return the prefix.
 
-    If ``prefix`` is None, it is the only string under which the checkpoint has all names of the network. Raise
-    ``SL840`` if there is no such prefix or there are several. Raise it also if weights are missing or have another
+    If ``prefix`` is None, it is the only string under which the checkpoint has all weights of the network. Raise
+    ``SL840`` if there is no such string or there are several. Raise it also if weights are missing or have another
     shape.
     """
     wanted = network.state_dict()
@@ -256,11 +256,11 @@ def _result_tensors(value: Any) -> Any:
 
 
 class FixedNumbers(TorchFunctionMode):
-    """A mode of torch that records the numbers that a network's code reads from tensors, or replaces them.
+    """A mode of torch that records the numbers that a network's code reads from tensors, or replaces them. The sizes of
+    the grid that Pointcept's networks read are such numbers.
 
     Without given numbers, the attribute ``numbers`` lists what was read. With given numbers, each read returns the next
-    of them. The sizes of the grid that Pointcept's networks read are such numbers. Reads by the code of shiplap and of
-    torch are neither recorded nor replaced.
+    of them. Reads by the code of shiplap and of torch are neither recorded nor replaced.
     """
 
     def __init__(self, numbers: list[Any] | None = None) -> None:

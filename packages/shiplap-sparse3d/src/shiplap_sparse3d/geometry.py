@@ -135,14 +135,14 @@ class Geometry:
 
     Args:
         coords: ``int32 [n, 1 + d]``, rows of a batch index and ``d`` coordinates, distinct and inside the grid.
-        spatial_shape: cells per axis, ``d`` of them. With None there is no grid, and coordinates may be negative.
+        spatial_shape: cells per axis, ``d`` of them. If it is None, there is no grid, and coordinates may be negative.
         batch_size: the number of scenes. For a row of another scene, building a table raises ``SL211``.
         padded: whether rows may be padding. Every layer then leads to a fixed number of rows.
 
     Attributes:
         coords: ``int32 [n, 4]``. Like ``spatial_shape`` it has at least three axes, whatever ``ndim`` is.
         ndim: the number of axes of the voxels, 1 to 4.
-        bounded: whether there is a grid. Without one ``spatial_shape`` is that of all coordinates.
+        bounded: whether there is a grid. Without one ``spatial_shape`` is the largest possible.
         parent: the layer that made these voxels, for inverse convolutions, or None.
         shared: for voxels that share cells (allowed in submanifold layers of ``spconv``), the first row of each row's
             cell, and the voxels with padding in place of the other rows. It is None until it is needed.
@@ -249,12 +249,13 @@ class Geometry:
     def pooled(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
     ) -> Strided:
-        """Return the output voxels of :meth:`strided` and unsorted neighbour tables onto them, for pooling."""
+        """Return the output voxels of :meth:`strided` with these arguments, and an unsorted plan onto them."""
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), plain=True)
 
     def generative(self, kernel: Axes, dilation: Axes = 1, *, capacity: int | None = None) -> Strided:
-        """Return all voxels within the reach of a centred kernel from an input, and the plan (neighbour tables).
-        The grid is unchanged, except that it grows by ``dilation`` at its far end along axes of even kernel size.
+        """Return all voxels within the reach of a centred kernel from an input, and the plan (neighbour tables). The
+        grid is unchanged, except that it grows by ``dilation`` at its far end along axes of even kernel size.
+        ``capacity`` is as in :meth:`strided`.
         """
         around = [
             k // 2 * d for k, d in zip(self._read_per_axis(kernel, ""), self._read_per_axis(dilation, ""), strict=True)

@@ -143,7 +143,7 @@ for _decode in (serialize.z_order_decode, serialize.hilbert_decode):
 
 def _draw_queries(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """Return arguments of ``nearest_map`` and ``trilinear_map``, which are voxels, points ``[b, l, 3]`` and the grid.
-    The points lie in the grid or a little outside. Some are whole or half numbers, and one is NaN.
+    The points lie in the grid or a little outside. Some are multiples of 0.5, and one is NaN.
     """
     grid = _choose_grid(sizes["n"])
     points = torch.rand(sizes["b"], sizes["l"], 3, generator=rng) * (torch.tensor(grid) + 4) - 2

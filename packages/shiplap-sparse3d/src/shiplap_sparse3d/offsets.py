@@ -157,8 +157,8 @@ def _reached(
 def _offset_cells(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
 ) -> Tensor:
-    """Compute the op ``offset_cells`` with sorted keys, as its kernel for CPU and CUDA. Return the distinct outputs
-    within the bounds that an input reaches, ``int32 [m, d]``, in ascending order.
+    """Compute the op ``offset_cells`` with sorted keys, as its kernel for CPU and CUDA. The arguments are those of the
+    op. Return the distinct outputs within the bounds that an input reaches, ``int32 [m, d]``, in ascending order.
     """
     candidates = _reached(coords, offsets, stride, low, high, transposed)
     find = RowLookup(candidates)

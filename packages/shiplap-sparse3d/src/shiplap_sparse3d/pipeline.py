@@ -141,7 +141,7 @@ def stage(
     """Return the stage ``index`` of ``stages`` of a pipeline, for the schedules of ``torch.distributed.pipelining``
     (``ScheduleGPipe``, ``Schedule1F1B`` and others).
 
-    The module takes the result of the module of the stage before, which is a sparse tensor or a tuple of them. In the
+    The module takes the result of the previous stage's module, which is a sparse tensor or a tuple of them. In the
     last stage it may return tensors, and a sparse tensor becomes ``(feats, coords)`` for ``loss_fn``. Rows whose
     coordinates are -1 are padding without a meaning. On the first rank, pass :func:`split` of the batch to
     ``schedule.step``.
@@ -150,11 +150,12 @@ def stage(
     from the one before.
 
     Args:
-        module: what this rank computes.
-        index, stages: the number of this stage, and the count of all. Rank ``i % ranks`` has stage ``i``.
+        module: the layers that this stage runs.
+        index, stages: the number of this stage, from 0, and the count of all. Rank ``i % ranks`` has stage ``i``.
         device: the device of this rank.
-        takes: the input of the first stage.
-        group: the ranks of the pipeline, by default all.
+        takes: the shape of the sparse tensor that the first stage takes. Every stage must get it, but only the first
+            one reads it.
+        group: the process group of the pipeline's ranks. None stands for all ranks.
 
     Raises:
         ShiplapError: ``SL209`` for outputs that another stage cannot take, and for several stages on a single rank.

@@ -47,11 +47,12 @@ def sparse_quantize(
     cell. :func:`voxelize` returns means of features instead.
 
     Args:
-        points: ``[p, d]``, any numbers. Put the scene in front of the cells afterwards, as :func:`collate` does.
+        points: ``[p, d]``, integers or floating-point numbers. They have no column for the scene. Put it in front of
+            the cells afterwards, as :func:`collate` does.
         feats: the features of the points, ``[p, c]``.
         labels: integers ``[p]``.
         size: the edge of a voxel, one number or one for each axis.
-        ignore_label: the label of points that do not count, and of voxels that have no label.
+        ignore_label: the label of points that do not count, and of voxels all of whose points have it.
         conflict: the label of a voxel whose points have several labels. With ``"vote"`` it is that of most points, and
             of equally frequent labels the smallest. With ``"ignore"`` it is ``ignore_label``.
 

@@ -61,9 +61,9 @@ def refuse_checkpoint(where: str, x: Any) -> bool:
 
 
 def refuse_checkpoint_in_eager(where: str, x: Any) -> bool:
-    """Raise ``SL215`` if the sparse tensor ``x`` is an argument or a result of a reentrant checkpoint. Return whether
-    one is running. This is :func:`refuse_checkpoint` for callers outside of compilation. ``where`` is the layer's name
-    in the error.
+    """Raise ``SL215`` if the sparse tensor ``x`` is an argument or a result of a reentrant checkpoint. Return whether a
+    reentrant checkpoint is running. Unlike :func:`refuse_checkpoint`, this function must not be called in a graph.
+    ``where`` is the layer's name in the error.
     """
     given = _checkpoint_arguments()
     if given is None:

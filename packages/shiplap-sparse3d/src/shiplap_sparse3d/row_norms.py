@@ -23,7 +23,8 @@ def batch_norm(
     total: Total = lambda part: part,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return ``(out, rows, mean, var)``. ``out`` is ``feats [n, c]`` normalised by the statistics of the rows where the
-    mask ``keep`` (``bool [n, 1]``) is true, with zeros in all other rows.
+    mask ``keep`` (``bool [n, 1]``) is true, with zeros in all other rows. It is multiplied by ``weight`` and shifted by
+    ``bias`` unless these are None.
 
     ``rows`` is the number of rows to keep, ``mean`` is their mean and ``var`` their biased variance. ``total`` sums a
     tensor over all processes that share the statistics, and by default there is one process. Deviations are taken from

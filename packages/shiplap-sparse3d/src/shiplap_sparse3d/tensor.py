@@ -37,11 +37,11 @@ class SparseTensor(Arithmetic):
         feats: the features, ``[n, c]``.
         coords: ``int32 [n, 1 + d]``, rows of a batch index and ``d`` coordinates (1 to 4 axes). They must be distinct
             and inside the grid, which is checked when a table is built.
-        spatial_shape: cells per axis, ``d`` of them. By default there are as many as the coordinates need, for which
-            the host waits for a GPU. A graph needs the numbers. With negative coordinates there is no grid.
-        batch_size: the number of scenes. Every batch index is below it. The default is 1, or without ``spatial_shape``
-            the number of scenes in the coordinates.
-        padded: whether rows may be padding (batch index -1), see :meth:`pad`.
+        spatial_shape: cells per axis, ``d`` of them. If it is None, there are as many as the coordinates need, or there
+            is no grid if one is negative. For this the host waits for a GPU. In a graph it must be given.
+        batch_size: the number of scenes. Every batch index is below it. The default is 1 if ``spatial_shape`` is given,
+            and otherwise the number of scenes in the coordinates.
+        padded: whether rows may be padding (batch index -1), as :meth:`pad` makes them.
         geometry: the voxels of another tensor, used in place of the four arguments above.
 
     Raises:
@@ -375,7 +375,7 @@ class SparseTensor(Arithmetic):
         return self._with_voxels(feats, coords, self.batch_size, padded=self.geometry.padded)
 
     def requires_grad_(self, requires_grad: bool = True) -> SparseTensor:
-        """Set whether gradients of the features are recorded from now on. Return this tensor itself."""
+        """Set whether gradients of the features are recorded to ``requires_grad``. Return this tensor itself."""
         self.feats.requires_grad_(requires_grad)
         return self
 
@@ -412,7 +412,7 @@ class SparseTensor(Arithmetic):
         return self.to("cpu")
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> SparseTensor:
-        """Return the tensor on a GPU, by default the current one. If it was elsewhere, it has no tables."""
+        """Return the tensor on the GPU ``device``, by default the current one, without tables if it was elsewhere."""
         return self.to(
             "cuda" if device is None else torch.device("cuda", device) if type(device) is int else device,
             non_blocking=non_blocking,
@@ -511,8 +511,8 @@ def voxelize(
         size: the edge of a voxel, one number or one per axis.
         batch: integers ``[p]``, the scene of each point. By default there is one scene.
         origin: the corner of the grid. The default is the minimum of the points.
-        spatial_shape, batch_size: by default as large as the points need, for which the host waits for the device. A
-            graph needs them.
+        spatial_shape, batch_size: cells per axis, and the number of scenes. The default is as large as the points need,
+            for which the host waits for the device. In a graph they must be given.
 
     Returns:
         ``(voxels, inverse)`` with ``inverse int32 [p]``. Voxels are in ascending (batch, x, y, z) order.

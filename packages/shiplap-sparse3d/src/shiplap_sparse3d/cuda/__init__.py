@@ -112,8 +112,8 @@ norms.norm_relu.kernel(
 @pooling.max_pool_with_taps.kernel("cuda", name="triton")
 def _(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
     """Write the maximum of the rows of ``feats`` that each output reads by the neighbour ``table`` to ``out``, channel
-    by channel. Write the column of the table that each maximum comes from to ``taps``. This is the CUDA kernel of
-    ``pooling.max_pool_with_taps``, in Triton.
+    by channel. Write the column of the table that each maximum comes from to ``taps``. ``table_t`` is not used.
+    This is the CUDA kernel of ``pooling.max_pool_with_taps``, in Triton.
     """
     lazy_function("pool", "max_pool_with_taps")(feats, table, table_t, out=out, taps=taps)
 
@@ -130,7 +130,8 @@ def _(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
 @pooling.sum_pool.kernel("cuda", name="triton")
 def _(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
     """Write the sum of the rows of ``feats`` that each output reads by the neighbour ``table`` to ``out``. If
-    ``average`` is true, write their mean instead. This is the CUDA kernel of ``pooling.sum_pool``, in Triton.
+    ``average`` is true, write their mean instead. ``table_t`` is not used. This is the CUDA kernel of
+    ``pooling.sum_pool``, in Triton.
     """
     lazy_function("pool", "sum_pool")(feats, table, table_t, average, out=out)
 

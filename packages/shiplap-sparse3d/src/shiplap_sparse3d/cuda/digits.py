@@ -52,7 +52,7 @@ def count_digit(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
 
 @triton.jit
 def count_digit_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """Count the digits of all rows of one page, a run of rows that this program has completely. Then add the page's
+    """Count the digits of all rows of one page, a run of rows of which this program handles all. Then add the page's
     counts to those of its group of pages, once for each digit. Atomics on one address wait for each other, and some
     digits occur thousands of times in a group.
     """
@@ -172,8 +172,8 @@ def digit_kernel(
 
 
 def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
-    """Return the launch values of a radix sort by digits, as expressions by name that each call computes. The
-    expressions use the value ``ranked``, which must exist.
+    """Return the values that a launch program (a sequence of kernel launches) computes in each call for a radix sort,
+    as expressions by name. They use the value ``ranked``, which must exist.
 
     They state whether the sort goes by digits, and the number of digits and of their bits. They also give the number of
     pages and of the rows of the array of counts. A page is a run of rows that one program moves. Without digits it is a

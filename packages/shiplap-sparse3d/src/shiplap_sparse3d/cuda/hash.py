@@ -49,8 +49,8 @@ def is_inside(b, x, y, z, width, height, depth, batches):
 
 @triton.jit
 def report_row(status, code, row, bad):
-    """Write ``code`` and one of the rows where ``bad`` is true, if there is one, to the word at the address ``status``.
-    The host raises an error from it later.
+    """Write ``code`` and one of the rows where ``bad`` is true, if there is one, to the 64-bit word at the address
+    ``status``. The host raises an error from this word later.
     """
     # Any one of several bad rows may win: an error names one row.
     at = status.to(tl.int64).to(tl.pointer_type(tl.int64)) + row * 0

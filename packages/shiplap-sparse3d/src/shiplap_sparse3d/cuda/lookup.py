@@ -68,7 +68,8 @@ class LookupQueries(NamedTuple):
 
 
 def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> dict[str, str]:
-    """Return the launch values of a lookup of neighbours, as expressions by name that each call computes.
+    """Return the values that a launch program (a sequence of kernel launches) computes in each call for a lookup of
+    neighbours, as expressions by name.
 
     They are the output grid, the stride and the padding, the largest numbers of scenes for which cells can be numbered,
     and the choice of the kernel that finds the rows. Up to ``near`` voxels are compared with each other. If the
@@ -140,8 +141,9 @@ def look_up(program: TritonLaunches, queries: LookupQueries, table: tuple[str, s
 
 
 def _add_hash(program: TritonLaunches) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that clear the hash and insert the voxels.
-    Rows outside the grid and duplicates are reported in a status word, from which the host raises ``SL211`` later.
+    """Return ``program``, a sequence of kernel launches, plus the launches that clear the hash at the start of the
+    workspace and insert the voxels. Rows outside the grid and duplicates are reported in a status word, from which the
+    host raises ``SL211`` later.
     """
     # The zeros of the sort follow the hash, so one launch clears both.
     return program.fill("0", f"{SLOT_BYTES} * capacity + zeros", when="hashed == 1").then(

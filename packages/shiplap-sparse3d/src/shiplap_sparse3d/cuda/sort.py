@@ -312,7 +312,8 @@ def gather_kernel(
 
 
 def sort_numbers(sort: TableSort) -> dict[str, str]:
-    """Return the launch values of the sort of one neighbour table, as expressions by name that each call computes.
+    """Return the values that a launch program (a sequence of kernel launches) computes in each call for the sort of one
+    neighbour table, as expressions by name.
 
     ``size`` is the number of columns of a part (a group that is sorted separately), and ``runs`` the number of its runs
     of rows. ``alone``, ``counted``, ``ranked`` and ``digits`` are 1 if the sort of this name is used. ``key`` is the
@@ -380,7 +381,8 @@ def add_sort_keys(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
 
 def add_row_sort(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that sort a neighbour table whose keys
-    exist. They write its sorted columns, the order of its rows, and the mask of taps of each block of 64 rows.
+    exist. They write its sorted columns, the order of its rows, and for each block of 64 rows a mask of the columns in
+    which any row has a neighbour.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     outputs = {name: f"{name}{sort.outputs}" for name in ("columns", "order", "masks")}

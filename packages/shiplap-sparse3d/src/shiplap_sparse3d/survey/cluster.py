@@ -242,8 +242,8 @@ class DaskEngine(SurveyEngine):
         return [asyncio.run_coroutine_threadsafe(each._result(), self._client.loop.asyncio_loop) for each in sent]
 
     def close(self) -> None:
-        """Remove the job from the workers and close the client. End the cluster if this engine has started it. Failures
-        are ignored.
+        """Remove the job from the workers and close the client, ignoring errors. End the cluster if this engine has
+        started it.
         """
         with contextlib.suppress(Exception):
             if self._ticket and self._client.status == "running":

@@ -286,11 +286,13 @@ def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple,
 def _changed_distances(
     run: Run, channels: int, device: torch.device, field: Field, axis: int, shift: int
 ) -> tuple[Tensor, bool]:
-    """Return ``(changes, cropped)``. ``changes``, ``int64 [changes, 3]``, are the distances in cells from each output
-    that has changed to the changed voxel, for all changes together.
+    """Change one voxel of a random block in several ways. Return how far from it outputs of the network change, and
+    whether cropping changes its own output.
 
-    The voxel gets another value, then a NaN, and is then removed. Its own distance, 0, is included. ``cropped`` is true
-    if its output changes when all voxels outside of its receptive field ``field`` are removed.
+    The first result, ``int64 [changes, 3]``, has the distance in cells from each changed output to the voxel, for all
+    ways together. The voxel gets another value, then a NaN, and is then removed. Its own distance, 0, is included. The
+    second result is true if its output changes when all voxels outside of its receptive field are removed. ``field``,
+    ``axis`` and ``shift`` are arguments of :func:`_draw_corridor`.
     """
     coords, grid, row = _draw_corridor(field, axis, shift)
     feats = torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1))

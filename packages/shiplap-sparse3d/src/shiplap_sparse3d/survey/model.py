@@ -219,8 +219,8 @@ def _scene_of(voxels: SparseTensor) -> VoxelScene:
 
 
 def _random_points(count: int, voxel: tuple[float, float, float], context: float, seed: int = 0) -> Points:
-    """Return ``count`` random points in a box. Equal arguments give equal points. The box is eight voxels high, and six
-    times ``context`` or the voxel's edge, plus eight voxels, wide.
+    """Return ``count`` random points in a box. Equal arguments give equal points. The box is eight voxels high. Its
+    width along x and y is six times the largest of ``context`` and the voxel's edges, plus eight voxels.
     """
     draw = torch.Generator().manual_seed(seed)
     wide = 6 * max(context, *voxel[:2])

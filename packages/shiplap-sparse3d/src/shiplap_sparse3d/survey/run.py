@@ -128,8 +128,8 @@ def _open_engine(
     model: SurveyModel, workers: int | None, scheduler: str | None, device: str | None, progress: Progress
 ) -> SurveyEngine:
     """Return the engine that runs the tasks of a survey. Without ``workers`` and ``scheduler`` it uses this process,
-    and otherwise Dask, with notes to the user by ``progress``. Raise ``SL613`` for both or for fewer than one worker,
-    and ``SL603`` without Dask.
+    and otherwise Dask, with networks on ``device`` and notes to the user by ``progress``. Raise ``SL613`` for both or
+    for fewer than one worker, and ``SL603`` without Dask.
     """
     if workers is None and scheduler is None:
         return SurveyEngine(1 if model.device.type == "cpu" else THREADS)
@@ -237,8 +237,8 @@ def _check_arguments(source: Path, target: Path, model: object) -> None:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A survey for training, the result of :func:`prepare`. The points of its ``job`` are sorted into tiles, and each
-    has its class.
+    """A survey for training, the result of :func:`prepare`. It holds the ``job``, whose points are sorted into tiles,
+    each with its class.
     """
 
     job: SurveyJob

@@ -301,7 +301,7 @@ def points_within(job: SurveyJob, tile: Tile, device: torch.device) -> Tensor:
 
 
 def question_of(job: SurveyJob, tile: Tile, device: torch.device) -> TileQuestion:
-    """Return the input of the network for ``tile``, computed on ``device``."""
+    """Return the input of the network for ``tile`` and the margin (halo) around it, computed on ``device``."""
     # Sums of floating-point features depend on the order, which must not depend on the tiles.
     rows = points_within(job, tile, device)
     box, cells = job.tiling.grid(tile, job.extent), job.cells(rows)
