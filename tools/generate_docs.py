@@ -289,11 +289,22 @@ def _cell_rows() -> list[str]:
         named = ", ".join(f"{room} {number}" for room, number in sorted(rooms.items()))
         told = ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed", "skipped") if counts[kind])
         versions = [cell["versions"][key] for key in ("torch", "python", "numpy", "triton", "compiler", "user")]
-        rows.append(f"| {' | '.join([*versions, told, named])} |")
+        when = f"{cell['date']}, {cell.get('commit', 'unknown')}"
+        rows.append(f"| {' | '.join([*versions, told, named, when])} |")
         for file, names in cell.get("failures", {}).items():
             why = next((text for part, text in EXPLAINED.items() if part in file), "**not explained**")
             failures.append(f"* {len(names)} in `{file}` on torch {versions[0]}, Python {versions[1]}: {why}.")
-    heads = ("torch", "Python", "NumPy", "Triton", "compiler", "user", "tests", "files of tests by room")
+    heads = [
+        "torch",
+        "Python",
+        "NumPy",
+        "Triton",
+        "compiler",
+        "user",
+        "tests",
+        "files of tests by room",
+        "date, commit",
+    ]
     table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *rows]
     return [f"{line}\n" for line in [*table, *(["", "Failed:", "", *failures] if failures else [])]]
 
