@@ -251,11 +251,7 @@ def native_table() -> str | None:
 
 
 # Why tests fail on a version, by a part of the name of the file.
-EXPLAINED = {
-    "test_code_walk": "the digest of a kernel's code changes with edits that change no result. Not repaired: what was "
-    "tuned or built is made once more",
-    "test_named_parameters": "a `functools.partial` has no name there. Not repaired",
-}
+EXPLAINED: dict[str, str] = {}
 
 
 def stability_page() -> str:

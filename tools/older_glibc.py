@@ -19,8 +19,7 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
-GLIBC, CXX = (2, 28), {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}  # of manylinux_2_28
-NEWEST = {"GLIBC": GLIBC, **CXX}
+NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}  # of manylinux_2_28
 MERGED = (2, 34)  # the C library that has taken these libraries in
 PARTS = {"libdl.so.2": r"dl", "librt.so.1": r"aio_|lio_|mq_|shm_|timer_", "libpthread.so.0": r""}
 # What inline code in headers reads: whether the process has one thread. 0 is right for any process.
