@@ -1,4 +1,4 @@
-"""The audits of the demonstration: every verdict is counted, and two processes share the ops where there are two."""
+"""The audits of the demonstration: every verdict is counted, and two processors audit two ops at the same time."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class Report(list[Any]):
 
 
 @pytest.mark.parametrize(
-    ("quick", "processors", "pools", "said"),
-    [(True, 2, 0, "5 checks, 2 s"), (False, 1, 0, "0 checks, 20 s"), (False, 2, 1, "0 checks, 20 s")],
+    ("quick", "processors", "at_once", "said"),
+    [(True, 2, 1, "5 checks, 2 s"), (False, 1, 1, "0 checks, 20 s"), (False, 8, 2, "0 checks, 20 s")],
 )
 def test_verdicts_are_counted_by_op(
-    monkeypatch: pytest.MonkeyPatch, quick: bool, processors: int, pools: int, said: str
+    monkeypatch: pytest.MonkeyPatch, quick: bool, processors: int, at_once: int, said: str
 ) -> None:
     made: list[int] = []
 
-    def pool(workers: int, *_: object) -> ThreadPoolExecutor:
+    def pool(workers: int) -> ThreadPoolExecutor:
         made.append(workers)
         return ThreadPoolExecutor(workers)
 
     monkeypatch.setattr(sl, "audit", Report)
-    monkeypatch.setattr(audits, "ProcessPoolExecutor", pool)
+    monkeypatch.setattr(audits, "ThreadPoolExecutor", pool)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
     stages: list[tuple[int, int]] = []
     found = audits.audit_network_ops(quick, lambda stage, done, total, note: stages.append((done, total)))
     assert list(found) == [op.spec.name for op in audits.OPS]
     assert all(v == audits.AuditVerdicts(2, 1, 1, (name, said), 2) for name, v in found.items())
     assert stages == [(done, len(audits.OPS)) for done in range(len(audits.OPS) + 1)]
-    assert made == [2] * pools
+    assert made == [at_once]

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from multiprocessing import get_context
-
-import torch
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
@@ -34,26 +29,24 @@ OPS: tuple[sl.Op, ...] = (
 def audit_network_ops(quick: bool, progress: Progress) -> dict[str, AuditVerdicts]:
     """Audit each op of the demonstration's network on the CPU, and return how many checks ended with each verdict, by
     the name of the op. If ``quick`` is true, only the checks ``QUICK_CHECKS`` run, for 2 seconds an op. Otherwise all
-    checks run, for 20 seconds an op, and two processes audit at the same time if there are two processors.
+    checks run, for 20 seconds an op, and two ops are audited at the same time if there are two processors.
     """
     verdicts: dict[str, AuditVerdicts] = {}
-    with ExitStack() as stack:
-        run: Callable[..., Iterable[AuditVerdicts]] = map
-        if not quick and len(os.sched_getaffinity(0)) > 1:
-            # New processes: torch has started threads in this one, which a fork would lose.
-            pool = ProcessPoolExecutor(2, get_context("spawn"), torch.set_num_threads, (1,))
-            stack.callback(pool.shutdown, cancel_futures=True)
-            run = pool.map
-        found = iter(run(partial(_audit_op, quick), range(len(OPS))))
+    # Threads suffice: samples run in a process of their own, for which a thread waits.
+    pool = ThreadPoolExecutor(1 if quick else min(2, len(os.sched_getaffinity(0))))
+    try:
+        found = pool.map(partial(_audit_op, quick), OPS)
         for done, op in enumerate(OPS):
             progress("audit", done, len(OPS), op.spec.name)
             verdicts[op.spec.name] = next(found)
+    finally:
+        pool.shutdown(cancel_futures=True)
     progress("audit", len(OPS), len(OPS), "")
     return verdicts
 
 
-def _audit_op(quick: bool, number: int) -> AuditVerdicts:
-    """Audit the op at position ``number`` of ``OPS``, and return its verdicts."""
-    report = sl.audit(OPS[number], checks=QUICK_CHECKS if quick else None, seed=0, budget=2 if quick else 20)
+def _audit_op(quick: bool, op: sl.Op) -> AuditVerdicts:
+    """Audit one op, and return its verdicts."""
+    report = sl.audit(op, checks=QUICK_CHECKS if quick else None, seed=0, budget=2 if quick else 20)
     count = [f.verdict for f in report].count
     return AuditVerdicts(count("ok"), count("fail"), count("skip"), report.failed, count("incomplete"))
