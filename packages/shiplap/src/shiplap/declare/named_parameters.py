@@ -51,8 +51,8 @@ class NamedParameters:
 def callable_name(source: object) -> str:
     """Return the name of a function or a class, or of the class of another object."""
     # In Python 3.14 a functools.partial counts as a routine, and has no name.
-    has_name = isinstance(source, type) or (inspect.isroutine(source) and hasattr(source, "__name__"))
-    return str((source if has_name else type(source)).__name__)
+    named = isinstance(source, type) or inspect.isroutine(source)
+    return str(getattr(source if named else type(source), "__name__", type(source).__name__))
 
 
 def read_parameters(function: Callable[..., object], refuse: Callable[[str, str], ShiplapError]) -> NamedParameters:
