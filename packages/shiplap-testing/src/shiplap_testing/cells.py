@@ -58,6 +58,17 @@ def installed_versions() -> dict[str, str]:
     }
 
 
+def tested_commit() -> str:
+    """Return the commit of the repository whose tests run, shortened, or an empty text if it is not known here."""
+    # GitHub names the commit; another place without git can name it by the same variable.
+    call = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
+    try:
+        full = os.environ.get("GITHUB_SHA") or subprocess.run(call, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        full = ""
+    return full.strip()[:8]
+
+
 class Cell:
     """A pytest plugin that counts test outcomes by test file. Before the first test of a file, it writes the outcomes
     of earlier files into ``tests/matrix.json``.
@@ -70,6 +81,7 @@ class Cell:
         self.files: dict[str, Counter[str]] = {}
         self.failed: dict[str, list[str]] = {}
         self.versions = installed_versions()  # now: tests pretend to have others
+        self.commit = tested_commit()
         self.stopped = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -117,6 +129,7 @@ class Cell:
         table = json.loads(TABLE.read_text("utf-8")) if TABLE.is_file() else []
         cell: dict[str, Any] = next((row for row in table if row["versions"] == key), {"versions": key, "files": {}})
         cell["date"], failures = datetime.now(UTC).strftime("%Y-%m-%d"), cell.get("failures", {})
+        cell["commit"] = self.commit
         for file, counts in self.files.items():
             cell["files"][file] = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
             failures = {**failures, file: self.failed.get(file, [])}
