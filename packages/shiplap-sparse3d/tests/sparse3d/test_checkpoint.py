@@ -102,7 +102,7 @@ def test_a_plain_compile_of_checkpointed_stages_is_eager(make):
     agree(make(), fullgraph=False)
 
 
-@pytest.mark.parametrize("make", sampled([Stages, Own], long=["Own"], name=NAME))
+@pytest.mark.parametrize("make", sampled([Stages, Own], long=["Stages"], name=NAME))
 def test_checkpointed_stages_are_in_one_graph(make):
     if not checkpoints_keep_objects():
         pytest.skip("Dynamo makes a graph that does not run of objects that come from a checkpoint")

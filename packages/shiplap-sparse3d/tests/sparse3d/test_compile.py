@@ -80,7 +80,7 @@ def step(net: nn.Module, x: sparse3d.SparseTensor, run) -> list[torch.Tensor]:
         pytest.param(u_net, "built in the graph", "eval", marks=pytest.mark.long),
         pytest.param(subm, "built before", "training", marks=pytest.mark.long),
         pytest.param(u_net, "built before", "training", marks=pytest.mark.long),
-        (others, "built before", "eval"),
+        pytest.param(others, "built before", "eval", marks=pytest.mark.long),
     ],
 )
 def test_all_sizes_are_one_graph(build, tables, mode):

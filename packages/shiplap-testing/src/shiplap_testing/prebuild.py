@@ -27,6 +27,7 @@ BODIES = (
     f"{CORE}/rewrite/test_engine_fusions.py",
     f"{CORE}/rewrite/test_engine_patterns.py",
     f"{CORE}/rewrite/test_batched_trace.py",
+    f"{CORE}/rewrite/test_pattern.py",
     f"{CORE}/rewrite/test_scope.py",
     f"{CORE}/dispatch/test_fake.py",
     f"{CORE}/dispatch/test_launch.py",
