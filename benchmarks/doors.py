@@ -2,17 +2,21 @@
 judgements while something runs out or is killed.
 
     python benchmarks/doors.py [--parts files calls threads sanitizers lacks] [--cores 8] [--limit 3600]
-        [--files 1000000] [--calls 400] [--threads 600] [--seed 3406] [--json benchmarks/results/doors.json]
+        [--files 1000000] [--calls 400] [--threads 600] [--seed 3406] [--folder build/doors]
+        [--json benchmarks/results/doors.json]
 
 Each part is many processes, which run side by side on so many cores. ``--files`` is the number of mutated files of all
 kinds, ``--calls`` that of the rounds for each op, ``--threads`` that of the seconds in which sixteen threads call an op
 while another one declares it again, attaches native code and tunes. A process that runs when the limit of seconds is
-over is ended and counts as cut. The record says for each part what ran, what was wrong, and the processor seconds.
+over is ended and counts as cut. The folder keeps the rows of the others, for as long as the sources are the same: the
+next run goes on there, and the record has the rows of all runs. The record says for each part what ran, what was wrong,
+and the processor seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -49,6 +53,7 @@ class Job:
 
     Attributes:
         kind: what of the part it runs, such as the kind of its files.
+        number: which of the processes of this kind it is.
         command: the words of the command behind the name of Python.
         cores: how many cores it keeps busy.
         first: jobs with a lower number begin earlier, since they take longest.
@@ -56,6 +61,7 @@ class Job:
 
     part: str
     kind: str
+    number: int
     command: list[str]
     cores: int = 1
     first: int = 9
@@ -70,18 +76,18 @@ def list_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
     jobs: list[Job] = []
     for kind, share in SHARES.items():
         left = given.files * share // 100
-        for number in range(-(-left // FILES_EACH)):
-            rounds = min(FILES_EACH, left - number * FILES_EACH)
+        for number in range(-(-left // given.each)):
+            rounds = min(given.each, left - number * given.each)
             place = folder / f"files-{kind}-{number}"
             place.mkdir()
             command = ["tests/fuzz/fuzzer.py", kind, str(rounds), str(given.seed + number), str(place)]
-            jobs.append(Job("files", kind, command, first=3 if kind in ("metadata", "suite") else 5))
+            jobs.append(Job("files", kind, number, command, first=3 if kind in ("metadata", "suite") else 5))
     parts = max(1, given.calls // ROUNDS_EACH)
     programs = {module: ["tests/families/hostile.py", module] for _, module in sorted(FAMILIES.values())}
     for kind, program in {**programs, "layers": ["tests/families/hostile_layers.py"]}.items():
         for number in range(parts):
             command = [*program, str(given.calls // parts), str(given.seed + number)]
-            jobs.append(Job("calls", kind, command, first=4))
+            jobs.append(Job("calls", kind, number, command, first=4))
     storms = max(1, -(-given.threads // SECONDS_EACH))
     for number in range(storms):
         place = folder / f"threads-{number}"
@@ -89,22 +95,24 @@ def list_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
         program = "packages/shiplap/tests/safe_io/storm.py"
         command = [program, "everything", str(given.threads / storms), str(THREADS), str(place)]
         env = {"SHIPLAP_CACHE_DIR": str(place / "cache"), "SHIPLAP_NATIVE": "1"}
-        jobs.append(Job("threads", "storm", command, 2, 1, env))
+        jobs.append(Job("threads", "storm", number, command, 2, 1, env))
     for who in ("this", "another") if os.geteuid() == 0 else ("this",):
         for number in range(LACK_PARTS):
             place = f"{number + 1}/{LACK_PARTS}"
             command = ["-P", "packages/shiplap/tests/sandbox/lacks.py", str(MOMENTS), str(KILLS), str(given.seed)]
-            jobs.append(Job("lacks", f"{who} user", [*command, place, who], first=4))
+            jobs.append(Job("lacks", f"{who} user", number, [*command, place, who], first=4))
     if os.geteuid() == 0:
-        jobs.append(Job("lacks", "two users", ["packages/shiplap/tests/safe_io/users.py", "20"], 2, 3))
+        jobs.append(Job("lacks", "two users", 0, ["packages/shiplap/tests/safe_io/users.py", "20"], 2, 3))
     workers = max(2, given.cores // 4)
-    jobs.append(Job("sanitizers", "tests", ["tools/sanitize.py", "--", "-n", str(workers)], workers, 0))
-    jobs.append(Job("sanitizers", "storm", ["tools/sanitize.py", "storm", "--", str(given.threads // 10)], 2, 2))
+    jobs.append(Job("sanitizers", "tests", 0, ["tools/sanitize.py", "--", "-n", str(workers)], workers, 0))
+    jobs.append(Job("sanitizers", "storm", 0, ["tools/sanitize.py", "storm", "--", str(given.threads // 10)], 2, 2))
     return sorted((job for job in jobs if job.part in given.parts), key=lambda job: job.first)
 
 
-def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path) -> list[dict[str, Any]]:
-    """Run the jobs on so many cores until the time ``ends``, and return a row for each that has begun."""
+def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path, kept: Path) -> list[dict[str, Any]]:
+    """Run the jobs on so many cores until the time ``ends``, return a row for each that has begun, and append it to the
+    file ``kept``.
+    """
     waiting, rows = list(jobs), list[dict[str, Any]]()
     running: dict[int, tuple[Job, float, Path]] = {}
     while waiting or running:
@@ -125,6 +133,8 @@ def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path) -> list[dic
             rows.append(describe_job(job, os.waitstatus_to_exitcode(status), log, time.monotonic() - began))
             rows[-1]["cpu_s"] = round(used.ru_utime + used.ru_stime, 1)
             print(json.dumps(rows[-1])[:300], flush=True)
+            with kept.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
         elif time.monotonic() > ends:
             waiting.clear()
             for each in running:
@@ -133,6 +143,12 @@ def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path) -> list[dic
         else:
             time.sleep(0.05)
     return rows
+
+
+def digest_sources() -> str:
+    """Return a digest of the files that a run measures."""
+    files = sorted({path for pattern in SOURCES for path in ROOT.glob(pattern)})
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def describe_job(job: Job, status: int, log: Path, seconds: float) -> dict[str, Any]:
@@ -144,7 +160,8 @@ def describe_job(job: Job, status: int, log: Path, seconds: float) -> dict[str, 
     for number, what in (found for line in last for found in COUNTS.findall(line)):
         counts[what] += int(number)
     how = "right" if status == 0 else "cut" if status == -signal.SIGKILL else f"status {status}"
-    row: dict[str, Any] = {"part": job.part, "kind": job.kind, "outcome": how, **counts, "seconds": round(seconds, 1)}
+    what = {"part": job.part, "kind": job.kind, "number": job.number, "outcome": how}
+    row: dict[str, Any] = {**what, **counts, "seconds": round(seconds, 1)}
     return row if status == 0 else {**row, "words": text[-1500:]}
 
 
@@ -156,7 +173,7 @@ def summarise(rows: list[dict[str, Any]], jobs: list[Job]) -> dict[str, Any]:
         sums: dict[str, Any] = defaultdict(int)
         for row in mine:
             for name, value in row.items():
-                if isinstance(value, (int, float)):
+                if isinstance(value, (int, float)) and name != "number":
                     sums[name] += value
         sums["processes"] = len(mine)
         sums["planned"] = sum((job.part, job.kind) == (part, kind) for job in jobs)
@@ -173,20 +190,27 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=1_000_000)
     parser.add_argument("--calls", type=int, default=400)
     parser.add_argument("--threads", type=int, default=600)
+    parser.add_argument("--each", type=int, default=FILES_EACH, help="mutated files of a process")
     parser.add_argument("--seed", type=int, default=3406)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "doors")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     began = time.monotonic()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    kept = given.folder / f"{digest_sources()}.jsonl"
+    before = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    before = [row for row in before if row["outcome"] != "cut"]
     with tempfile.TemporaryDirectory(prefix="doors-", ignore_cleanup_errors=True) as folder:
         jobs = list_jobs(given, Path(folder))
-        rows = run_jobs(jobs, given.cores, began + given.limit, Path(folder))
+        ran = {(row["part"], row["kind"], row["number"]) for row in before}
+        left = [job for job in jobs if (job.part, job.kind, job.number) not in ran]
+        rows = before + run_jobs(left, given.cores, began + given.limit, Path(folder), kept)
     measured = summarise(rows, jobs)
     wrong = [row for row in rows if row["outcome"] != "right"]
     for name, sums in measured.items():
         print(name, json.dumps(sums))
     if given.json:
-        seconds = round(time.monotonic() - began, 1)
-        result = record(SOURCES, ("shiplap",), seed=given.seed, seconds=seconds, parts=measured, failures=wrong)
+        result = record(SOURCES, ("shiplap",), seed=given.seed, parts=measured, failures=wrong)
         write(given.json, result)
     return int(bool(wrong))
 
