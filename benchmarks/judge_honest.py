@@ -4,7 +4,7 @@
 
 The candidates are those of the judge's tests: kernels, ways to write them, twins of wrong ones, and uses of the system.
 Each is judged in the sandbox, without the measurement of its speed. One of ``--share`` candidates is also judged with
-the file ``--before`` in place of ``sandbox/seccomp.py``, right before or after: its seconds are those of the former filter.
+the file ``--before`` in place of ``sandbox/seccomp.py``, right before or after, for the seconds of the former filter.
 The folder keeps the rows, and the next run goes on there.
 """
 
