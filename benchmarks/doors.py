@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from _record import ROOT, record, write
+from records import code_text
 
 sys.path[:0] = [str(ROOT)]
 SOURCES = (
@@ -146,9 +147,9 @@ def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path, kept: Path)
 
 
 def digest_sources() -> str:
-    """Return a digest of the files that a run measures."""
+    """Return a digest of the code that a run measures, without its docstrings and comments."""
     files = sorted({path for pattern in SOURCES for path in ROOT.glob(pattern)})
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:12]
+    return hashlib.sha256("\0".join(code_text(path.read_text()) for path in files).encode()).hexdigest()[:12]
 
 
 def describe_job(job: Job, status: int, log: Path, seconds: float) -> dict[str, Any]:
@@ -162,7 +163,8 @@ def describe_job(job: Job, status: int, log: Path, seconds: float) -> dict[str, 
     how = "right" if status == 0 else "cut" if status == -signal.SIGKILL else f"status {status}"
     what = {"part": job.part, "kind": job.kind, "number": job.number, "outcome": how}
     row: dict[str, Any] = {**what, **counts, "seconds": round(seconds, 1)}
-    return row if status == 0 else {**row, "words": text[-1500:]}
+    wrong = [line for line in text.splitlines() if line.startswith("WRONG")]
+    return row if status == 0 else {**row, "words": "\n".join([*wrong, text[-1500:]])}
 
 
 def summarise(rows: list[dict[str, Any]], jobs: list[Job]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import ast
 import copy
 import gc
 import hashlib
+import importlib.util
 import json
 import os
 import random
@@ -193,8 +194,9 @@ def exchange_code(mutant: Mutant) -> None:
     old, new = (compile(text, str(path), "exec", dont_inherit=True) for text in (data, mutant.change(data)))
     codes = {(a.co_qualname, a.co_firstlineno): b for a, b in pair_codes(old, new) if a != b}
     count = 0
+    gc.unfreeze()  # what is frozen is not listed
     for each in gc.get_objects():
-        if isinstance(each, FunctionType) and each.__code__.co_filename == str(path):
+        if type(each) is FunctionType and each.__code__.co_filename == str(path):
             code = codes.get((each.__code__.co_qualname, each.__code__.co_firstlineno))
             if code is not None and len(code.co_freevars) == len(each.__code__.co_freevars):
                 each.__code__, count = code, count + 1
@@ -300,6 +302,20 @@ def read_all(descriptor: int) -> bytes:
     return text
 
 
+def start_server() -> None:
+    """Start the process from which tests fork their programs here, so that it outlives the forks of this process."""
+    path = ROOT / "packages" / "shiplap-testing" / "src" / "shiplap_testing" / "forked.py"
+    spec = importlib.util.spec_from_file_location("forked_alone", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # In another thread, since a connection is for one thread, and no fork may share one.
+    thread = threading.Thread(target=module.python, args=("-c", "pass"))
+    thread.start()
+    thread.join()
+
+
 class Workshop:
     """A plugin of pytest that tries mutants in forks instead of running the collected tests.
 
@@ -323,12 +339,7 @@ class Workshop:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """List what tests reach, then try each mutant that has no row."""
-        from shiplap_testing import forked  # not in a process that collects tests of a copy
-
-        # In another thread, since a connection is for one thread, and no fork may share one.
-        thread = threading.Thread(target=forked.python, args=("-c", "pass"))
-        thread.start()
-        thread.join()
+        start_server()
         files: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in reversed(session.items):  # whose files begin with the longest
             files[item.nodeid.partition("::")[0]].append(item)
@@ -442,6 +453,7 @@ def try_texts(given: argparse.Namespace, mutants: list[Mutant], ends: float) -> 
         (place / "build").mkdir()
         (place / "build" / "test-compilers").symlink_to(ROOT / "build" / "test-compilers")
         (place / ".git").symlink_to(ROOT / ".git")
+    start_server()
     passing: dict[str, bool] = {}
     for mutant in mutants:
         row_place = given.folder / "rows" / f"{mutant.name}.json"
