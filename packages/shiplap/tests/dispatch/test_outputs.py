@@ -7,6 +7,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.dispatch.outputs import _is_same_argument, result_values
+from shiplap.dispatch.second_derivative import _detach_nested
 
 X = Float32[Tensor, "n"]
 ONE, OTHER = torch.zeros(1), torch.zeros(1)
@@ -97,3 +98,13 @@ def test_a_call_that_writes_counts_as_a_write(ns):
         add_(x, torch.ones(3))
         before.append(x._version)
     assert before == sorted(set(before))
+
+
+def test_nested_tensors_are_detached():
+    x = torch.ones(2, requires_grad=True)
+    alone, (member, number), nothing = _detach_nested([x, (x * 2, 3), None])
+    assert alone.tolist() == [1.0, 1.0]
+    assert member.tolist() == [2.0, 2.0]
+    assert not alone.requires_grad
+    assert not member.requires_grad
+    assert (number, nothing) == (3, None)

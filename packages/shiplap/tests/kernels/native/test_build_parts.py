@@ -11,9 +11,10 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.errors import ShiplapError
-from shiplap.kernels.native import binding, build, build_plan, deploy
+from shiplap.kernels.native import binding, build, build_plan, cache, deploy
 from shiplap.kernels.native.choice_table import _native_choice_key
 from shiplap.kernels.native.gradient_recorder import _is_detached
+from shiplap.kernels.native.packed_kernel import PackedKernel
 
 X = Float32[Tensor, "n"]
 
@@ -94,3 +95,25 @@ def test_why_an_op_whose_kernels_python_picks_has_no_binding(monkeypatch):
     form.calls += 1
     monkeypatch.setattr(binding.registry, "find_declared_op", lambda name: None)
     assert binding._advance_binding(spec, form) == ""
+
+
+def test_what_can_be_removed_of_a_folder_is_removed(tmp_path, monkeypatch):
+    (tmp_path / "kept").mkdir()
+    for name in "abc":
+        (tmp_path / "kept" / name).touch()
+    unlink, refused = os.unlink, []
+
+    def refuse_once(*given, **named):
+        if not refused:
+            raise refused.append(given[0]) or PermissionError(1, "refused")
+        unlink(*given, **named)
+
+    monkeypatch.setattr(os, "unlink", refuse_once)
+    assert not cache.remove_artefact(tmp_path / "kept")
+    assert len(os.listdir(tmp_path / "kept")) == 1
+
+
+@pytest.mark.parametrize(("counting", "why", "stays"), [(False, "no", True), (True, "no", False), (False, "", False)])
+def test_calls_that_stay_in_python(counting, why, stays):
+    kernel = SimpleNamespace(native=SimpleNamespace(counting=counting, why=why))
+    assert PackedKernel.stays_in_python.fget(kernel) is stays
