@@ -1,14 +1,13 @@
 """Hostile input and lacks in one run: mutated files, wrong calls, threads with redeclaration, sanitizers, and
 judgements while something runs out or is killed.
 
-    python benchmarks/doors.py [--parts files calls threads sanitizers lacks] [--cores 8] [--limit 3600]
-        [--files 1000000] [--calls 400] [--threads 600] [--seed 3406] [--folder build/doors]
-        [--json benchmarks/results/doors.json]
+    python benchmarks/doors.py [--parts files calls threads sanitizers lacks] [--json benchmarks/results/doors.json]
+        [--cores 8] [--limit 3600] [--files 1000000] [--calls 400] [--threads 600] [--seed 3406] [--folder build/doors]
 
 Each part is many processes, which run side by side on so many cores. ``--files`` is the number of mutated files of all
 kinds, ``--calls`` that of the rounds for each op, ``--threads`` that of the seconds in which sixteen threads call an op
 while another one declares it again, attaches native code and tunes. A process that runs when the limit of seconds is
-over is ended and counts as cut. The folder keeps the rows of the others, for as long as the sources are the same: the
+over is ended and counts as cut. The folder keeps the rows of the others, for as long as the code is the same: the
 next run goes on there, and the record has the rows of all runs. The record says for each part what ran, what was wrong,
 and the processor seconds.
 """
@@ -27,6 +26,7 @@ import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path, kept: Path)
         if pid in running:
             job, began, log = running.pop(pid)
             rows.append(describe_job(job, os.waitstatus_to_exitcode(status), log, time.monotonic() - began))
-            rows[-1]["cpu_s"] = round(used.ru_utime + used.ru_stime, 1)
+            rows[-1] |= {"cpu_s": round(used.ru_utime + used.ru_stime, 1), "code": digest_job(job)}
             print(json.dumps(rows[-1])[:300], flush=True)
             with kept.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
@@ -146,10 +146,17 @@ def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path, kept: Path)
     return rows
 
 
-def digest_sources() -> str:
-    """Return a digest of the code that a run measures, without its docstrings and comments."""
-    files = sorted({path for pattern in SOURCES for path in ROOT.glob(pattern)})
+@cache
+def digest_code(*patterns: str) -> str:
+    """Return a digest of the code of files, without its docstrings and comments."""
+    files = sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
     return hashlib.sha256("\0".join(code_text(path.read_text()) for path in files).encode()).hexdigest()[:12]
+
+
+def digest_job(job: Job) -> str:
+    """Return a digest of the package's code and of the program that a job runs."""
+    source = [pattern for pattern in SOURCES if "/src/" in pattern]
+    return digest_code(*source, *(word for word in job.command if word.endswith(".py")))
 
 
 def describe_job(job: Job, status: int, log: Path, seconds: float) -> dict[str, Any]:
@@ -199,14 +206,16 @@ def main() -> int:
     given = parser.parse_args()
     began = time.monotonic()
     given.folder.mkdir(parents=True, exist_ok=True)
-    kept = given.folder / f"{digest_sources()}.jsonl"
+    kept = given.folder / "rows.jsonl"
     before = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    before = [row for row in before if row["outcome"] != "cut"]
     with tempfile.TemporaryDirectory(prefix="doors-", ignore_cleanup_errors=True) as folder:
         jobs = list_jobs(given, Path(folder))
-        ran = {(row["part"], row["kind"], row["number"]) for row in before}
-        left = [job for job in jobs if (job.part, job.kind, job.number) not in ran]
-        rows = before + run_jobs(left, given.cores, began + given.limit, Path(folder), kept)
+        done = [row for row in before if row["outcome"] != "cut"]
+        known = {(row["part"], row["kind"], row["number"], row["code"]): row for row in done}
+        names = [(job.part, job.kind, job.number, digest_job(job)) for job in jobs]
+        left = [job for job, name in zip(jobs, names, strict=True) if name not in known]
+        rows = [known[name] for name in names if name in known]
+        rows += run_jobs(left, given.cores, began + given.limit, Path(folder), kept)
     measured = summarise(rows, jobs)
     wrong = [row for row in rows if row["outcome"] != "right"]
     for name, sums in measured.items():

@@ -1,6 +1,6 @@
 """Honest candidates on the CPU: none is refused, and the filter of allowed calls costs no time.
 
-    python benchmarks/judge_honest.py [--before FILE] [--share 4] [--limit 500] [--folder build/honest] [--json ...]
+    python benchmarks/judge_honest.py [--before FILE] [--limit 500] [--json benchmarks/results/judge_honest.json]
 
 The candidates are those of the judge's tests: kernels, ways to write them, twins of wrong ones, and uses of the system.
 Each is judged in the sandbox, without the measurement of its speed. One of ``--share`` candidates is also judged with

@@ -1,6 +1,6 @@
 """Mutants of four rooms of the core, and which tests kill them.
 
-    python benchmarks/mutants.py [--seed 3506] [--each 60] [--limit 500] [--folder build/mutants] [--json ...]
+    python benchmarks/mutants.py [--seed 3506] [--limit 500] [--text] [--json benchmarks/results/mutants.json]
 
 A mutant is one changed expression, drawn at random from each room alike. The tests of the rooms are collected once.
 Each test file then runs in a fork that lists which tests reach the lines of a mutant. For each mutant a fork of the
@@ -447,21 +447,22 @@ def try_texts(given: argparse.Namespace, mutants: list[Mutant], ends: float) -> 
         p.name.rpartition("-")[0].replace("+", "/"): json.loads(p.read_text()) for p in list_newest(given.folder)
     }
     place = given.folder / "copy"
-    if not place.exists():
-        skipped = shutil.ignore_patterns(".git", ".venv", "build", "results", ".*_cache", "site", "__pycache__")
-        shutil.copytree(ROOT, place, symlinks=True, ignore=skipped)
-        (place / "build").mkdir()
-        (place / "build" / "test-compilers").symlink_to(ROOT / "build" / "test-compilers")
-        (place / ".git").symlink_to(ROOT / ".git")
+    shutil.rmtree(place, ignore_errors=True)
+    skipped = shutil.ignore_patterns(".git", ".venv", "build", "results", ".*_cache", "site", "__pycache__")
+    shutil.copytree(ROOT, place, symlinks=True, ignore=skipped)
+    (place / "build").mkdir()
+    (place / "build" / "test-compilers").symlink_to(ROOT / "build" / "test-compilers")
+    (place / ".git").symlink_to(ROOT / ".git")
     start_server()
     passing: dict[str, bool] = {}
     for mutant in mutants:
         row_place = given.folder / "rows" / f"{mutant.name}.json"
         row = json.loads(row_place.read_text()) if row_place.exists() else {}
-        if row.get("killed") or row.get("way") == "text" or (mutant.inside and not row) or time.monotonic() > ends:
+        wanted = mutant.name in given.only if given.only else row.get("way") != "text" and (row or not mutant.inside)
+        if row.get("killed") or not wanted or time.monotonic() > ends:
             continue
         path, data = place / mutant.file, (ROOT / mutant.file).read_bytes()
-        chosen = choose_tests(mutant, reached)
+        chosen = given.also or choose_tests(mutant, reached)
         path.write_bytes(mutant.change(data))
         try:
             killer, count = run_texts(place, chosen, 180)
@@ -469,6 +470,7 @@ def try_texts(given: argparse.Namespace, mutants: list[Mutant], ends: float) -> 
             path.write_bytes(data)
         if killer and killer not in passing:
             passing[killer] = run_texts(place, [killer] if "::" in killer else chosen[:1], 120)[0] is None
+        count += row.get("ran", 0) if given.also else 0
         row = {"killed": killer if killer and passing[killer] else None, "ran": count, "of": len(chosen), "way": "text"}
         row_place.write_text(json.dumps(row | {"note": "" if row["killed"] == killer else f"{killer} fails unchanged"}))
         print(mutant.name, Path(mutant.file).name, mutant.line, row, file=sys.__stderr__, flush=True)
@@ -551,6 +553,10 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants")
     parser.add_argument("--tests", nargs="+", default=[f"{TESTS}/{name}" for name in NEAR])
     parser.add_argument("--text", action="store_true", help="try the rest in a copy of the repository")
+    parser.add_argument("--only", nargs="+", default=[], help="the names of mutants for --text")
+    parser.add_argument(
+        "--also", nargs="+", default=[], help="the tests that --text runs, in place of those that reach it"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     os.chdir(ROOT)

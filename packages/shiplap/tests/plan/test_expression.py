@@ -1,0 +1,25 @@
+"""Which declared expressions may fail in a call, so that their errors are caught there."""
+
+import ast
+from types import SimpleNamespace
+
+import pytest
+
+from shiplap.plan.expression import _node_can_fail, can_fail
+
+SAFE = ("n", "n // 2", "n % 7", "cdiv(n, 2)", "min(n, m)", "max(n, m, 3)", "broadcast(n, m)", "-1")
+FAILS = ("n // m", "n // 0", "n % 0", "cdiv(n, m)", "cdiv(n, 0)", "min(n)", "-n", "n + m", "n * 2", "n[0]", "sum(n)")
+
+
+@pytest.mark.parametrize("text", [*SAFE, *FAILS])
+def test_what_may_fail(text):
+    assert any(map(_node_can_fail, ast.walk(ast.parse(text, mode="eval")))) is (text in FAILS)
+
+
+@pytest.mark.parametrize(
+    ("scalars", "spread", "fails"), [({}, (), False), ({"n": "float"}, (), True), ({}, ("n",), True)]
+)
+def test_numbers_of_any_size_and_lists_may_fail(scalars, spread, fails):
+    names = SimpleNamespace(scalars=scalars, spread=spread)
+    expression = SimpleNamespace(names={"n"}, source="n")
+    assert can_fail(expression, names) is fails
