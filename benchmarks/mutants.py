@@ -54,7 +54,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 }
 # Calls whose arguments are texts for people, types, or settings that Python checks.
 NOT_CODE = ("error", "dataclass", "lru_cache", "cast", "TypeVar", "notice", "zip")
-PER_FILE, TOGETHER_S, ONE_S = 3, 45.0, 20.0
+PER_FILE, ONE_S = 3, 20.0
 
 
 @dataclass(frozen=True)
@@ -387,7 +387,7 @@ class Workshop:
 
     def try_mutant(self, mutant: Mutant, items: dict[str, pytest.Item]) -> dict[str, Any]:
         """Return what became of the mutant: the test that kills it, and how many run."""
-        chosen = [name for name in choose_tests(mutant, self.reached) if name in items]
+        chosen = [name for name in choose_tests(mutant, self.reached, self.given.together) if name in items]
         while True:
             picked = [items[name] for name in chosen]
 
@@ -415,10 +415,11 @@ class Workshop:
         return self.passing[name]
 
 
-def choose_tests(mutant: Mutant, reached: dict[str, dict[str, Any]]) -> list[str]:
+def choose_tests(mutant: Mutant, reached: dict[str, dict[str, Any]], together: float) -> list[str]:
     """Return the tests that run a line of the mutant, or its file if it is not the code of a function.
 
-    The shortest ones of each file come first, of the file with the mutant's name before others; then the rest.
+    The shortest ones of each file come first, of the file with the mutant's name before others; then the rest, as long
+    as all of them take fewer than ``together`` seconds.
     """
     lines, stem = range(mutant.line, mutant.last + 1), Path(mutant.file).stem
     first, rest, spent = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0.0
@@ -436,7 +437,7 @@ def choose_tests(mutant: Mutant, reached: dict[str, dict[str, Any]]) -> list[str
     chosen = []
     for *_, seconds, name in [*sorted(first), *sorted(rest)]:
         spent += seconds
-        if seconds < ONE_S and spent < TOGETHER_S:
+        if seconds < ONE_S and spent < together:
             chosen.append(name)
     return chosen
 
@@ -455,14 +456,15 @@ def try_texts(given: argparse.Namespace, mutants: list[Mutant], ends: float) -> 
     (place / ".git").symlink_to(ROOT / ".git")
     start_server()
     passing: dict[str, bool] = {}
+    equal = read_equivalents(given.folder)
     for mutant in mutants:
         row_place = given.folder / "rows" / f"{mutant.name}.json"
         row = json.loads(row_place.read_text()) if row_place.exists() else {}
         wanted = mutant.name in given.only if given.only else row.get("way") != "text" and (row or not mutant.inside)
-        if row.get("killed") or not wanted or time.monotonic() > ends:
+        if mutant.name in equal or row.get("killed") or not wanted or time.monotonic() > ends:
             continue
         path, data = place / mutant.file, (ROOT / mutant.file).read_bytes()
-        chosen = given.also or choose_tests(mutant, reached)
+        chosen = given.also or choose_tests(mutant, reached, given.together)
         path.write_bytes(mutant.change(data))
         try:
             killer, count = run_texts(place, chosen, 180)
@@ -520,17 +522,21 @@ def list_newest(folder: Path) -> list[Path]:
     return listed
 
 
+def read_equivalents(folder: Path) -> dict[str, str]:
+    """Return the reasons why no test can kill some mutants, by their names."""
+    place = folder / "equivalents.json"
+    return json.loads(place.read_text()) if place.exists() else {}
+
+
 def summarise(given: argparse.Namespace, mutants: list[Mutant], places: dict[str, int]) -> dict[str, Any]:
     """Return the rates of each room and of all, and the rows of those that no test kills."""
-    equal_place = given.folder / "equivalents.json"
-    equal = json.loads(equal_place.read_text()) if equal_place.exists() else {}
-    rows = []
+    equal, rows = read_equivalents(given.folder), []
     for mutant in mutants:
         place = given.folder / "rows" / f"{mutant.name}.json"
         row = json.loads(place.read_text()) if place.exists() else {}
-        outcome = "not tried"
-        if row and (row["killed"] or row["way"] == "text"):
-            outcome = "killed" if row["killed"] else "equivalent" if mutant.name in equal else "survived"
+        outcome = "equivalent" if mutant.name in equal else "not tried"
+        if row.get("killed") or (row.get("way") == "text" and mutant.name not in equal):
+            outcome = "killed" if row["killed"] else "survived"
         where = {
             k: v
             for k, v in asdict(mutant).items()
@@ -552,6 +558,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=500.0)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants")
     parser.add_argument("--tests", nargs="+", default=[f"{TESTS}/{name}" for name in NEAR])
+    parser.add_argument("--together", type=float, default=45.0, help="seconds of the tests of a mutant")
     parser.add_argument("--text", action="store_true", help="try the rest in a copy of the repository")
     parser.add_argument("--only", nargs="+", default=[], help="the names of mutants for --text")
     parser.add_argument(

@@ -51,6 +51,9 @@ def test_a_kernel_with_two_outputs_fills_them_in_each_call(ns):
     for value in range(4):
         a, b = both(torch.full((3,), float(value)))
         assert (a[0], b[0]) == (value + 10, value + 20)
+    (kernel,) = both.kernels["cpu"]
+    _, repeated = kernel.run_first_call(both.bind(both.spec.complete((torch.zeros(3),), {})))
+    assert [t.tolist() for t in repeated((torch.ones(3),))] == [[11.0] * 3, [21.0] * 3]
 
 
 @pytest.mark.parametrize("room", ["4 * n", "4 * n + threads"])
@@ -75,6 +78,12 @@ def test_each_call_into_given_outputs_has_a_workspace(ns, room):
     finally:
         torch.set_num_threads(threads)
     assert sizes == expected
+    (kernel,), out = f.kernels["cpu"], torch.empty(5)
+    filled = kernel.fill_first_call(f.bind(f.spec.complete((torch.ones(5),), {})), (out,))
+    assert (filled is None) is ("threads" in room)
+    if filled is not None:
+        filled((torch.full((5,), 2.0),), (out,))
+        assert (out.tolist(), sizes[-1]) == ([2.0] * 5, 20)
 
 
 def test_a_reference_needs_no_workspace(ns):
