@@ -116,7 +116,7 @@ def test_a_parameter_that_is_required():
     required = {"id": "SL123", "where": "demo::f", "required": ("y",)}
     assert bind_names(both, ("x", "y"), **required) is both
     assert bind_names(lambda x, **rest: x - rest["y"], ("x", "y"), **required)(3, 1) == 2
-    with fails("SL123", got="no parameter 'y'"):
+    with fails("SL123", "no parameter 'y'"):
         bind_names(lambda x: x, ("x", "y"), **required)
-    with fails("SL123", got="nothing is called 'z'"):
+    with fails("SL123", "nothing is called 'z'"):
         bind_names(lambda x, y, z: x, ("x", "y"), **required)
