@@ -58,7 +58,7 @@ PER_FILE, ONE_S = 3, 20.0
 
 
 @dataclass(frozen=True)
-class Mutant:
+class SourceMutant:
     """One changed expression.
 
     Attributes:
@@ -158,9 +158,9 @@ def change_node(node: Any, kind: str) -> str:
     return f"({ast.unparse(made)})"
 
 
-def draw_mutants(seed: int, each: int) -> tuple[list[Mutant], dict[str, int]]:
+def draw_mutants(seed: int, each: int) -> tuple[list[SourceMutant], dict[str, int]]:
     """Return ``each`` mutants of each room, and the number of places from which they are drawn."""
-    rng, drawn, places = random.Random(seed), list[Mutant](), dict[str, int]()
+    rng, drawn, places = random.Random(seed), list[SourceMutant](), dict[str, int]()
     for room in ROOMS:
         pool = []
         for path in sorted((ROOT / SOURCE / room).glob("*.py")):
@@ -173,7 +173,9 @@ def draw_mutants(seed: int, each: int) -> tuple[list[Mutant], dict[str, int]]:
     return sorted(drawn, key=lambda m: (m.number, m.room)), places
 
 
-def make_mutant(room: str, number: int, path: Path, data: bytes, node: Any, kind: str, inside: bool) -> Mutant | None:
+def make_mutant(
+    room: str, number: int, path: Path, data: bytes, node: Any, kind: str, inside: bool
+) -> SourceMutant | None:
     """Return the mutant at ``node``, or None if the changed file means the same or is not Python."""
     lines = [0]
     for line in data.splitlines(keepends=True):
@@ -181,14 +183,14 @@ def make_mutant(room: str, number: int, path: Path, data: bytes, node: Any, kind
     start, end = lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset
     sha, name = hashlib.sha256(data).hexdigest()[:16], str(path.relative_to(ROOT))
     what = (kind, data[start:end].decode(), change_node(node, kind), start, end, inside, sha)
-    mutant = Mutant(room, number, name, node.lineno, node.end_lineno, *what)
+    mutant = SourceMutant(room, number, name, node.lineno, node.end_lineno, *what)
     with suppress(SyntaxError):
         if ast.dump(ast.parse(mutant.change(data))) != ast.dump(ast.parse(data)):
             return mutant
     return None
 
 
-def exchange_code(mutant: Mutant) -> None:
+def exchange_code(mutant: SourceMutant) -> None:
     """Give the functions of this process the code of the mutant. Raise ``LookupError`` if none has the changed code."""
     path, data = ROOT / mutant.file, (ROOT / mutant.file).read_bytes()
     old, new = (compile(text, str(path), "exec", dont_inherit=True) for text in (data, mutant.change(data)))
@@ -216,7 +218,7 @@ def pair_codes(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeTyp
 class Tracer:
     """Lists the lines that run, of some lines of some files; and the files of which any function runs."""
 
-    def __init__(self, mutants: list[Mutant]) -> None:
+    def __init__(self, mutants: list[SourceMutant]) -> None:
         """Wait for the lines of ``mutants``."""
         self.wanted: dict[str, set[int]] = defaultdict(set)
         for mutant in mutants:
@@ -323,7 +325,7 @@ class Workshop:
         reached: for each file of tests, for each test its outcome, seconds, lines and files.
     """
 
-    def __init__(self, given: argparse.Namespace, mutants: list[Mutant]) -> None:
+    def __init__(self, given: argparse.Namespace, mutants: list[SourceMutant]) -> None:
         """Go on with what ``given.folder`` holds, until ``given.limit`` seconds from now."""
         self.given, self.mutants, self.ends = given, mutants, time.monotonic() + given.limit
         self.folder: Path = given.folder
@@ -385,7 +387,7 @@ class Workshop:
         if place.exists():
             self.reached[file] = json.loads(place.read_text())
 
-    def try_mutant(self, mutant: Mutant, items: dict[str, pytest.Item]) -> dict[str, Any]:
+    def try_mutant(self, mutant: SourceMutant, items: dict[str, pytest.Item]) -> dict[str, Any]:
         """Return what became of the mutant: the test that kills it, and how many run."""
         chosen = [name for name in choose_tests(mutant, self.reached, self.given.together) if name in items]
         while True:
@@ -415,7 +417,7 @@ class Workshop:
         return self.passing[name]
 
 
-def choose_tests(mutant: Mutant, reached: dict[str, dict[str, Any]], together: float) -> list[str]:
+def choose_tests(mutant: SourceMutant, reached: dict[str, dict[str, Any]], together: float) -> list[str]:
     """Return the tests that run a line of the mutant, or its file if it is not the code of a function.
 
     The shortest ones of each file come first, of the file with the mutant's name before others; then the rest, as long
@@ -442,7 +444,7 @@ def choose_tests(mutant: Mutant, reached: dict[str, dict[str, Any]], together: f
     return chosen
 
 
-def try_texts(given: argparse.Namespace, mutants: list[Mutant], ends: float) -> None:
+def try_texts(given: argparse.Namespace, mutants: list[SourceMutant], ends: float) -> None:
     """Try the mutants that no exchange killed in a copy of the repository whose file is changed."""
     reached = {
         p.name.rpartition("-")[0].replace("+", "/"): json.loads(p.read_text()) for p in list_newest(given.folder)
@@ -528,7 +530,7 @@ def read_equivalents(folder: Path) -> dict[str, str]:
     return json.loads(place.read_text()) if place.exists() else {}
 
 
-def summarise(given: argparse.Namespace, mutants: list[Mutant], places: dict[str, int]) -> dict[str, Any]:
+def summarise(given: argparse.Namespace, mutants: list[SourceMutant], places: dict[str, int]) -> dict[str, Any]:
     """Return the rates of each room and of all, and the rows of those that no test kills."""
     equal, rows = read_equivalents(given.folder), []
     for mutant in mutants:
