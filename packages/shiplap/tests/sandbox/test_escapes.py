@@ -123,6 +123,28 @@ shutil.rmtree(os.path.dirname(source))
     assert _python(code).split() == ["from", "a", "thread"]
 
 
+def test_names_with_a_dot_in_a_readable_folder_are_not_readable(tmp_path: Path) -> None:
+    shown, scratch = tmp_path / "shown", tmp_path / "scratch"
+    (shown / ".ssh").mkdir(parents=True)
+    scratch.mkdir()
+    for name in (".env", ".ssh/key", "kernel.py", "../other"):
+        (shown / name).write_text(name)
+    (shown / "link").symlink_to("../other")
+    (shown / "near").symlink_to("kernel.py")
+    code = f"""
+import os
+from shiplap.sandbox.landlock import SandboxPolicy, lock_process
+os.chdir({str(shown)!r})
+assert not any(lock_process(SandboxPolicy({str(scratch)!r}, ({str(shown)!r},))).values())
+for name in (*sorted(os.listdir()), ".ssh/key"):
+    try:
+        print(name, open(name).read())
+    except OSError:
+        pass
+"""
+    assert _python(code).split() == ["kernel.py", "kernel.py", "near", "kernel.py"]
+
+
 def _python(code: str) -> str:
     root = Path(__file__).parents[2]
     run = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
@@ -220,6 +242,11 @@ def test_conditions_look_at_arguments(machine: tuple[int, int]) -> None:
     assert of(seccomp.SOCKETPAIR, 1, 0x80001) == of(seccomp.SOCKETPAIR, 1, 5) == ALLOW
     assert of(seccomp.SOCKETPAIR, 1, 2) == of(seccomp.SOCKETPAIR, 30, 1) == of(seccomp.SOCKET, 1, 1) == REFUSE
     assert [of(seccomp.FADVISE, 3, 0, 0, advice) for advice in (0, 2, 3, 4)] == [ALLOW] * 3 + [REFUSE]
+    assert [of(seccomp.MADVISE, 0, 4096, advice) for advice in (4, 8, 14)] == [ALLOW] * 3
+    assert [of(seccomp.MADVISE, 0, 4096, advice) for advice in (9, 12, 20, 21, 25, 100, 101)] == [REFUSE] * 7
+    assert [of(numbers, 3) for numbers in seccomp.FLAGGED_READS] == [UNKNOWN] * 2
+    assert [of(seccomp.CLOSE_RANGE, 3, 9, flags) for flags in (0, 4, 2, 6)] == [ALLOW] * 2 + [REFUSE] * 2
+    assert [of(seccomp.CLONE, flags) for flags in (0x3D0B00, 0x50B00, 0x10000)] == [REFUSE] * 3  # open files of its own
     assert of(seccomp.PRCTL, 15) == ALLOW
     assert [of(seccomp.PRCTL, o) for o in (1, 4, 22, 36, 0x59616D61)] == [REFUSE] * 5
 
