@@ -60,8 +60,8 @@ $(STAMP): $(PROJECTS) constraints.txt $(NATIVE) | $(BIN)/python
 # What the demonstration uses, and no more: its own family, the core and the headers.
 DEMO_PACKAGES := shiplap-headers shiplap shiplap-sparse3d
 
-# The kernels are compiled while torch is downloaded and unpacked. Python files are compiled when they are imported: the
-# demonstration imports a third of those that are installed.
+# The kernels are compiled while torch is downloaded and unpacked. Python files are compiled when they are imported, since
+# the demonstration imports less than half of those that are installed.
 $(DEMO): $(DEMO_PACKAGES:%=packages/%/pyproject.toml) constraints.txt $(filter packages/shiplap-sparse3d/%,$(NATIVE)) | $(BIN)/python
 	$(PIP) --no-compile scikit-build-core cmake ninja hatchling editables
 	$(PIP) --no-build-isolation -e packages/shiplap-headers

@@ -24,7 +24,7 @@ class Report(list[Any]):
 
 @pytest.mark.parametrize(
     ("quick", "processors", "at_once", "said"),
-    [(True, 2, 1, "5 checks, 2 s"), (False, 1, 1, "0 checks, 20 s"), (False, 8, 2, "0 checks, 20 s")],
+    [(True, 2, 2, "5 checks, 4 s"), (False, 1, 1, "0 checks, 20 s"), (False, 8, 2, "0 checks, 20 s")],
 )
 def test_verdicts_are_counted_by_op(
     monkeypatch: pytest.MonkeyPatch, quick: bool, processors: int, at_once: int, said: str

@@ -33,7 +33,7 @@ def audit_network_ops(quick: bool, progress: Progress) -> dict[str, AuditVerdict
     """
     verdicts: dict[str, AuditVerdicts] = {}
     # Threads suffice: samples run in a process of their own, for which a thread waits.
-    pool = ThreadPoolExecutor(1 if quick else min(2, len(os.sched_getaffinity(0))))
+    pool = ThreadPoolExecutor(min(2, len(os.sched_getaffinity(0))))
     try:
         found = pool.map(partial(_audit_op, quick), OPS)
         for done, op in enumerate(OPS):
@@ -47,6 +47,6 @@ def audit_network_ops(quick: bool, progress: Progress) -> dict[str, AuditVerdict
 
 def _audit_op(quick: bool, op: sl.Op) -> AuditVerdicts:
     """Audit one op, and return its verdicts."""
-    report = sl.audit(op, checks=QUICK_CHECKS if quick else None, seed=0, budget=2 if quick else 20)
+    report = sl.audit(op, checks=QUICK_CHECKS if quick else None, seed=0, budget=4 if quick else 20)
     count = [f.verdict for f in report].count
     return AuditVerdicts(count("ok"), count("fail"), count("skip"), report.failed, count("incomplete"))
