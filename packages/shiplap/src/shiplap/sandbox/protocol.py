@@ -202,11 +202,8 @@ class CallTraces(Message, frozen=True):
 
 
 class CallPlaces(Message, frozen=True):
-    """The message that describes the results of a call. ``outs`` has an item for each result: the location of a
-    tensor's data in memory, or the number itself.
-
-    ``structure`` is a string that describes how tuples, lists and dicts nest the results. It is None if the process
-    does not report it.
+    """The results of a call: for each, the location of a tensor's data in memory, or the number itself. ``structure``
+    describes as a string how tuples, lists and dicts nest them. It is None if the process does not report it.
     """
 
     outs: Places

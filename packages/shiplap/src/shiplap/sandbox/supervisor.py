@@ -107,7 +107,7 @@ class RequestFailed(Exception):
 
 
 class UnsupportedArguments(Exception):
-    """An error for arguments that a callable in the sandboxed process does not support. The callable is not at fault."""
+    """An error for arguments that a callable in a sandboxed process does not support. The callable is not at fault."""
 
 
 @dataclass(frozen=True)
@@ -418,12 +418,9 @@ class SandboxedProcess:
         return reply, took
 
     def _receive(self, seconds: float, waiting: Callable[[float], None] | None = None) -> bytes:
-        """Wait for a reply, at most ``seconds``, and return its body. While there is no reply, ``waiting`` is called
-        many times a second with the seconds waited so far.
-
-        If the reply is late or the process exceeds another limit, kill the process and raise ``ProcessEnded``, or
-        ``Timeout`` if programs that it started still run. Raise ``BrokenMessage`` if the process or the connection
-        ends.
+        """Wait at most ``seconds`` for a reply and return its body. Until then call ``waiting`` repeatedly with the
+        seconds waited. Raise ``BrokenMessage`` if the connection ends. If a limit is exceeded, ``seconds`` among them,
+        kill the process and raise ``ProcessEnded``, or ``Timeout`` if programs of the process still run.
         """
         began = looked = time.monotonic()
         ends = began + seconds

@@ -201,9 +201,7 @@ class NeighborCache(PlanCache):
 
     @property
     def fwd_seg_offsets(self) -> Tensor:
-        """The tensor ``int32 [outputs + 1]`` of where each output's pairs start in ``fwd_seg_indices``. The last
-        element is the total number of pairs.
-        """
+        """The start of each output's pairs in ``fwd_seg_indices``, then the number of all pairs, ``[outputs + 1]``."""
         return torch.nn.functional.pad(self.fwd_mask.sum(1).cumsum(0), (1, 0)).int()
 
     @property
