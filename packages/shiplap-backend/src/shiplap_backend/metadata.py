@@ -100,10 +100,11 @@ def load_metadata(path: Path, runtime: Runtime | None = None) -> Metadata:
 def _load_base(
     path: Path, file: _MetadataFile, lines: Mapping[tuple[str, ...], int], runtime: Runtime | None
 ) -> Metadata | None:
-    """Return the metadata that ``file``, the content of a metadata file, extends, or None if it extends none.
+    """Return the metadata of the runtime that a metadata file extends, or None if it extends none.
 
-    ``path`` is the file, and ``lines`` has the line of each key. ``runtime`` is the runtime of the project, if it is
-    known. Raise ``SL901`` for an unknown runtime.
+    ``file`` is the parsed content of the file at ``path``. ``lines`` has the line number of each key, for the error.
+    ``runtime`` is the runtime of the project, or None if there is none yet. Its name is also accepted if it is not
+    installed. Raise ``SL901`` if the file names an unknown runtime.
     """
     if not file.extends:
         return None

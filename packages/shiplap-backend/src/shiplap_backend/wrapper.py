@@ -39,13 +39,19 @@ _ALWAYS = OutputRule("bypass")
 
 @dataclass
 class Wrapper:
-    """The values from which a template generates the C++ wrapper of one overload.
+    """The values from which a template generates the C++ wrapper of one overload of a torch operator.
 
-    ``declaration`` is torch's, and ``entry`` is the metadata at the file and line ``where``. ``mask`` are the accepted
-    dtypes, which the tensors ``gated`` must have. ``compute`` is the C++ of the dtype of the computation. ``guards``
-    are pairs of a condition and its reason. ``keys``, ``nodes``, ``lets`` and ``prepare`` are C++ statements, and
-    ``results`` are the C++ values of ``outputs``. ``uses`` has the use of each argument. ``derived`` are the variants,
-    such as in-place, that get a wrapper with it.
+    ``declaration`` is torch's declaration of the overload. ``entry`` is its metadata, read at the file and line
+    ``where``. ``mask`` lists the accepted dtypes, and ``gated`` the tensors that must have one of them. ``compute`` is
+    the C++ expression of the dtype of the computation. ``guards`` are pairs of a condition and the reason for a
+    fallback.
+
+    Four lists hold C++ statements. Those of ``prepare`` run first. ``keys`` adds the properties of the arguments on
+    which the cached graph depends. ``nodes`` and then ``lets`` build a graph that is not cached yet. ``results`` are
+    the C++ values in that graph of the tensors ``outputs``.
+
+    ``uses`` maps an argument's name to its use. ``derived`` are the variants of the overload, such as in-place, whose
+    wrappers are generated together with this one.
     """
 
     declaration: AtenDeclaration

@@ -42,10 +42,11 @@ def _rows_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
 
 
 def _even_blocks(rows: int, limit: int) -> int:
-    """Return the height of the equal blocks into which ``rows`` rows are cut. It is a multiple of 12 and at most about
-    ``limit``.
+    """Return the height of the blocks into which ``rows`` rows are cut. All blocks have this height, except that the
+    last one may have fewer rows.
 
-    With blocks of one height the threads get equal work.
+    The height is a multiple of 12. It exceeds ``limit`` by at most 11. Blocks of one height give the threads equal
+    work.
     """
     # The micro-kernel computes 12 rows at once, so blocks of other heights would waste registers.
     blocks = -(-max(rows, 1) // limit)

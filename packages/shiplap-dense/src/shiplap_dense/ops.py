@@ -19,7 +19,9 @@ TUNED = ("cpu", "cuda")  # where torch calls a vendor's library
 def mm(
     a: Float[Tensor, "m k"], b: Float[Tensor, "k n"], bias: Float[Tensor, "n"] | None = None
 ) -> Float[Tensor, "m n"]:
-    """Return ``a @ b + bias``, rounded once. Any strides are accepted, so every transpose is a view."""
+    """Return the matrix product ``a @ b + bias``, rounded once. Without a ``bias`` nothing is added. Any strides are
+    accepted, so transposed operands are not copied.
+    """
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
@@ -157,6 +159,8 @@ def conv2d(
     padding: list[int] = [0, 0],  # noqa: B006
     dilation: list[int] = [1, 1],  # noqa: B006
 ) -> Float[Tensor, "batch ho wo co"]:
-    """Return the 2-D convolution of channels-last tensors, without groups, in channels-last layout."""
+    """Return the 2-D convolution, without groups, of ``x`` and ``weight``, plus ``bias`` if it is not None. The
+    channels are the last dim of the operands and of the result.
+    """
     out = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), bias, stride, padding, dilation)
     return out.permute(0, 2, 3, 1).contiguous()

@@ -231,8 +231,8 @@ def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> 
 
 
 def _large_parameters(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield ``(name, reason)`` for each parameter of ``model`` that has two or more dims and lies outside of converted
-    layers, such as an embedding table. The reason says why the parameter was not converted.
+    """Yield ``(name, reason)`` for each parameter of ``model`` that has two or more dims and lies outside converted
+    layers. An embedding table is one. The reason says why the parameter was not converted.
     """
     for home, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -70,7 +70,10 @@ def linear_int8(
     pairs: int = 4,
     layout: int = 0,
 ) -> Float[Tensor, "m n"]:
-    """Return ``x``, quantised per row, times an int8 weight and a ``scale`` per column, plus ``bias``."""
+    """Return ``x``, quantised per row, times an int8 weight and a ``scale`` per column, plus ``bias``.
+
+    The weight is ``packed`` if it is not None, and otherwise ``dense``.
+    """
     return _quantised_product(
         x, _dense_weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.int8), scale, bias
     )
@@ -86,7 +89,10 @@ def linear_fp8(
     pairs: int = 4,
     layout: int = 0,
 ) -> Float[Tensor, "m n"]:
-    """Return ``x``, quantised per row, times a float8_e4m3fn weight and a ``scale`` per column, plus ``bias``."""
+    """Return ``x``, quantised per row, times a float8_e4m3fn weight and a ``scale`` per column, plus ``bias``.
+
+    The weight is ``packed`` if it is not None, and otherwise ``dense``.
+    """
     weight = _dense_weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.float8_e4m3fn)
     return _quantised_product(x, weight, scale, bias)
 
@@ -101,7 +107,10 @@ def linear_bf16(
     pairs: int = 4,
     layout: int = 0,
 ) -> BFloat16[Tensor, "m n"]:
-    """Return ``x`` times a bfloat16 weight of ``n`` rows, plus ``bias``, summed in float32."""
+    """Return ``x`` times a bfloat16 weight of ``n`` rows, plus ``bias``, summed in float32.
+
+    The weight is ``packed`` if it is not None, and otherwise ``dense``.
+    """
     weight = _dense_weight(dense, packed, n, x.shape[1], pairs, layout, torch.bfloat16)
     return _add_bias(product_of_transposed(x, weight), bias, torch.bfloat16)
 
@@ -116,7 +125,10 @@ def linear_fp16(
     pairs: int = 4,
     layout: int = 0,
 ) -> Float16[Tensor, "m n"]:
-    """Return ``x`` times a float16 weight of ``n`` rows, plus ``bias``, summed in float32."""
+    """Return ``x`` times a float16 weight of ``n`` rows, plus ``bias``, summed in float32.
+
+    The weight is ``packed`` if it is not None, and otherwise ``dense``.
+    """
     weight = _dense_weight(dense, packed, n, x.shape[1], pairs, layout, torch.float16)
     return _add_bias(product_of_transposed(x, weight), bias, torch.float16)
 

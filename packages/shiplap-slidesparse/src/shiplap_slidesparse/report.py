@@ -219,7 +219,7 @@ def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> 
 
 
 def _time_forms(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str, float]:
-    """Return the median seconds of each form of ``layer`` at ``m`` rows, by form, measured in turns. ``base`` is an
+    """Return the median seconds of each form of ``layer`` at ``m`` rows, by form, measured alternately. ``base`` is an
     ``nn.Linear`` of the dtype ``kind`` with a random weight. ``dense`` is the converted layer with a row-major weight.
     ``slide`` is the converted layer with the packed weight, and is missing if nothing is packed.
     """

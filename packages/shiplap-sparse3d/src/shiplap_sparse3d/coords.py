@@ -360,7 +360,7 @@ class RowLookup:
         return torch.where(known & (self.keys[at] == wanted), self.rows[at].int(), missing)
 
     def repeats(self) -> Tensor:
-        """Return the numbers of the rows that equal an earlier row, ``int64 [repeats]``, in the order of the rows'
-        keys.
+        """Return the indices of the rows that equal an earlier row, ``int64 [repeats]``, in the ascending order of the
+        rows' keys.
         """
         return self.rows[1:][self.keys[1:] == self.keys[:-1]]

@@ -49,7 +49,9 @@ def update_running_stats(
 ) -> None:
     """Move the running statistics in place by the fraction ``step`` towards those of a batch. ``voxels``, ``mean`` and
     ``var`` are the batch's number of rows, their mean and their biased variance, as :func:`batch_norm` returns them.
-    The running variance is unbiased. Without rows nothing changes.
+
+    The running variance is unbiased, so ``var`` is converted first. For a single row the unbiased variance is 0.
+    Without rows nothing changes.
     """
     # As in torch, running variances are unbiased, and those of the batch are not.
     unbiased = var * voxels.clamp_min(1) / (voxels - 1).clamp_min(1)

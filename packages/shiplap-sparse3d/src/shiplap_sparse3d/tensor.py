@@ -95,7 +95,7 @@ class SparseTensor(Arithmetic):
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
-        """The number of cells along each axis."""
+        """The number of cells along each spatial axis."""
         return self.geometry.spatial_shape[-self.geometry.ndim :]
 
     @property
@@ -354,7 +354,7 @@ class SparseTensor(Arithmetic):
         return self.feats.grad_fn
 
     def retain_grad(self) -> None:
-        """Keep the gradient of the features after a backward pass, even if they are not a leaf."""
+        """Keep the gradient of the feature tensor after a backward pass, even if that tensor is not a leaf."""
         self.feats.retain_grad()
 
     def is_floating_point(self) -> bool:

@@ -86,7 +86,7 @@ class Told(Worker):
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Add the processor time of the worker ``node``, which has ended, to the sum of the workers. ``error`` is not
+        """Add the processor time of the worker ``node``, which has ended, to the sum over the workers. ``error`` is not
         used.
         """
         self.others += getattr(node, "workeroutput", {}).get("processor_time", 0.0)

@@ -127,7 +127,7 @@ def settle() -> None:
 
 def use_huge_pages() -> None:
     """Move what this process has allocated to huge pages if it has grown by 64 MB since this function last did so. Do
-    nothing outside of a run with several processes.
+    nothing outside a run with several processes.
     """
     global _resident
     with contextlib.suppress(OSError):

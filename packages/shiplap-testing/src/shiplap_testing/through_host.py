@@ -45,12 +45,12 @@ def _all_gathered(tensors: list[Tensor], group_size: int, group: Group) -> list[
 
 
 class _Arriving:
-    """The handle of a receive, which the replaced ``irecv`` returns for a tensor on a device. The tensor is filled when
-    :meth:`wait` returns. ``work`` is the handle of the receive into ``host``, a tensor on the CPU.
+    """The handle to a receive, which the replaced ``irecv`` returns for a tensor on a device. The tensor is filled when
+    :meth:`wait` returns. ``work`` is the handle to the receive into ``host``, a tensor on the CPU.
     """
 
     def __init__(self, work: dist.Work, host: Tensor, tensor: Tensor) -> None:
-        """Store ``work``, the handle of a receive into the CPU tensor ``host``, and ``tensor``, to which :meth:`wait`
+        """Store ``work``, the handle to a receive into the CPU tensor ``host``, and ``tensor``, to which :meth:`wait`
         copies ``host``.
         """
         self.work, self.host, self.tensor = work, host, tensor

@@ -36,8 +36,10 @@ ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 class Workers:
-    """A handle of the process from which pytest-xdist's workers are forked, for the process that distributes the tests.
-    ``process`` is that process, and ``path`` the socket on which it listens.
+    """A handle to the fork server, the process from which pytest-xdist's workers are forked. The process that
+    distributes the tests holds the handle.
+
+    ``process`` is the fork server. ``path`` is the path of the socket on which the fork server listens.
     """
 
     def __init__(self, arguments: list[str], workers: Path, programs: Path, count: int) -> None:

@@ -104,7 +104,7 @@ class _Package(ModuleType):
 
 
 def _kernel_of_template(spec: OpSpec, terms: KernelTerms, template: Template) -> Kernel:
-    """Return the kernel that runs ``template`` for calls outside of compiled graphs. Inductor uses the same Triton
+    """Return the kernel that runs ``template`` for calls outside compiled graphs. Inductor uses the same Triton
     template in graphs.
 
     ``declare`` calls this hook whenever a template is declared.

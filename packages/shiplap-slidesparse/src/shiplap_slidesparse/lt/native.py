@@ -149,7 +149,7 @@ class ProductPlan:
 
 def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> ProductPlan:
     """Return the properties of the plan of the product ``problem``. The library makes the plan if it does not exist
-    yet. ``sparse`` is true for a packed weight, and false for a row-major one. ``stream`` is the handle of a CUDA
+    yet. ``sparse`` is true for a packed weight, and false for a row-major one. ``stream`` is the handle to a CUDA
     stream, by default that of the default stream. Raise ``LibraryRefusal`` if the library does not support the product.
     """
     info = (ctypes.c_int64 * 3)()

@@ -99,7 +99,7 @@ def list_algorithms(
     """Return the configurations of ``op`` for which the library can run the product ``problem``. Each holds the number
     of an algorithm. For packed weights it also holds the number of parts into which k is split, and cuSPARSELt's
     version. ``splits`` are the numbers of parts to try, and their default depends on the number of rows. ``stream`` is
-    the handle of a CUDA stream, by default that of the default stream.
+    the handle to a CUDA stream, by default that of the default stream.
     """
     sparse = op in kernels.SPARSE
     if sparse:
@@ -121,7 +121,7 @@ def list_algorithms(
 
 def accepts_config(op: sl.Op, problem: native.ProductProblem, config: Mapping[str, Value], stream: int = 0) -> bool:
     """Return whether the library makes a plan of the product ``problem`` with ``config``. The plan is kept for later
-    calls. ``stream`` is the handle of a CUDA stream, by default that of the default stream.
+    calls. ``stream`` is the handle to a CUDA stream, by default that of the default stream.
     """
     try:
         native.prepare_plan(_with_config(problem, config), op in kernels.SPARSE, stream)
@@ -144,7 +144,7 @@ def _device_index(device: torch.device) -> int:
 
 
 def _stream_handle(device: torch.device) -> int:
-    """Return the handle of the current CUDA stream of ``device``, as torch sets it."""
+    """Return the handle to the current CUDA stream of ``device``, as torch sets it."""
     return torch.cuda.current_stream(device).cuda_stream
 
 

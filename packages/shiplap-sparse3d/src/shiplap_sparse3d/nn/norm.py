@@ -129,7 +129,7 @@ class SyncBatchNorm(BatchNorm):
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
         """Return ``x`` with its features normalised per channel by the statistics of the voxels of all ranks. In
-        evaluation with running statistics, and in a single process, return the result of :class:`BatchNorm`.
+        evaluation with running statistics, or in a single process, return the result of :class:`BatchNorm`.
         """
         self._check_gradient(x)
         return x.replace(shared_norm(self, x)) if shares_statistics(self) else super().forward(x)
@@ -141,7 +141,7 @@ class SyncBatchNorm(BatchNorm):
 
         A :class:`BatchNorm` becomes a :class:`SyncBatchNorm`, and a batch norm of torch becomes a
         ``torch.nn.SyncBatchNorm``. The function of the same name in torch would replace both by a
-        ``torch.nn.SyncBatchNorm``, which accepts a ``SparseTensor`` only inside of :class:`Sequential`.
+        ``torch.nn.SyncBatchNorm``, which accepts a ``SparseTensor`` only inside :class:`Sequential`.
 
         Args:
             module: the network. If it is a batch norm itself, use the returned module.

@@ -56,8 +56,11 @@ class Resampling(SparseModule):
         return x.geometry.onto(voxels_of(coordinates), self._window(up=True), plain=True)
 
     def _window(self, *, up: bool) -> StepWindow:
-        """Return the window (kernel size, stride, padding, dilation) of blocks of ``factor`` cells that do not overlap.
-        If ``up`` is true, it leads from the coarse to the fine grid, and otherwise from the fine to the coarse grid.
+        """Return the window that divides the fine grid into blocks of ``factor`` cells along each axis. Kernel size and
+        stride are ``factor``, the padding is 0 and the dilation is 1.
+
+        If ``up`` is true, the window is for the step from the coarse to the fine grid. Otherwise it is for the step
+        from the fine to the coarse grid.
         """
         factor = expand_axes(self.factor, "factor", self.ndim)
         zeros, ones = expand_axes(0, "padding", self.ndim, 0), expand_axes(1, "dilation", self.ndim)

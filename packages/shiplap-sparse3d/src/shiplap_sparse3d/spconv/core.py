@@ -189,7 +189,7 @@ class SparseConvTensor(SummableTensor):
         self._indices, self._features = name_rows(*as_many_rows(self._indices, self._features))
 
     def _check_features(self) -> None:
-        """Raise ``SL208`` unless the features are a matrix, and ``SL204`` if their dtype is quantised."""
+        """Raise ``SL208`` unless the features have two dims, and ``SL204`` if their dtype is quantised."""
         where, features = "SparseConvTensor, features", self._features
         if features.ndim != 2:
             raise error("SL208", where=where, got=f"{features.ndim} dims", expected="2 dims")
@@ -260,8 +260,8 @@ class SparseConvTensor(SummableTensor):
         return math.prod(self.spatial_shape)
 
     def find_indice_pair(self, key: str | None) -> IndiceData | None:
-        """Return the record (input voxels, output voxels and neighbours) that a layer stored under its ``indice_key``,
-        ``key``. Return None if there is none or if ``key`` is None.
+        """Return the record (input voxels, output voxels and neighbours) that a layer stored with ``key`` as its
+        ``indice_key``. Return None if there is none or if ``key`` is None.
         """
         return None if key is None else self.indice_dict.get(key)
 
@@ -287,7 +287,7 @@ class SparseConvTensor(SummableTensor):
         """Return a new sparse tensor with the features ``feature [n, c]`` on the voxels of this one, whose coordinates
         are passed as ``indices``. It shares ``indice_dict`` with this one.
 
-        ``checkpointed`` is true inside a reentrant checkpoint, and false outside of one. It is None in a graph, where
+        ``checkpointed`` is true inside a reentrant checkpoint, and false outside one. It is None in a graph, where
         the test for quantised features is left out.
         """
         # Every layer makes a tensor, and Dynamo traces each line of it: what has been checked once is carried over, and
@@ -348,7 +348,7 @@ class SparseConvTensor(SummableTensor):
         return self.replace_feature(-self.features)
 
     def dequantize(self) -> SparseConvTensor:
-        """Return a new sparse tensor with ``features.dequantize()`` on the voxels of this one."""
+        """Return a new sparse tensor with ``features.dequantize()`` at the voxels of this one."""
         return self.replace_feature(self.features.dequantize())
 
     @classmethod

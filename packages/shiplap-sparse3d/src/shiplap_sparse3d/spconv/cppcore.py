@@ -10,7 +10,7 @@ __all__ = ["get_arch", "get_current_stream", "torch_tensor_to_tv", "torch_tensor
 
 
 def get_current_stream() -> int:
-    """Return the handle of the current CUDA stream, or 0 without a GPU."""
+    """Return the handle to the current CUDA stream, or 0 without a GPU."""
     return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
 
 

@@ -228,7 +228,7 @@ class SparseSequential(SparseModule):
         return input
 
     def _run_eagerly(self, input: Any, checkpointed: bool) -> Any:
-        """Return ``input`` after all modules in turn, outside of compilation. A batch norm is joined with a ReLU behind
+        """Return ``input`` after all modules in turn, outside compilation. A batch norm is joined with a ReLU behind
         it where one kernel computes both. ``checkpointed`` is whether the call runs inside a reentrant checkpoint.
         """
         norm: nn.BatchNorm1d | None = None
@@ -265,7 +265,7 @@ def _run_dense_module(module: nn.Module, input: Any) -> Any:
 
 
 def _run_dense_module_eager(module: nn.Module, input: Any, checkpointed: bool) -> Any:
-    """Return ``input`` after ``module``, which takes no sparse tensors, outside of compilation. The result is that of
+    """Return ``input`` after ``module``, which takes no sparse tensors, outside compilation. The result is that of
     ``_run_dense_module``, in fewer Python calls. ``checkpointed`` is whether the call runs inside a reentrant
     checkpoint.
     """
@@ -278,14 +278,14 @@ def _run_dense_module_eager(module: nn.Module, input: Any, checkpointed: bool) -
 
 
 class ToDense(SparseModule):
-    """A layer that returns its input as a tensor ``[batch, c, *spatial]`` with a value for each cell, which is zero
-    where there is no voxel.
+    """A layer that returns its sparse input as a tensor ``[batch, c, *spatial]`` with a value for each cell. A cell
+    without a voxel is zero.
     """
 
     @one_node
     def forward(self, x: SparseConvTensor) -> Tensor:
-        """Return ``x`` as a tensor ``[batch, c, *spatial]`` with a value for each cell, which is zero where there is no
-        voxel. Raise ``SL209`` if ``x`` is not a sparse tensor.
+        """Return ``x`` as a tensor ``[batch, c, *spatial]`` with a value for each cell. A cell without a voxel is zero.
+        Raise ``SL209`` if ``x`` is not a sparse tensor.
         """
         check_sparse("ToDense", x)
         return x.dense()

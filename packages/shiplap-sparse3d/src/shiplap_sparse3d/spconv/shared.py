@@ -38,7 +38,7 @@ def expect_duplicates(expected: bool = True) -> bool:
     """Set whether submanifold layers accept several voxels in one cell on a GPU and in graphs that are compiled from
     now on. If ``expected`` is false, they raise an error for such voxels. Return the previous setting.
 
-    On the CPU, layers outside of graphs always accept them. A layer skips the check if a strided layer made its voxels,
+    On the CPU, layers outside graphs always accept them. A layer skips the check if a strided layer made its voxels,
     since those are distinct.
     """
     global _expected

@@ -231,7 +231,7 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
 
     The inputs are long, narrow blocks of random voxels along x and along y, three times as long as the receptive field.
     The voxel in the middle gets another value, then a NaN, which no weight and no activation can hide, and is then
-    removed. At last all voxels outside of its receptive field are removed.
+    removed. At last all voxels outside its receptive field are removed.
 
     Args:
         net, channels, run: the arguments of :func:`receptive_field`.
@@ -242,7 +242,7 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
         They are at most those of ``field``.
 
     Raises:
-        SurveyError: ``SL820`` if an output outside of the receptive field changes, and ``SL825`` if an output is not
+        SurveyError: ``SL820`` if an output outside the receptive field changes, and ``SL825`` if an output is not
             finite.
     """
     got, far = "", torch.zeros(2, 3, dtype=torch.long)
@@ -291,7 +291,7 @@ def _changed_distances(
 
     The first result, ``int64 [changes, 3]``, has the distance in cells from each changed output to the voxel, for all
     ways together. The voxel gets another value, then a NaN, and is then removed. Its own distance, 0, is included. The
-    second result is true if its output changes when all voxels outside of its receptive field are removed. ``field``,
+    second result is true if its output changes when all voxels outside its receptive field are removed. ``field``,
     ``axis`` and ``shift`` are arguments of :func:`_draw_corridor`.
     """
     coords, grid, row = _draw_corridor(field, axis, shift)

@@ -113,8 +113,9 @@ class SurveyJob:
         return [axis.double() * scale + offset for axis, scale, offset in axes]
 
     def cells(self, rows: Tensor) -> list[Tensor]:
-        """Return the cells of the points ``rows`` (``int32 [p, 6]``, as the folder stores them), counted from
-        coordinate 0. The result is three tensors ``float64 [p]`` of whole numbers, one for each axis.
+        """Return the cells of the points ``rows`` (``int32 [p, 6]``, as the folder stores them). Cells have the edges
+        ``model.voxel``, and cell 0 begins at coordinate 0. The result is three tensors ``float64 [p]`` of whole
+        numbers, one for each axis.
         """
         # A GPU multiplies by the inverse of a plain number.
         axes = zip(self.coordinates(rows), self.model.voxel, strict=True)

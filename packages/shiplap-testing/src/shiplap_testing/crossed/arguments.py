@@ -105,7 +105,7 @@ class Arguments:
 
     def _tensor(self, shape: tuple[int, ...], mutated: bool = False) -> Tensor:
         """Return a random tensor of ``shape``. Its strides are those of the next of the declaration's layouts, which
-        are used in turns.
+        are used alternately.
 
         If ``shape`` does not allow this layout, the tensor is contiguous. ``mutated`` says whether the op writes to the
         tensor, which rules out expanded layouts.

@@ -73,7 +73,7 @@ def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
     """Write the Python module of the op declaration ``case`` into ``folder``, import it, and return the op.
 
     A kernel in C, C++ or CUDA for ``device`` is bound to the op. If the kernel is refused or cannot be written, the
-    reason is added to ``made``.
+    reason is added to ``made``, and the op is returned without it.
     """
     text = module_text(case, device)
     name = op_name(case)

@@ -106,7 +106,7 @@ class Declared:
     """One declaration of an op with a test of it, as plain data.
 
     The fields describe the declaration, the kernel and the binding of the op, the calls, and the arguments. ``layouts``
-    are given to the tensor arguments in turns. An argument whose shape does not allow its layout is contiguous.
+    are given to the tensor arguments alternately. An argument whose shape does not allow its layout is contiguous.
     ``ways`` names how the op is also called, such as under ``vmap``, after an eager call and one under ``aot_eager``.
     """
 

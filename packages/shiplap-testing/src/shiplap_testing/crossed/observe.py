@@ -68,7 +68,7 @@ def observe(
     """Call ``fn`` with the tensors in ``values`` themselves, not copies. Return its results, the values of arguments
     that it writes to, and which results share memory with arguments.
 
-    ``given`` says which of ``values`` are passed by keyword. If ``differentiate`` is true, the outcome includes
+    ``given`` says which of ``values`` are passed by keyword. If ``differentiate`` is true, the result includes
     gradients. If ``twice`` is true as well, it also includes the gradients of the sum of squares of these gradients.
     """
     positional, named = given.split(values)

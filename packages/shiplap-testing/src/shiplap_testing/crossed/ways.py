@@ -350,7 +350,7 @@ def _cast(value: Any, to: torch.dtype | None) -> Any:
 
 
 def inference(calls: Calls) -> str:
-    """Call the op of ``calls`` in inference mode and then outside of it. Return how a call differs from the reference,
+    """Call the op of ``calls`` in inference mode and then outside it. Return how a call differs from the reference,
     or an empty string.
     """
     with torch.inference_mode():

@@ -260,7 +260,7 @@ aliasing(
 
 
 def _small_numbers():
-    """Return a matrix of 2 by 3 normally distributed random numbers with a standard deviation of 0.001."""
+    """Return a random tensor ``[2, 3]``, normally distributed with mean 0 and a standard deviation of 0.001."""
     return randn(2, 3) * 1e-3
 
 

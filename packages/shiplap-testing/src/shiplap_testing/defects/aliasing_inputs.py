@@ -81,9 +81,11 @@ def taken(ns):
 
 
 def _plan(by_shape):
-    """Return a function that registers a CPU kernel with the op ``taken``. The kernel writes the rows of ``x`` at
-    ``index`` to ``out``. If ``by_shape`` is false, there is no defect. If it is true, there is a defect on purpose:
-    later calls with the same shapes use the index of the first call.
+    """Return a function ``bind(op)`` that registers a CPU kernel for the op ``taken``, which is its argument. The
+    kernel writes the rows of ``x`` at ``index`` to ``out``.
+
+    If ``by_shape`` is false, the kernel has no defect. If it is true, the kernel has a defect on purpose: later calls
+    with the same shapes use the index of the first call.
     """
 
     def bind(op):

@@ -401,7 +401,7 @@ outputs(
 
 def halved(ns):
     """Declare the op ``halved`` in the namespace ``ns`` and return it. Its reference returns a vector whose element
-    ``i`` is the maximum of ``x[i : i + k]``, for each such window inside of ``x``.
+    ``i`` is the maximum of ``x[i : i + k]``, for each such window inside ``x``.
     """
 
     @sl.op(f"{ns}::halved", dims={"m": "n - k + 1"}, requires=("k >= 1", "k <= n"))

@@ -384,7 +384,7 @@ process(
 
 def fetched(ns):
     """Declare the op ``fetched`` in the namespace ``ns`` and return it. Its reference returns ``x[index[i]]`` as
-    element ``i``, or zero if ``index[i]`` lies outside of ``x``.
+    element ``i``, or zero if ``index[i]`` lies outside ``x``.
     """
 
     @sl.op(f"{ns}::fetched")
@@ -400,7 +400,7 @@ def fetched(ns):
 
 def _fetching(test):
     """Return a function that registers a kernel of the op ``fetched`` in C. ``test`` is the condition in C under which
-    the element at an index is read. If it holds only for indices inside of ``x``, there is no defect. If it has no
+    the element at an index is read. If it holds only for indices inside ``x``, there is no defect. If it has no
     lower limit, there is a defect on purpose: negative indices are read.
     """
     return c_kernel(f"""

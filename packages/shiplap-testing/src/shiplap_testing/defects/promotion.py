@@ -182,7 +182,9 @@ def _exiting(x, *, out):
 
 
 def _survives(op):
-    """Return whether ``op`` (``doubled``) is right for float64. If it raises ``SystemExit``, the result is False."""
+    """Return whether ``op`` (``doubled``) returns the right result for float64. If the op raises ``SystemExit``, return
+    False.
+    """
     try:
         return close(op(torch.ones(2, 2).double()), torch.full((2, 2), 2.0).double())
     except SystemExit:

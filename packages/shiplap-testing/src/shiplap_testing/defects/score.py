@@ -132,8 +132,9 @@ def _audit(name: str, which: str, options: argparse.Namespace) -> None:
 
 
 def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
-    """Audit one op of ``defect`` in a process group of its own, and return the failed checks, the status and the
-    seconds. ``which`` is ``bad`` for the defective op and ``good`` for the one without the defect.
+    """Audit one op of ``defect`` in a process group of its own. Return a dict with the failed checks, the status (a
+    word) and the seconds that it took. ``which`` is ``bad`` for the defective op and ``good`` for the one without the
+    defect.
 
     The group is killed if it exceeds the time or the memory of ``options``.
     """

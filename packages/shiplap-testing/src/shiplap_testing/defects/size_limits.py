@@ -295,7 +295,7 @@ size(
 
 def window(ns):
     """Declare the op ``window`` in the namespace ``ns`` and return it. Its reference returns a vector whose element
-    ``i`` is ``x[i - 1] + x[i] + x[i + 1]``. Elements outside of ``x`` count as zero.
+    ``i`` is ``x[i - 1] + x[i] + x[i + 1]``. Elements outside ``x`` count as zero.
     """
 
     @sl.op(f"{ns}::window")

@@ -427,8 +427,8 @@ def masked_softmax(ns):
 
     @sl.op(f"{ns}::masked_softmax")
     def masked_softmax(x: M, mask: Bool[Tensor, "n c"]) -> M:
-        """Return, for each row, the softmax over the elements for which ``mask`` is set, or zeros if there are none.
-        Kernels of the op are compared with this reference.
+        """Return, for each row, the softmax over the elements for which ``mask`` is set, and zero for all other
+        elements. A row without such elements is zero. Kernels of the op are compared with this reference.
         """
         result = torch.softmax(x.masked_fill(~mask, -INF), 1)
         return torch.where(mask.any(1, keepdim=True), result, 0)

@@ -24,7 +24,8 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 def uniform(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return a tensor of the shape ``shape`` and the dtype ``dtype`` with random numbers distributed uniformly from 0
-    to 1. Calls with equal ``seed`` and shape return equal numbers.
+    to 1. They are drawn in float32, so calls with equal ``seed`` and shape give equal numbers, up to rounding to
+    ``dtype``.
     """
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 

@@ -33,8 +33,8 @@ def largest(x: M) -> V:
 
 
 def three(a: V, b: V, c: V) -> V:
-    """Return ``a * b * c``, as the reference of ops in ``PAIRS``. Their defective and sound gradients are compared with
-    its own.
+    """Return ``a * b * c``, the reference of the ops in ``PAIRS``. The gradients of those ops, defective or sound, are
+    compared with the gradient of this function.
     """
     return a * b * c
 

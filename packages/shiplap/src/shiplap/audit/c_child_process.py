@@ -151,8 +151,8 @@ class CFunctionCall:
 
 
 def make_heap_counter() -> Callable[[], int]:
-    """Return a function that returns the number of bytes that malloc has handed out. The returned function always
-    returns 0 if the C library does not report this number.
+    """Return a function without parameters that returns the number of bytes that are allocated with malloc and not yet
+    freed. It always returns 0 if the C library does not report this number.
     """
     try:
         info = ctypes.CDLL(None).mallinfo2
@@ -162,7 +162,9 @@ def make_heap_counter() -> Callable[[], int]:
     info.restype = HeapInfo
 
     def used() -> int:
-        """Return the number of bytes that malloc has handed out, from its heap and from separate memory mappings."""
+        """Return the number of bytes allocated with malloc and not yet freed, in its heap and in separate memory
+        mappings.
+        """
         allocator = info()
         return int(allocator.uordblks + allocator.hblkhd)
 

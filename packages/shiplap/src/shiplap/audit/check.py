@@ -241,7 +241,7 @@ class Check:
 def _why_reference_refuses(op: Op, case: SampleCase) -> str:
     """Return the error with which the op's reference refuses a sample, or an empty string if it computes the sample.
 
-    A generated row number may lie outside of a tensor, which is no fault of the op. The reference runs on the CPU,
+    A generated row number may lie outside a tensor, which is no fault of the op. The reference runs on the CPU,
     since such a row number would end the process on another device.
     """
     try:

@@ -329,7 +329,7 @@ def _takes_dtypes(spec: OpSpec, taken: tuple[str, ...]) -> str:
 
 def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
     """Return the C++ conditions on the caller's output tensors under which a call of the out-variant is passed on to
-    Python. Each has its reason.
+    Python. Each comes with the reason for passing the call on.
     """
     written = [*enumerate((o.name for o in op.spec.outputs), len(op.spec.args))]
     found = [

@@ -246,8 +246,9 @@ def _broadcast_value(value: str, shape: Sequence[str] | None) -> str:
 
 
 def _literal_text(name: str, value: Any) -> str:
-    """Return the constant ``value`` as Triton source code. Infinities and NaN become expressions such as
-    ``float("inf")``. If ``name`` is ``INDEX_DTYPE``, ``value`` is a dtype such as ``tl.int32`` and is not quoted.
+    """Return the constant ``value`` as Triton source code, with quotes around a string. Infinities and NaN become
+    expressions such as ``float("inf")``. If ``name`` is ``INDEX_DTYPE``, ``value`` is the name of a dtype such as
+    ``tl.int32`` and is not quoted.
     """
     if name == "INDEX_DTYPE":
         return str(value)

@@ -70,9 +70,10 @@ def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
 
 def _is_expression_part(token: str) -> bool:
     """Return whether ``token`` is a fragment of an expression that was written with blanks, such as ``+`` of ``n + 1``.
-    A fragment begins or ends in an operator or a bracket, or has unbalanced brackets.
+    A fragment begins or ends with an operator or a bracket, or has unbalanced brackets.
 
-    ``token`` is a string between two blanks of a jaxtyping annotation.
+    ``token`` is one of the strings that blanks separate in a jaxtyping annotation. A prefix such as ``*`` of ``*batch``
+    is no operator.
     """
     if token in ("...", "_") or (token[0] in "#?*_" and token[1:].isidentifier()):
         return False

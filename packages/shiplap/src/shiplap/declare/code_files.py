@@ -103,7 +103,7 @@ def extension_file(module: str | None) -> str | None:
 def module_files(module: str) -> list[tuple[str, str]]:
     """Return ``(name, digest)`` of all source files on which a function of ``module`` may depend.
 
-    They are all files of its package. If the module is outside of packages, they are its own file and the files in its
+    They are all files of its package. If the module is outside packages, they are its own file and the files in its
     folder that it imports. In that case the list is empty if the file no longer has the loaded code, or if the module
     has no file.
     """
@@ -272,7 +272,7 @@ def tensor_text(value: Tensor) -> tuple[str, bool]:
 
 
 def _tensor_values_text(value: Tensor) -> str:
-    """Return a digest of a tensor's values as 32 hexadecimal digits. The values are read through the CPU, outside of
+    """Return a digest of a tensor's values as 32 hexadecimal digits. The values are read through the CPU, outside
     all torch modes.
     """
     # Under a fake mode, for example, the copy would have no values.

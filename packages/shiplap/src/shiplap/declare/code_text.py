@@ -188,7 +188,7 @@ def _read_attribute(use: CodeUse, listed: Instructions, at: int, name: str) -> N
 
 
 def _join_code_use(use: CodeUse, inner: CodeUse) -> None:
-    """Add to ``use`` the names, constants and imports in ``inner``, which describes a code object inside of the one
+    """Add to ``use`` the names, constants and imports in ``inner``, which describes a code object inside the one
     that ``use`` describes.
     """
     use.constants += inner.constants

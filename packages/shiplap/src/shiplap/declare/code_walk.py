@@ -124,8 +124,8 @@ def walk_code(*roots: AnyValue, most: int = 1 << 16) -> list[CodePart]:
 
 
 def constants_used(*roots: AnyValue, most: int) -> list[AnyValue]:
-    """Return the constants, except docstrings, in ``roots`` and in the code that they use. Those nearest to ``roots``
-    come first. At most ``most`` objects are visited.
+    """Return the constants, except docstrings, in the code of ``roots`` and in the code that it uses. Those nearest to
+    ``roots`` come first. The search stops silently after ``most`` objects.
     """
     scout = _CodeWalk(most, frozenset(), reads_data=False)
     scout.run(roots)

@@ -206,8 +206,8 @@ class Kernel(HasCode):
 
 
 def _bind_supports(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
-    """Return ``supports``, the author's function which tests whether a kernel accepts a call, as a function of all
-    arguments in declared order. Raise ``SL122`` for a parameter with an unknown name.
+    """Return ``supports`` as a function of all arguments in declared order. ``supports`` is the author's function that
+    tests whether a kernel accepts a call. Raise ``SL122`` for a parameter of ``supports`` with an unknown name.
     """
     where = f"{spec.name}, supports= of kernel {kernel}"
     return bind_names(takes_members(spec, supports), [a.name for a in spec.args], id="SL122", where=where)
@@ -281,9 +281,9 @@ def read_terms(
 
 
 def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> frozenset[str]:
-    """Return the names of the tensor arguments that ``strided=`` allows to have any strides. ``strided`` holds names,
-    or is True for all tensors or False for none. Raise ``SL122`` for any other name. ``role`` names the function in the
-    error.
+    """Return the names of the tensor arguments that may have any strides according to ``strided=``. ``strided`` holds
+    names, or is True for all tensors or False for none. Raise ``SL122`` for any other name. ``role`` names the function
+    in the error.
     """
     tensors = [a.name for a in spec.tensors]
     if isinstance(strided, bool):
@@ -326,7 +326,7 @@ template_kernel_makers: dict[str, Callable[[OpSpec, KernelTerms, Template], Kern
 
 
 def template_kernel(spec: OpSpec, template: Template) -> Kernel | None:
-    """Return a kernel that runs ``template`` in calls outside of compiled graphs, with its name and configs. Return
+    """Return a kernel that runs ``template`` in calls outside compiled graphs, with its name and configs. Return
     None if templates of its language run only in compiled code.
     """
     make = template_kernel_makers.get(template.language)

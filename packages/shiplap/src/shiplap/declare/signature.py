@@ -330,8 +330,8 @@ def _default_fix(arg: Arg) -> str:
 
 
 def _bad_default(arg: Arg) -> str:
-    """Return an empty string if the torch schema can carry the default of ``arg``. Otherwise return, in words, which
-    defaults it could carry.
+    """Return an empty string if the torch schema can carry the default of ``arg``, which has one. Otherwise return, in
+    words, which defaults it could carry.
     """
     # Infinities and NaN have no literal in a schema.
     numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]
@@ -428,8 +428,8 @@ def _check_bounds(spec: OpSpec, known: set[str]) -> None:
 
 
 def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> None:
-    """Raise ``SL104`` for a dim of an output that no argument defines. Raise ``SL105`` for an expression with names
-    that are not in ``known``.
+    """Raise ``SL104`` if ``dim``, a dim of an output, is defined by no argument. Raise ``SL105`` if it is an expression
+    with names that are not in ``known``. ``where`` names the output in the error.
     """
     if dim.kind == "expr" and dim.expr is not None:
         _check_expression_names(where, dim.expr, known | set(spec.dynamic))

@@ -13,8 +13,11 @@ from shiplap.declare.spec import Arg
 
 
 def is_int_value(value: object) -> bool:
-    """Return whether ``value`` can be passed as an int argument. It may be an int, real or symbolic, a NumPy integer,
-    or a real tensor without dims. Its value must fit 64 bits.
+    """Return whether ``value`` can be passed as an int argument.
+
+    Accepted are a Python int, a symbolic int, a NumPy integer, and a zero-dimensional tensor with a dtype that is not
+    complex. A fake tensor, which has no value, is not accepted. Unless it is symbolic, the value must fit in a signed
+    64-bit integer.
     """
     if isinstance(value, torch.SymInt):
         return True
@@ -25,7 +28,7 @@ def is_int_value(value: object) -> bool:
 
 def is_float_value(value: object) -> bool:
     """Return whether ``value`` can be passed as a float argument. It may be a number of Python or NumPy, a symbolic
-    number, or a real tensor of one element.
+    number, or a tensor of one element whose dtype is not complex.
     """
     if isinstance(value, (float, torch.SymFloat, torch.SymInt)):
         return True
@@ -35,7 +38,7 @@ def is_float_value(value: object) -> bool:
 
 
 def _converts_to_number(value: object, number: Callable[[Any], float]) -> bool:
-    """Return whether ``number(value)`` succeeds and fits 64 bits. The conversion must be tried, since all arrays and
+    """Return whether ``number(value)`` succeeds and fits in 64 bits. The conversion must be tried, since all arrays and
     tensors have the conversion methods.
     """
     try:
@@ -61,7 +64,7 @@ def is_bool_value(value: object) -> bool:
 
 
 def exceeds_int64(value: object) -> bool:
-    """Return whether ``value`` is an int that does not fit 64 bits."""
+    """Return whether ``value`` is an int that does not fit in 64 bits."""
     return type(value) is int and not -(2**63) <= value < 2**63
 
 

@@ -12,7 +12,7 @@ from shiplap.torch_private import graph_objects
 
 
 class Opaque(graph_objects.BASE):  # type: ignore[misc] # a class of torch, or object
-    """A base class for objects that are arguments of an op, such as the plan of a transform or the handle of a library.
+    """A base class for objects that are arguments of an op, such as the plan of a transform or the handle to a library.
 
     Torch passes such an object on without reading it.
 

@@ -106,7 +106,7 @@ def call_outside_region(call: Callable[..., Result], args: Sequence[Value], kwar
 
 def explain_autocast(args: Sequence[Value], kwargs: Mapping[str, Value], cause: ShiplapError) -> ShiplapError | None:
     """Return an error like ``cause`` whose text names autocast and the fix, for a dtype error of a call in an autocast
-    region. Return None for any other error, and outside of such a region.
+    region. Return None for any other error, and outside such a region.
 
     Autocast gives the results of matrix products a narrow dtype, which an argument with a fixed dtype does not accept.
     An op without a rule (``autocast=None``) gets its arguments unconverted.

@@ -219,8 +219,8 @@ def _no_gradient_error(spec: OpSpec, got: str) -> ShiplapError:
 def _make_recorders(
     spec: OpSpec, backward: Backward | None, formula: Formula, changes: Sequence[int]
 ) -> tuple[dispatcher_transforms.AutogradFunction, dispatcher_transforms.AutogradFunction]:
-    """Return two autograd functions that record a call of the op. The first is for calls outside of the transforms of
-    torch.func, and the second is for calls inside of them.
+    """Return two autograd functions that record a call of the op. The first is for calls outside the transforms of
+    torch.func, and the second is for calls inside them.
 
     ``changes`` holds the positions of the arguments that are written to. The autograd functions return these arguments
     after the outputs. A gradient of such an argument raises the error of an op without a backward.
@@ -254,7 +254,7 @@ def _make_recorders(
     def gradients(ctx: BackwardContext, *grads: Tensor) -> tuple[Gradient, ...]:
         """Return None for ``how``, the first argument of ``forward``, then the gradients of the flattened arguments.
         ``grads`` are the gradients of the results. Autocast is off meanwhile, so that the gradients are the same inside
-        of an autocast region and after it.
+        an autocast region and after it.
         """
         if dispatcher_calls.any_autocast():
             return dispatcher_calls.call_outside_autocast(gradients, ctx, *grads)

@@ -165,7 +165,7 @@ def _backward_source(spec: OpSpec, backward: Backward) -> list[str]:
     """Return the Python source lines of ``backward``. They call the declared gradient, check its result and put the
     gradients in the order of the arguments.
 
-    Autocast is off in them, so that a backward gives the same gradients inside of an autocast region and after it.
+    Autocast is off in them, so that a backward gives the same gradients inside an autocast region and after it.
     """
     tensors, places = [a.name for a in spec.tensors], {a.name: i + 1 for i, a in enumerate(spec.args)}
     saved, grads = _saved_tensor_names(spec, backward), [f"g{i}" for i in range(len(spec.outputs))]

@@ -49,7 +49,7 @@ class Executor(OpState):
         """Return the result of a call of the op below autograd, with autocast switched off. Check the arguments, pick a
         kernel and run it. torch calls this implementation.
 
-        If autocast was on, it would convert the operands of operators inside of kernels. It would do so also for ops
+        If autocast was on, it would convert the operands of operators inside kernels. It would do so also for ops
         without a rule, and for tensors on other devices than those of the arguments.
         """
         if dispatcher_calls.any_autocast():

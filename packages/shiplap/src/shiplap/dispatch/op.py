@@ -180,8 +180,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return self.variant(args, kwargs, out, workspace)
 
     def workspace_bytes(self, *args: Value, **kwargs: Value) -> int:
-        """Return the bytes of scratch memory that the kernel for these arguments needs. Return 0 if it needs none, or
-        if the reference would run.
+        """Return the number of bytes of scratch memory that the kernel for these arguments needs. Return 0 if it needs
+        none, or if the reference implementation would run.
         """
         kernel = self.pick_kernel(call := self.bind(self.spec.complete(args, kwargs)))
         return workspace_size(kernel.workspace, call) if kernel is not None else 0

@@ -190,7 +190,7 @@ class OutVariant:
         return given, scratch if isinstance(scratch, Tensor) else None
 
     def execute(self, *args: Value, **kwargs: Value) -> None:
-        """Run the out-variant on real tensors in Python, outside of autocast. Check the call, pick a kernel and fill
+        """Run the out-variant on tensors with data in Python, outside autocast. Check the call, pick a kernel and fill
         the caller's outputs.
         """
         if dispatcher_calls.any_autocast():

@@ -130,7 +130,7 @@ def _check_values(spec: OpSpec, call: Binding, wanted: Sequence[Return], result:
 
 
 def flatten_op_results(result: Returned) -> tuple[Tensor, ...]:
-    """Return all results as a flat tuple of tensors that can be compared. A number becomes a tensor without dims. A
+    """Return all results as a flat tuple of tensors that can be compared. A number becomes a zero-dimensional tensor. A
     result of any other type, such as None, is left out.
     """
     values = result if isinstance(result, (tuple, list)) else () if result is None else (result,)

@@ -62,8 +62,8 @@ class PythonFunction(Implementation):
         yield "function", self.function
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> PythonKernel:
-        """Return the function as a kernel of the op. ``terms`` are the checked keywords of ``Op.kernel``, such as
-        workspace and dtypes.
+        """Return the function as a kernel of the op that ``spec`` declares. ``terms`` are the checked keywords of
+        ``Op.kernel``, such as workspace and dtypes.
         """
         return (WritingPythonKernel if spec.mutated else PythonKernel)(spec, terms, gives_result(spec, self.function))
 

@@ -50,7 +50,7 @@ class SecondDerivative:
 
         If autograd recorded the declared function fully, they are its gradients. Otherwise they are those of the
         reference, or gradients whose derivatives raise ``SL313``. ``level`` is the level of torch.func at which the
-        call was recorded, or 0 outside of torch.func.
+        call was recorded, or 0 outside torch.func.
         """
         grad: Any = grads[0] if len(self.spec.results) == 1 else tuple(grads)
         call = self.backward.fn
@@ -110,7 +110,7 @@ class SecondDerivative:
         """Return the gradients ``result`` as tensors whose own derivatives raise ``SL313``. ``gap`` is the reason, an
         operation that autograd did not record. The error is attached to ``live``, the tensors that autograd tracks.
 
-        Inside of a nested transform of torch.func, which is recognised by ``tensors`` and ``level``, raise ``SL313``
+        Inside a nested transform of torch.func, which is recognised by ``tensors`` and ``level``, raise ``SL313``
         immediately. Raise it immediately also if no tensor can carry the error.
         """
 

@@ -141,7 +141,7 @@ class OpState(HasCode):
         return self._run_function(self.surrogate, args)
 
     def _run_function(self, function: Callable[..., Returned], args: Args) -> Returned:
-        """Return the result of an author's function on all arguments in declared order, called outside of autocast."""
+        """Return the result of an author's function on all arguments in declared order, called outside autocast."""
         positional, named = self.spec.split(args)
         if dispatcher_calls.any_autocast():
             with dispatcher_calls.outside_autocast():
@@ -186,7 +186,7 @@ class OpState(HasCode):
         return chosen
 
     def eager_kernels(self, device: str) -> list[Kernel]:
-        """Return the kernels to try, in this order, for a call outside of compiled graphs that has no tuned choice. The
+        """Return the kernels to try, in this order, for a call outside compiled graphs that has no tuned choice. The
         reference runs if no kernel supports the call.
 
         If the reference is declared with ``reference_is_fast_on=`` for the device type, it is preferred to templates,

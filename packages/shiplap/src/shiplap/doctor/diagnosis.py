@@ -57,7 +57,7 @@ class Break:
     reason, one record counts them all.
 
     Attributes:
-        place: the line to change, which is the innermost frame outside of torch and Python's standard library.
+        place: the line to change, which is the innermost frame outside torch and Python's standard library.
         user: the innermost line of the user's own code. It differs from ``place`` inside an installed package.
         chain: the frames from the user's script to ``place``, from the outermost on, without torch's own.
         cause: the id of the cause, a key of ``shiplap.doctor.causes.BREAK_CAUSES``.

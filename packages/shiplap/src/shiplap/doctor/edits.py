@@ -27,7 +27,7 @@ class Case:
     Attributes:
         root: the folder of the program.
         main: the file that runs first, relative to ``root``, or None if it is not known.
-        file: the file of the break or recompile, relative to ``root``, or None if it lies outside of ``root``.
+        file: the file of the break or recompile, relative to ``root``, or None if it lies outside ``root``.
         line, function: the line in that file, and the function around it.
         subject: the call at fault, or the value that varied.
         text: torch's message about it.

@@ -208,7 +208,7 @@ def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
 
 def _names_before(source: Source, node: ast.stmt) -> set[str]:
     """Return the local names that are assigned before the statement ``node`` of a function, including the function's
-    parameters. Return an empty set outside of a function.
+    parameters. Return an empty set outside a function.
     """
     function = _enclosing_function(source, node)
     if function is None:

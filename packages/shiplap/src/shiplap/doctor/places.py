@@ -70,8 +70,8 @@ def _is_outside_torch(p: SourcePlace) -> bool:
 
 
 def innermost_relevant(stack: Sequence[SourcePlace]) -> SourcePlace | None:
-    """Return the innermost line of ``stack`` that is outside of torch and Python's standard library. If all lines are
-    inside of these, return the innermost line. Return None for an empty stack.
+    """Return the innermost line of ``stack`` that is outside torch and Python's standard library. If all lines are
+    inside these, return the innermost line. Return None for an empty stack.
     """
     return next((p for p in reversed(stack) if _is_outside_torch(p)), stack[-1] if stack else None)
 
@@ -141,7 +141,7 @@ def imported_from(file: str, name: str) -> str:
 @cache
 def definition_line(file: str, line: int) -> int:
     """Return the line of the ``def`` of the innermost function of ``file`` around ``line``. Return ``line`` itself if
-    it is outside of a function.
+    it is outside a function.
     """
     # A later match lies deeper, so the innermost function wins.
     tree, start = _parse_file(file), line

@@ -53,8 +53,10 @@ class Probe:
         self.active = threading.local()
 
     def patch_compile(self, torch: ModuleType) -> None:
-        """Replace ``torch.compile`` by a function whose compiled functions are observed. Their calls are timed,
-        recorded or compared. Random generators are seeded unless calls are timed.
+        """Replace ``torch.compile`` by a wrapper. Calls of the functions that the wrapper compiles are timed, recorded
+        or compared with recorded ones, as ``self.spec["mode"]`` says.
+
+        Unless the mode is ``time``, also seed the random generators once, in this call.
         """
         # torch.compile is only replaced after torch's import, and before any module of the program uses it.
         original = torch.compile
@@ -95,7 +97,7 @@ class Probe:
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
             """Return the result of ``compiled`` of the enclosing function. The call is timed, recorded or compared,
-            unless it is inside of another observed call or is traced.
+            unless it is inside another observed call or is traced.
             """
             # Inner calls are part of the outer one, whose results are compared.
             if getattr(self.active, "depth", 0) or torch.compiler.is_compiling():

@@ -120,8 +120,8 @@ def _read_file(lines: Iterator[str], trace: EventTrace) -> None:
 
 
 def _parse_header(line: str) -> tuple[int, dict[str, Any]] | None:
-    """Return ``(process id, fields)`` of ``line``, the first line of an event. Return None for any other line or an
-    event that the diagnosis does not use.
+    """Return ``(process id, fields of the header)`` of ``line``, the first line of an event. Return None for any other
+    line or an event that the diagnosis does not use.
     """
     match = _EVENT_LINE.match(line)
     # Most lines of a trace are of other kinds, so the start of the text is compared before JSON is parsed.

@@ -64,7 +64,7 @@ class FusibleSurroundings:
 
     def graph(self) -> fx.GraphModule:
         """Return a new FX graph of the call and the operations in ``nodes``, with fixed sizes. Its inputs stand for
-        ``_inputs``. Its outputs are the results that no node or a node outside of it reads.
+        ``_inputs``. Its outputs are the results that no node or a node outside it reads.
         """
         graph, made = fx.Graph(), {}
         for node in self._inputs:

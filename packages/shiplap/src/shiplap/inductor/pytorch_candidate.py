@@ -74,7 +74,7 @@ class TracedCandidate(TemplateCandidate):
 
     @property
     def _function(self) -> Callable[..., Any]:
-        """The template's PyTorch function as a function of only those tensors that are not None in this call."""
+        """The template's PyTorch function as a function of only those tensors that are not None in ``self.call``."""
         assert self.template.function is not None
         return self.call.function_of_tensors(self.template.function)
 
@@ -96,8 +96,8 @@ class TracedCandidate(TemplateCandidate):
         raise NotImplementedError(f"{self.label} compiles nothing beside others")
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function without parameters that runs the compiled function on copies of the tensors in ``args`` and
-        returns the outputs.
+        """Copy the tensors in ``args`` once. Return a function without parameters that runs the compiled function on
+        these copies and returns the outputs.
         """
         return self.render().bind_copies(args)
 

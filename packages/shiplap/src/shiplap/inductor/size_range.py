@@ -192,7 +192,7 @@ class SizeRange:
         error first.
 
         They lie around the tile sizes ``tiles``, the constants ``mined`` from the kernel's source code, the size of the
-        call, and the bounds of guards. Values outside of the range, and values whose sample takes more than ``limit``
+        call, and the bounds of guards. Values outside the range, and values whose sample takes more than ``limit``
         operations, are left out.
         """
         upper = s.upper if s.upper is not None else s.hint
@@ -284,8 +284,8 @@ def _dims_outwards(tensor: Tensor) -> tuple[tuple[Any, Any], ...]:
 
 
 def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
-    """Return a function from sizes to the approximate number of operations of a sample of ``call``. Each element of the
-    inputs and outputs counts as at least ``element`` operations.
+    """Return a function that takes the sizes of a sample of ``call`` and returns the approximate number of its
+    operations. Each element of the inputs and outputs counts as at least ``element`` operations.
     """
 
     def work(sizes: Sizes) -> int:

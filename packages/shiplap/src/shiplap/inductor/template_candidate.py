@@ -90,13 +90,13 @@ class TemplateCandidate(Candidate):
         return inductor_templates.compile_apart(self.render())
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile the rendered kernel alone, in this process and outside of a compiled graph. Any thread may call this
+        """Compile the rendered kernel alone, in this process and outside a compiled graph. Any thread may call this
         method. ``args`` is ignored.
         """
         inductor_templates.precompile_kernel(self.render())
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Compile the kernel alone, outside of a compiled graph. Return a function without parameters that runs it on
+        """Compile the kernel alone, outside a compiled graph. Return a function without parameters that runs it on
         copies of ``args`` and returns the outputs.
 
         The output is first filled with NaN, or with a byte pattern for other dtypes. An element that the kernel does

@@ -204,9 +204,9 @@ class Endurance:
 
 
 def describe_leak(before: ProcessResources, after: ProcessResources, calls: int) -> str:
-    """Return a message that names the resource that leaked between ``before`` and ``after``, or an empty string if none
-    did. Files or threads leak if there is one more for every two of ``calls``. Memory leaks if it grew by more than 32
-    MiB.
+    """Return a message that names the first resource that leaked between ``before`` and ``after``, or an empty string
+    if none did. Files or threads leaked if their number grew by at least half of ``calls``. Memory leaked if it grew by
+    more than 32 MiB.
     """
     for what, first, last in (("files", before.files, after.files), ("threads", before.threads, after.threads)):
         # Fewer may be caches that are still being filled.

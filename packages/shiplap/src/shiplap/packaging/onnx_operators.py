@@ -288,8 +288,8 @@ def _check(functions: dict[str, str]) -> Callable[..., Any]:
 
 
 def function_of_graph(domain: str, name: str, graph: Any) -> Any:
-    """Return an ``onnx_ir`` function ``domain::name`` with ``graph`` as its body. Initializers of the graph become
-    constants.
+    """Return an ``onnx_ir`` function ``domain::name`` with ``graph`` as its body. The graph is changed for this: its
+    initializers become constants.
     """
     import onnx_ir
 

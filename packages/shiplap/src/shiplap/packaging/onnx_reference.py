@@ -114,7 +114,7 @@ class _Trace:
 
 
 def _raised_outside_torch(e: Exception) -> bool:
-    """Return whether code outside of torch raised the exception. If so, the reference itself raised it, and not its
+    """Return whether code outside torch raised the exception. If so, the reference itself raised it, and not its
     trace.
     """
     trace = e.__traceback__

@@ -90,7 +90,7 @@ def steps_around(arg: Arg, at: TensorPlace, steps: tuple[Step, ...]) -> tuple[St
 
 
 def dtype_step(at: TensorPlace) -> LetStep:
-    """Return the step that sets the generated variable ``type_<argument>`` to the dtype of the tensor ``at``."""
+    """Return the step that sets the generated variable ``type_<argument>`` to the dtype of the tensor at ``at``."""
     return LetStep(
         f"type_{at.arg}", VariableType.DTYPE, Expression(f"{at.tensor.python}.dtype", f"{at.tensor.cpp}.dtype()")
     )
@@ -211,8 +211,11 @@ class _PlanBuilder:
             self.meet(variable, VariableType.DTYPE, at.dtype, quoted_text(at.label), same)
 
     def shape(self, arg: Arg, at: TensorPlace, kind: TensorType) -> None:
-        """Append the steps that set the variables of the shape of the tensor at ``at`` and check its rank. The steps
-        that check or set each dim follow in order. ``kind`` is the declared type of the tensor.
+        """Append the steps that check the shape of the tensor at ``at``. ``arg`` is the op's argument that the tensor
+        belongs to, and ``kind`` is the declared type of the tensor.
+
+        The first steps read the shape into generated variables and check the rank. The next steps treat each dim in
+        order. They check its size or set the variable of a name that occurs for the first time.
         """
         self.look(at)
         count = len(kind.dims)

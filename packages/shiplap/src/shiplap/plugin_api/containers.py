@@ -27,7 +27,7 @@ def register_container(
     dump: Callable[[Any], Any] = lambda rest: rest,
     load: Callable[[Any], Any] = lambda rest: rest,
 ) -> None:
-    """Register ``cls`` with torch's pytrees, so that torch finds the tensors inside of its objects.
+    """Register ``cls`` with torch's pytrees, so that torch finds the tensors inside its objects.
 
     The class becomes a pytree node of ``torch.utils``. ``DistributedDataParallel``, ``fully_shard``,
     ``torch.utils.checkpoint`` and ``torch.export`` then accept its objects.

@@ -192,7 +192,7 @@ def _near_miss_at(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Ob
 
 
 def _node_positions(graph: Graph) -> Callable[[Node], int]:
-    """Return a function from a node to its position in ``graph``."""
+    """Return a function that takes a node and returns its position in ``graph``."""
     return {n: i for i, n in enumerate(graph.nodes)}.__getitem__
 
 
@@ -527,7 +527,7 @@ def fake_tensor(node: Any) -> Tensor | None:
 
 
 def source_line(node: Node) -> str:
-    """Return ``file:line`` of the user's call that made ``node``. It is taken from the last recorded frame outside of
+    """Return ``file:line`` of the user's call that made ``node``. It is taken from the last recorded frame outside
     torch, or from the last frame if all are in torch. Return an empty string if the compiler recorded no frames.
     """
     frames = FRAME_PATTERN.findall(node.meta.get("stack_trace") or "")

@@ -124,8 +124,8 @@ def _random_tensor(shape: Sequence[int], imaginary: bool, rng: torch.Generator) 
 
 
 def _run_call(node: Node, held: dict[Node, Any]) -> Any:
-    """Return the result of the call ``node`` on real tensors. ``held`` maps the nodes that it reads to their values. A
-    cast returns its argument unchanged, so that everything is computed in one dtype.
+    """Return the result of the call ``node`` on tensors with data. ``held`` maps the nodes that it reads to their
+    values. A cast returns its argument unchanged, so that everything is computed in one dtype.
     """
     if torch_call_name(node) in CAST_OPERATORS:
         return held[tensor_argument(node)]

@@ -397,7 +397,7 @@ def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> 
 
 
 def check_users(pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | None:
-    """Return the obstacle if a node outside of the match ``fit`` reads a value that the replacement no longer computes.
+    """Return the obstacle if a node outside the match ``fit`` reads a value that the replacement no longer computes.
     Return None if there is no such reader.
     """
     inside, outputs = set(fit.replaced), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}

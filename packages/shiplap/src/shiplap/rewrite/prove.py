@@ -263,9 +263,9 @@ def _compares_gradients(rewrite: Provable, program: Program) -> bool:
 
 
 def _capture_batch(rewrite: Provable, batch: Sequence[Program]) -> Iterator[CapturedGraph]:
-    """Yield the graph of each program of ``batch`` at the stage of compilation where the rewrite runs. The graphs come
-    from one common trace if that is possible. A program is a function with arguments. Raise ``SL804`` if a program
-    cannot be traced.
+    """Yield the graph of each program (function with arguments) of ``batch`` at the stage of compilation where the
+    rewrite runs. The graphs come from one common trace if that is possible. Raise ``SL804`` if a program cannot be
+    traced.
     """
     # Programs of Shiplap's own rewrites are plain calls, which can be recorded without Dynamo.
     if type(rewrite).__module__.startswith(TRUSTED_MODULES):

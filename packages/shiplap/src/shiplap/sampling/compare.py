@@ -271,7 +271,7 @@ def _own_error(got: Tensor, own: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, 
 
     The returned ``finite`` is a mask of the elements that are finite in all three tensors. The returned ``wide`` is in
     float64 or complex128, and ``error`` is the absolute difference of ``own`` from it. Both are 0 at the elements
-    outside of the mask.
+    outside the mask.
     """
     finite = torch.isfinite(got) & torch.isfinite(own) & torch.isfinite(wide)
     w = torch.where(finite, _to_double(wide), 0)

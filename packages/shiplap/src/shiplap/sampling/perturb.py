@@ -88,15 +88,15 @@ def _can_exchange(t: Tensor) -> bool:
 class FreshArguments:
     """A source of samples of one recipe whose values are secret and differ in each call.
 
-    Drawing normal numbers takes longer than most kernels. If the recipe has normal numbers and any values are valid,
-    one sample is drawn. Each call then gets weighted sums of two of its elements, at a secret distance and with secret
-    weights. These sums are normally distributed again. The drawn sample itself is never passed to a candidate (a kernel
-    that is not trusted).
+    Drawing normally distributed numbers takes longer than most kernels. If the recipe has normally distributed numbers
+    and any values are valid, one sample is drawn. Each call then gets weighted sums of two of its elements, at a secret
+    distance and with secret weights. These sums are normally distributed again. The drawn sample itself is never passed
+    to a candidate (a kernel that is not trusted).
     """
 
     def __init__(self, op: Op, recipe: SampleRecipe, device: str) -> None:
-        """Draw a first sample of ``recipe``. If its values are independent normal numbers, later samples are mixed from
-        it cheaply instead of being drawn.
+        """Draw a first sample of ``recipe``. If its values are independent, normally distributed numbers, later samples
+        are mixed from it cheaply instead of being drawn.
         """
         self.op, self.recipe, self.device = op, recipe, device
         self._drawn = self._build()

@@ -53,8 +53,7 @@ class SampleRecipe:
     def shrunk(
         self, keeps: Callable[[SampleRecipe], bool], smaller: Callable[[int], Iterable[int]], seconds: float
     ) -> SampleRecipe:
-        """Return a recipe with sizes as small as could be found within ``seconds`` and for which ``keeps(recipe)`` is
-        true.
+        """Return a recipe with the smallest sizes found within ``seconds`` for which ``keeps(recipe)`` is true.
 
         ``keeps`` must be true for this recipe. The size of one dim at a time is replaced by one of the lower sizes that
         ``smaller(size)`` returns.

@@ -194,8 +194,8 @@ def can_carry_gradient(t: Tensor) -> bool:
 
 
 def random_gradient(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return random normal numbers of the shape of ``t`` in float32 on the CPU, to be used as a gradient. They are
-    complex if ``t`` is.
+    """Return random normally distributed numbers of the shape of ``t`` in float32 on the CPU, to be used as a gradient.
+    They are complex if ``t`` is.
     """
     drawn = torch.randn(t.shape, generator=rng)
     return torch.complex(drawn, torch.randn(t.shape, generator=rng)) if t.is_complex() else drawn
@@ -212,8 +212,8 @@ def gradients_or_zeros(
 
 
 def floating_args(op: Op, case: SampleCase) -> list[str]:
-    """Return the names of the tensor arguments that are present in the case and can carry a gradient. Lists are left
-    out, and so are arguments that the op mutates or that the declaration excludes from gradients.
+    """Return the names of the tensor arguments that are present in the case and can carry a gradient. Lists of tensors
+    are left out, and so are arguments that the op mutates or that the declaration excludes from gradients.
     """
     pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
     kept = {*op.spec.mutated, *op.spec.detached}

@@ -97,8 +97,11 @@ def _vary_nan_bits(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator) -> Tensor:
-    """Return ``values``, normal numbers in float64, transformed into values of the ``kind``, a name such as ``nan``.
-    The result is in float64 too, with values in the range of ``dtype``.
+    """Return a float64 tensor with values of the kind named ``kind``, of the shape of ``values``.
+
+    ``values`` holds normally distributed float64 numbers and is not changed. The kind ``nan``, for example, replaces
+    some of them by NaN. Elements and numbers are chosen with ``rng``. Finite values of the result lie in the range of
+    ``dtype``. If ``kind`` is unknown, the result is ``values``.
     """
     finfo = torch.finfo(dtype)
 
@@ -194,7 +197,8 @@ def _rows_with_peak(values: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _repeat_pool(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
-    """Return a large tensor of normal numbers that repeat, because drawing 10^8 different ones would take seconds.
+    """Return a large tensor of normally distributed numbers that repeat, because drawing 10^8 different ones would take
+    seconds.
 
     The numbers repeat after a prime number of elements, so that no two rows or tiles of a tensor are equal.
     """

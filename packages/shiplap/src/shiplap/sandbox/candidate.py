@@ -69,7 +69,7 @@ MappedPieces: TypeAlias = list[tuple[int, int, int]]  # mapped parts of the file
 
 class CandidateError(Exception):
     """An error that names a fault of a candidate, the code under test. It has the name of the failed ``check``, a text
-    as ``evidence``, and the index of the ``call`` in its batch, or -1 outside of a batch.
+    as ``evidence``, and the index of the ``call`` in its batch, or -1 outside a batch.
     """
 
     def __init__(self, check: str, evidence: str, call: int = -1) -> None:
@@ -89,7 +89,7 @@ class MachineLack(CandidateError):
 
 
 class DeviceUnavailable(Exception):
-    """An error that says that a sandboxed process cannot use the accelerator. The candidate is not at fault."""
+    """Raised if a sandboxed process cannot use the accelerator. The candidate is not at fault."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +229,8 @@ class TargetProcess:
         waiting: Callable[[float], None] | None = None,
     ) -> tuple[ReplyT, RequestTime]:
         """Send ``message`` and the descriptors ``files`` to the process. Return the reply and the time of the request.
-        Meanwhile ``waiting`` is called with the seconds so far. Raise ``CandidateError`` with ``check`` if the process
-        reports an error. Raise it also if the process ends, ``MachineLack`` if the machine lacks a resource,
+        Meanwhile ``waiting`` is called with the seconds waited so far. Raise ``CandidateError`` with ``check`` if the
+        process reports an error. Raise it also if the process ends, ``MachineLack`` if the machine lacks a resource,
         ``Timeout`` if the time is over, and ``UnsupportedArguments`` if the target may decline arguments and does so.
         """
         try:

@@ -178,7 +178,7 @@ class Child:
         """Return the location of the result ``value`` for the reply.
 
         The location of a tensor on the host is its address. The location of a tensor on the GPU is its offset in the
-        arguments' block, or the handle of its allocation with an offset. A number or bool is returned itself. For any
+        arguments' block, or the handle to its allocation with an offset. A number or bool is returned itself. For any
         other value, return a ``Foreign`` with a description such as the name of its type.
         """
         if type(value) not in (Tensor, torch.nn.Parameter) or not lies_on_device(value) or not value.numel():

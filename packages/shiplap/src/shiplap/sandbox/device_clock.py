@@ -34,7 +34,7 @@ class CallsNotQueued(Exception):
 class Probe:
     """Some elements of a result, read directly after a call.
 
-    ``memory`` is the handle of the result's allocation, and ``at`` the offset of the result in it. ``numbers`` are the
+    ``memory`` is the handle to the result's allocation, and ``at`` the offset of the result in it. ``numbers`` are the
     indices of the elements and ``values`` their bits. An element has ``size`` bytes, and the result has ``length``
     bytes.
     """
@@ -189,7 +189,7 @@ class DeviceClock:
         """Return functions that each read a few elements of one of ``results`` at random, secret indices. Only some of
         the results are read.
 
-        The functions are called directly after the calls, to detect work that is finished later. A result is (handle of
+        The functions are called directly after the calls, to detect work that is finished later. A result is (handle to
         its allocation, offset in it, bytes, bytes of an element, the mapped allocation).
         """
         if not results:
@@ -200,7 +200,7 @@ class DeviceClock:
     def _probe_of(self, memory: bytes, at: int, length: int, size: int, block: DeviceBlock) -> Callable[[], Probe]:
         """Return a function that reads random elements of one result and returns them as a ``Probe``. The result has
         ``length`` bytes from offset ``at`` in ``block``, and each element has ``size`` bytes. ``memory`` is the handle
-        of its allocation.
+        to its allocation.
         """
         units, count = unit_view(block.bytes_at(at, length), size), length // size
         numbers = torch.randint(0, count, (min(count, PROBED_ELEMENTS),), generator=self._rng, device=KIND)

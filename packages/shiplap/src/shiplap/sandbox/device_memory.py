@@ -33,7 +33,7 @@ def lies_on_device(value: Any) -> bool:
 
 
 class DeviceError(RuntimeError):
-    """An error that the CUDA driver has reported, or an access outside of a block of GPU memory."""
+    """An error that the CUDA driver has reported, or an access outside a block of GPU memory."""
 
 
 class _Location(ctypes.Structure):

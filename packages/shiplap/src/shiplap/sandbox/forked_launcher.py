@@ -201,8 +201,8 @@ def _copy_memory(libc: ctypes.CDLL, first: int, length: int) -> None:
 
 
 def _check_mapped(address: int | None) -> None:
-    """Raise ``OSError`` if ``address``, the result of mmap or mremap, says that the call failed. The memory would then
-    still be shared with the original program.
+    """Raise ``OSError`` if ``address``, the result of mmap or mremap, says that the call failed. After a failure the
+    memory is still shared with the original program.
     """
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), f"memory stays shared: {os.strerror(ctypes.get_errno())}")

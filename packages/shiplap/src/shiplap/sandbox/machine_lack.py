@@ -71,7 +71,7 @@ def _files_left() -> int:
 
 
 def _exceeds_quota(folder: str) -> bool:
-    """Return whether the user's disk quota forbids to write more below ``folder``."""
+    """Return whether the user's disk quota forbids writing more below ``folder``."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(QUOTA_TRIAL_BYTES))

@@ -90,7 +90,7 @@ class TensorLocation(Message, frozen=True):
         """Return the location, dtype, shape, strides and device type of the tensor ``t``.
 
         ``at`` is the address of the tensor, or its offset in a file or block of memory. If the tensor is on a GPU,
-        ``block`` is the handle of its allocation. An empty ``block`` stands for the block of the arguments.
+        ``block`` is the handle to its allocation. An empty ``block`` stands for the block of the arguments.
         """
         return cls(*_describe_form(t.dtype, t.shape, t.stride()), at, t.device.type, block)
 
@@ -202,8 +202,8 @@ class CallTraces(Message, frozen=True):
 
 
 class CallPlaces(Message, frozen=True):
-    """The locations of the results of a call. ``structure`` is the nesting of tuples, lists and dicts around them as a
-    string, or None if it is not reported.
+    """The results of a call: for each, the location of a tensor's data in memory, or the number itself. ``structure``
+    describes as a string how tuples, lists and dicts nest them. It is None if the process does not report it.
     """
 
     outs: Places

@@ -105,7 +105,7 @@ class RequestFailed(Exception):
 
 
 class UnsupportedArguments(Exception):
-    """An error for arguments that a callable in the process does not support. The callable is not at fault."""
+    """An error for arguments that a callable in a sandboxed process does not support. The callable is not at fault."""
 
 
 @dataclass(frozen=True)
@@ -356,10 +356,10 @@ class SandboxedProcess:
         """Make the process run until it replies to ``message``. Return the reply and the time of the request, from
         before the process runs until it is stopped again.
 
-        ``files`` are open files that are sent with the message. ``waiting`` is called with the seconds so far, many
-        times a second while there is no reply.
+        ``files`` are open files that are sent with the message. ``waiting`` is called with the seconds waited so far,
+        many times a second while there is no reply.
 
-        No instruction of the process or its descendants runs outside of that time. Raise ``ProcessEnded`` if it ends,
+        No instruction of the process or its descendants runs outside that time. Raise ``ProcessEnded`` if it ends,
         ``RequestFailed`` if it reports an error, and ``UnsupportedArguments`` if it declines arguments.
         """
         self._in_time()
@@ -403,8 +403,9 @@ class SandboxedProcess:
         return reply, took
 
     def _receive(self, seconds: float, waiting: Callable[[float], None] | None = None) -> bytes:
-        """Return the body of a reply that arrives within ``seconds``. Meanwhile ``waiting`` is called with the seconds
-        so far. Raise ``BrokenMessage`` if the connection ends, and ``ProcessEnded`` if the process exceeds a limit.
+        """Wait at most ``seconds`` for a reply and return its body. Until then call ``waiting`` repeatedly with the
+        seconds waited. Raise ``BrokenMessage`` if the connection ends. If a limit is exceeded, ``seconds`` among them,
+        kill the process and raise ``ProcessEnded``, or ``Timeout`` if programs of the process still run.
         """
         began = looked = time.monotonic()
         ends = began + seconds

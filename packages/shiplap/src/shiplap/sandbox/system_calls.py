@@ -19,7 +19,7 @@ class CallClass:
 
     Attributes:
         name: the subject of the class, such as ``files``.
-        reason: the purpose of the calls, and why they reach nothing outside of the sandbox.
+        reason: the purpose of the calls, and why they reach nothing outside the sandbox.
         numbers: for each call by name, its numbers on x86-64 and on arm64. A number is None if the machine lacks the
             call.
     """

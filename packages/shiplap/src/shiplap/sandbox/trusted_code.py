@@ -115,7 +115,7 @@ def is_trusted_function(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
 
     This occurs when further parts of Python or torch are imported. All functions in the defaults and the closure of
     ``value`` must be trusted as well, so a trusted decorator around another function does not count. Functions inside
-    of functions are followed through ``depth`` levels.
+    functions are followed through ``depth`` levels.
     """
     code = function_code(value)
     if code is None:

@@ -63,7 +63,7 @@ class DispatchedCall:
 
 def map_seen(value: Any, fn: Callable[[SeenTensor], Any]) -> Any:
     """Return an argument or a result of a recorded call with ``fn`` applied to each :class:`SeenTensor` in it. A tuple
-    stands for a list, and ``fn`` is applied inside of it. Any other value is returned unchanged.
+    stands for a list, and ``fn`` is applied inside it. Any other value is returned unchanged.
     """
     if isinstance(value, tuple):
         return tuple(map_seen(v, fn) for v in value)
@@ -190,7 +190,7 @@ def _column_ranges(t: Tensor) -> tuple[ColumnRange, ...]:
 
 @dataclass
 class DispatchRecorder:
-    """A recorder of the calls of the ops ``wanted`` inside of ``with recorder.mode():``. Calls that differ only in
+    """A recorder of the calls of the ops ``wanted`` inside ``with recorder.mode():``. Calls that differ only in
     values are recorded once. ``calls`` holds the recorded calls, and ``counts`` the number of all calls, by op name.
 
     A call is recorded below autograd, so an op that is made of other ops is not seen. Values are read before the call,
@@ -210,7 +210,7 @@ class DispatchRecorder:
         recorder = self
 
         class Mode(TorchDispatchMode):
-            """A torch dispatch mode that passes each call inside of it to ``recorder``, a variable of the enclosing
+            """A torch dispatch mode that passes each call inside it to ``recorder``, a variable of the enclosing
             method.
             """
 

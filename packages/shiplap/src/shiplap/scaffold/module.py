@@ -132,7 +132,7 @@ def write_op_source(entry: DraftedOp) -> str:
 
 def _adopt_call_lines(*given: str) -> list[str]:
     """Return the source lines of the decorator ``@sl.adopt(...)`` with the arguments ``given``. It is one line if that
-    is short enough.
+    is at most ``WIDTH`` long, and otherwise has one line for each argument.
     """
     line = f"@sl.adopt({', '.join(given)})"
     return [line] if len(line) <= WIDTH else ["@sl.adopt(", *(f"    {g}," for g in given), ")"]

@@ -79,7 +79,8 @@ def _whole_placement(value: Any) -> Any:
 
 def _dtensor_placement(part: ShardedPart) -> Any:
     """Return DTensor's placement for ``part``, the share of a tensor that a sharding rule gives each rank. It is
-    ``Shard`` for the number of a dim, ``Replicate`` for ``"whole"``, and ``Partial`` for the name of a reduction.
+    ``Shard`` if ``part`` is the number of a dim, ``Replicate`` if it is ``"whole"``, and ``Partial`` if it is the name
+    of a reduction.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 

@@ -42,7 +42,7 @@ class AtenArgument:
 
     @property
     def tensor(self) -> bool:
-        """Whether the type of the argument is a tensor or a list of tensors."""
+        """Whether the argument is declared as a tensor, an optional tensor or a list of tensors."""
         return self.type.startswith("Tensor")
 
 

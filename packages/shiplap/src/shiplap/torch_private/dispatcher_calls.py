@@ -145,8 +145,10 @@ def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def is_recorded_call(args: Sequence[Any]) -> bool:
-    """Return whether a call with these arguments involves no part of torch's dispatcher but autograd. Return False if
-    an argument is an instance of a tensor subclass other than ``Parameter``.
+    """Return whether nothing but autograd must observe a call with the arguments ``args``.
+
+    Return False in a transform such as ``torch.vmap``, under a mode, tracer, functionalization or profiler, or if an
+    argument is an instance of a tensor subclass other than ``Parameter``.
     """
     if _is_transformed() or not untouched():
         return False
@@ -306,9 +308,9 @@ def outside_modes(*owners: Tensor) -> Iterator[None]:
     ended in which it was computed. A tensor made in inference mode cannot be saved for a later backward. One made under
     a fake mode has no memory, and one made at a level of ``torch.func`` belongs to that level.
 
-    The context is outside of inference mode, gradients, autocast, dispatch and function modes and the levels of
+    The context is outside inference mode, gradients, autocast, dispatch and function modes and the levels of
     ``torch.func``. Dispatch and function modes are those of fake tensors, traces and ``with torch.device``. If an owner
-    itself belongs to one of those, as a fake tensor does, so do the computed values. The context is then outside of
+    itself belongs to one of those, as a fake tensor does, so do the computed values. The context is then outside
     inference mode alone. A function that Dynamo traces must not enter it.
     """
     inference = torch.is_inference_mode_enabled()
@@ -340,7 +342,7 @@ def _leave_modes(stack: ExitStack, owners: Iterable[Tensor]) -> None:
 
 
 def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Parameters, Built]:
-    """Return ``function``, decorated to run inside ``outside_modes(*tensors)``, outside of fake, autocast and
+    """Return ``function``, decorated to run inside ``outside_modes(*tensors)``, outside fake, autocast and
     ``torch.func`` modes.
 
     ``tensors`` are the tensors among its arguments, the parameters and buffers of modules among them, and those in the
@@ -349,7 +351,7 @@ def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Param
 
     @wraps(function)
     def built(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Built:
-        """Call the decorated function outside of the thread's modes (fake tensors, autocast, ``torch.func``). If Dynamo
+        """Call the decorated function outside the thread's modes (fake tensors, autocast, ``torch.func``). If Dynamo
         traces the call, call it unchanged.
         """
         if is_dynamo_compiling():

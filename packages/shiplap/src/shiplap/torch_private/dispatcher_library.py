@@ -162,8 +162,8 @@ class Registrations:
 
     @classmethod
     def of(cls, namespace: str, name: str) -> Registrations:
-        """Return a new registration of the op ``name`` in ``namespace``. Torch admits one schema for each name. If the
-        process has defined this name before, the op gets a name with a number.
+        """Return a new registration of the op ``name`` in ``namespace``, without defining anything yet. Torch admits
+        one schema for each name. If the process has used this name before, a number is appended to the op's name.
         """
         edition = _editions[namespace, name] = _editions.get((namespace, name), 0) + 1
         return cls(namespace, edition)

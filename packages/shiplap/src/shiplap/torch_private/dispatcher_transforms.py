@@ -40,7 +40,7 @@ def is_transform_active() -> bool:
 
 
 def transform_level() -> int:
-    """Return the number of the innermost active transform (level) of ``torch.func``. Return 0 outside of all
+    """Return the number of the innermost active transform (level) of ``torch.func``. Return 0 outside all
     transforms.
     """
     innermost = _level()
@@ -232,7 +232,7 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
 
 def vmap_randomness() -> str:
     """Return the argument ``randomness`` of the innermost ``torch.vmap``, which is ``"error"``, ``"same"`` or
-    ``"different"``.
+    ``"different"``. There must be one.
     """
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 

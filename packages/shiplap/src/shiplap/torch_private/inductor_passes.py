@@ -202,7 +202,7 @@ def preserving_state() -> Iterator[None]:
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
-    """Return a context outside of dispatch modes and inference mode. After it, torch's counters and event log are as
+    """Return a context outside dispatch modes and inference mode. After it, torch's counters and event log are as
     before.
     """
     from torch._dynamo import utils
@@ -334,7 +334,9 @@ def _placeholder_role(node: Node) -> int | str:
 
 
 def _of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``fn`` as a function with a new code object. Dynamo stores sizes and recompile limits by code object."""
+    """Return a copy of ``fn`` with a code object of its own. The copy takes and returns the same. Dynamo stores sizes
+    and recompile limits by code object.
+    """
 
     def run(*tensors: torch.Tensor) -> Any:
         """Call the wrapped function with ``tensors`` and return its results. This function has a new code object."""

@@ -81,7 +81,7 @@ class _Template(CppTemplate):
         """Return the C++ source of the kernel, rendered from the template for Inductor's scheduler.
 
         ``template_buffer_node`` is the buffer of the result in the second rendering, and None in the first.
-        ``flag_template_buffer_has_other_users`` is true if nodes outside of the kernel read the result as well.
+        ``flag_template_buffer_has_other_users`` is true if nodes outside the kernel read the result as well.
         ``epilogue_nodes`` are the fused neighbours that are computed when the result is stored.
         """
         self.alone = self.alone or kernel

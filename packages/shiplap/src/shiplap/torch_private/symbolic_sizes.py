@@ -407,7 +407,7 @@ def _statically_known(condition: torch.SymBool) -> bool | None:
 
 
 def number_as_tensor(number: int | torch.SymInt) -> torch.Tensor:
-    """Return ``number`` as an int64 tensor without dims. In a graph, a symbolic number becomes a tensor of its
+    """Return ``number`` as an int64 zero-dimensional tensor. In a graph, a symbolic number becomes a tensor of its
     symbol.
     """
     make: Any = torch.full  # documented for symbols, but typed for numbers only
@@ -416,8 +416,8 @@ def number_as_tensor(number: int | torch.SymInt) -> torch.Tensor:
 
 
 def number_of_tensor(tensor: torch.Tensor) -> Any:
-    """Return the number that a tensor without dims holds. In a graph it is a symbol, and an integer symbol is assumed
-    to be at least 0.
+    """Return the number that a zero-dimensional tensor holds. In a graph it is a symbol, and an integer symbol is
+    assumed to be at least 0.
     """
     number: Any = tensor.item()
     if isinstance(number, torch.SymInt):

@@ -74,15 +74,15 @@ class Bench(Protocol):
         ...
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure the candidates at ``indices`` in turns, within the limits of ``plan``. Return two dicts by index,
+        """Measure the candidates at ``indices`` alternately, within the limits of ``plan``. Return two dicts by index,
         with the timings and with the reason for each candidate that has no timing.
         """
         ...
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Measure candidates whose times in the race were confirmed, in turns by one clock. Return two dicts by index,
-        with the seconds of a call and with the reason for each candidate that has no time. Both are empty if the race
-        has already measured them by one clock.
+        """Measure candidates whose times in the race were confirmed, alternately by one clock. Return two dicts by
+        index, with the seconds of a call and with the reason for each candidate that has no time. Both are empty if the
+        race has already measured them by one clock.
 
         Args:
             indices: the candidates to compare.
@@ -182,7 +182,7 @@ class LocalBench:
         return self._verifier.check(self.candidates[index])
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure the candidates at ``indices`` in turns, after all compilers have ended. Return two dicts by index,
+        """Measure the candidates at ``indices`` alternately, after all compilers have ended. Return two dicts by index,
         with the timings and with the reason for each candidate that could not be prepared.
         """
         self.quiet()  # the clock is for candidates alone

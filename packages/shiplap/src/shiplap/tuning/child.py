@@ -158,7 +158,7 @@ def verify_candidate(child: Child, message: workers.VerifyCandidate, file: int) 
 
 @handles(workers.RaceCandidates)
 def race_candidates(child: Child, message: workers.RaceCandidates, file: int) -> workers.Raced:
-    """Handle the request to time candidates in turns. Return a message with the timings and the failures. Raise
+    """Handle the request to time candidates alternately. Return a message with the timings and the failures. Raise
     ``DeviceLost`` if the device can no longer be used.
     """
     try:

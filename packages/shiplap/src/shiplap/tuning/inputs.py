@@ -64,12 +64,12 @@ class Inputs:
 
     @cached_property
     def odd(self) -> tuple[SampleCase, ...]:
-        """Samples with unaligned addresses or unusual values. A candidate must be right on them as well, because such
-        calls use the same choice.
+        """Samples with unaligned addresses or unusual values. A candidate must be correct on them, too, because calls
+        with such inputs use the same choice of a candidate.
 
-        In the first sample, tensors begin at unaligned addresses. The others have values near zero or far below it. The
-        sizes are those of the call, halved until there are few enough elements. Samples that cannot be drawn are left
-        out.
+        In the first sample, tensors begin at unaligned addresses. The other samples have values near zero or large
+        negative values. The sizes are those of the call, halved until there are few enough elements. Samples that
+        cannot be drawn are left out.
         """
         samples, sizes = Samples(self.op, self.seed, self.device), dict(self.recipe.sizes)
         while prod(v for v in sizes.values() if type(v) is int and v) > MOST_ODD_ELEMENTS:

@@ -156,7 +156,7 @@ def clock_for(device: str, capture: str = "auto") -> Clock:
 
 @dataclass(frozen=True)
 class RacePlan:
-    """The limits of a race, in which candidates are timed in turns. It ends after ``rounds`` rounds, or after
+    """The limits of a race, in which candidates are timed alternately. It ends after ``rounds`` rounds, or after
     ``seconds`` if ``least`` rounds are made. Each timing lasts about ``sample`` seconds. A candidate is dropped if even
     its best time is more than ``hopeless`` times the lowest median of all candidates.
     """
@@ -192,7 +192,7 @@ class Timing:
 def race_runs(
     runs: Mapping[int, CandidateRun], clock: Clock, plan: RacePlan, at: Callable[[int], None] = lambda index: None
 ) -> dict[int, Timing]:
-    """Time ``runs`` in turns, and return a dict from the index of each run to its timing.
+    """Time ``runs`` alternately, and return a dict from the index of each run to its timing.
 
     A run that is clearly slower than the fastest one is dropped early. Its timing then has fewer samples and is not
     ``finished``. ``plan`` limits rounds and seconds. ``at`` is called with the index before each run.

@@ -125,9 +125,9 @@ class _Search:
         )
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> None:
-        """Measure the candidates at ``indices`` in turns and store their times in the ranking. Candidates that cannot
-        be measured are dropped, with the reason. The race is planned for at most a third of the remaining time, or for
-        0.2 s if that is more.
+        """Measure the candidates at ``indices`` alternately and store their times in the ranking. Candidates that
+        cannot be measured are dropped, with the reason. The race is planned for at most a third of the remaining time,
+        or for 0.2 s if that is more.
         """
         self.report(f"race {len(indices)} candidates", 0, 1)
         # A race may take twice its time, and preparing the runs comes before it.

@@ -309,8 +309,8 @@ class RemoteBench:
         return outcome
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure the candidates at ``indices`` in turns in the worker. Return two dicts by index, with the timings and
-        with the reason for each candidate that has none.
+        """Measure the candidates at ``indices`` alternately in the worker. Return two dicts by index, with the timings
+        and with the reason for each candidate that has none.
 
         If the worker dies while a candidate runs, that candidate has failed, and the remaining ones are measured again.
         Raise ``SL611`` if the worker cannot measure at all.
@@ -345,7 +345,7 @@ class RemoteBench:
         return self._judged.confirm(claims, seconds, believed)
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Measure the confirmed candidates at ``indices`` in turns in sandboxed processes, for about ``seconds``.
+        """Measure the confirmed candidates at ``indices`` alternately in sandboxed processes, for about ``seconds``.
         Return two dicts by index, with the seconds of a call and with the reason for each candidate that failed. Both
         are empty if the arguments cannot be sent to a sandboxed process.
         """

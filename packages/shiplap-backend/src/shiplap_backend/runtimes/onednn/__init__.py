@@ -19,7 +19,7 @@ _LIBRARY, _HEADERS = "onednn-cpu-gomp", "onednn-devel-cpu-gomp"
 def _installed_file(package: str, name: str) -> Path:
     """Return the path of the file ``name`` of the installed ``package``.
 
-    The package's wheel puts files outside of site-packages. Raise ``SL907`` if the package or the file is missing.
+    The package's wheel puts files outside site-packages. Raise ``SL907`` if the package or the file is missing.
     """
     try:
         files = distribution(package).files or []

@@ -143,7 +143,11 @@ def hilbert_encode(coords: Tensor, bit_length: int, codes: Tensor) -> None:
 
 
 def z_order_decode(codes: Tensor, bit_length: int) -> Tensor:
-    """Return the voxels ``int32 [n, 4]`` (scene, x, y, z) of Z-order codes with ``bit_length`` bits for each axis."""
+    """Return the voxels ``int32 [n, 4]`` (scene, x, y, z) of the Z-order codes ``codes``, which are integers ``[n]``.
+
+    The low ``3 * bit_length`` bits of a code interleave ``bit_length`` bits of each of x, y and z. The bits above them
+    are the scene. A code of -1 gives a row of -1.
+    """
     voxels: Tensor = serialize.z_order_decode(codes.long(), bit_length)
     return voxels
 

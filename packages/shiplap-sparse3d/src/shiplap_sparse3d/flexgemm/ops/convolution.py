@@ -115,9 +115,11 @@ def submanifold_conv(
 def _convolve(
     cache: NeighborCache, feats: Tensor, flat: Tensor, bias: Tensor | None, algorithm: str | None, tf32: bool | None
 ) -> Tensor:
-    """Return the convolution of ``feats [n, ci]`` with ``flat [co, taps, ci]`` over the neighbours of ``cache``. If
-    ``algorithm`` or ``tf32`` is None, ``DEFAULT_SPCONV_ALGORITHM`` or ``SPCONV_ALLOW_TF32`` of ``flex_gemm.config``
-    applies. If ``bias`` is None, no bias is added.
+    """Return the convolution ``[outputs, co]`` of ``feats [n, ci]`` with the weights ``flat [co, taps, ci]`` over the
+    neighbours of ``cache``.
+
+    If ``algorithm`` is None, ``DEFAULT_SPCONV_ALGORITHM`` of ``flex_gemm.config`` applies. If ``tf32`` is None, its
+    ``SPCONV_ALLOW_TF32`` applies. If ``bias`` is None, no bias is added.
     """
     chosen = config.DEFAULT_SPCONV_ALGORITHM if algorithm is None else algorithm
     return cache.convolve(feats, flat, bias, chosen, config.SPCONV_ALLOW_TF32 if tf32 is None else tf32)

@@ -201,7 +201,7 @@ class NeighborCache(PlanCache):
 
     @property
     def fwd_seg_offsets(self) -> Tensor:
-        """The start of each output's pairs in ``fwd_seg_indices``, then the number of pairs, ``[outputs + 1]``."""
+        """The start of each output's pairs in ``fwd_seg_indices``, then the number of all pairs, ``[outputs + 1]``."""
         return torch.nn.functional.pad(self.fwd_mask.sum(1).cumsum(0), (1, 0)).int()
 
     @property

@@ -251,7 +251,7 @@ bad("output not written everywhere", sl_unwritten, "workspace", note="fresh page
 @declare("outside", mutates=["table"])
 def sl_outside(table: M) -> None:
     """Add 1 to ``table`` in place, as the reference of the broken op ``zoo_sl::outside``. If ``table`` is a view, the
-    op's kernel also writes to memory outside of it.
+    op's kernel also writes to memory outside it.
     """
     table += 1
 

@@ -112,7 +112,7 @@ def _tensors_with_data(args: tuple[Any, ...]) -> list[Tensor]:
 def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
     """Yield wrong calls of the op.
 
-    Some have a wrong tensor for a tensor argument, others a value outside of the choices of an ``Enum`` or ``Literal``
+    Some have a wrong tensor for a tensor argument, others a value outside the choices of an ``Enum`` or ``Literal``
     argument. The last ones violate a declared precondition.
     """
     for position, arg in enumerate(op.spec.args):

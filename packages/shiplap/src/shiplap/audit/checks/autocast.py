@@ -42,7 +42,7 @@ def autocast_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_autocast(op: Op, case: SampleCase) -> Observation:
-    """Compare calls under autocast with calls outside of it on inputs that were cast by the op's declared rule. The
+    """Compare calls under autocast with calls outside it on inputs that were cast by the op's declared rule. The
     returned observation has a problem if the bits of the results differ, or if the gradient of a float32 input has
     another dtype.
     """
@@ -139,7 +139,7 @@ def _observe_gradient_dtype(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_unchanged(op: Op, case: SampleCase) -> Observation:
-    """Compare a call under autocast with a call outside of it, for an op that is declared with ``autocast=None``. The
+    """Compare a call under autocast with a call outside it, for an op that is declared with ``autocast=None``. The
     returned observation has a problem if the bits of the results differ.
     """
     with torch.no_grad():

@@ -37,7 +37,7 @@ def observe_bound(op: Op, case: SampleCase) -> Observation:
     """Compare the data-dependent sizes of the results with the declared bounds and with the ranges that the fake
     implementation promised.
 
-    The returned observation has a problem if a size is outside of either. Otherwise its ``error`` is the largest
+    The returned observation has a problem if a size is outside either. Otherwise its ``error`` is the largest
     fraction of a bound that a size reached.
     """
     outs = call_op(op, case.fresh())

@@ -348,7 +348,7 @@ def _describe_trespass(damaged: int, when: str) -> str:
 
 
 def _observe_shared_pool(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
-    """Capture a second graph in the memory pool of the first, and replay both in turns. Return an observation with a
+    """Capture a second graph in the memory pool of the first, and replay both alternately. Return an observation with a
     problem if a replay is wrong, and otherwise None. The last argument is not used.
     """
     case = trial.grown(LARGER) or trial.case

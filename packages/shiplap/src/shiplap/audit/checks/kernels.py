@@ -134,7 +134,7 @@ def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
     """Call ``op.out`` with views into the middle of larger tensors as outputs. Return a message that says what is
     wrong, or an empty string.
 
-    It is wrong if a result differs from ``own``, the reference's results, or if the call writes to memory outside of a
+    It is wrong if a result differs from ``own``, the reference's results, or if the call writes to memory outside a
     view.
     """
     args = case.fresh()

@@ -245,7 +245,7 @@ def _advance_random_states() -> None:
 
 
 def _call_and_backward(op: Op, case: SampleCase) -> None:
-    """Call the op on a sample with gradients for its floating-point arguments, and run the backward of its results."""
+    """Call the op on a sample whose floating-point arguments require gradients, and run the backward of the results."""
     names = floating_args(op, case)
     args = require_gradients(op, case.fresh(), names)
     outs = [o for o in call_op(op, args) if o.grad_fn is not None]  # a view made without gradients requires one, too

@@ -55,8 +55,8 @@ def observe_schema(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_autograd_notice(op: Op, case: SampleCase) -> Observation:
-    """Write to a tensor that autograd has saved, by a call of the op. The returned observation has a problem if
-    autograd then uses the new values instead of raising an error.
+    """Call the op so that it writes to a tensor that autograd has saved for a backward pass, and return the
+    observation. The observation has a problem if the backward pass uses the new values instead of raising an error.
     """
     args = case.fresh()
     for arg, value in zip(op.spec.args, args, strict=True):

@@ -30,8 +30,8 @@ from shiplap.sampling.work_estimate import why_too_large
 def special_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``special`` calls the op.
 
-    They have lists of other lengths, values near the numbers in the op's code, unusual scalars, special values such as
-    NaN, or sizes that are powers of two.
+    They have lists of unusual lengths, values near the numeric constants in the op's code, unusual scalars, special
+    values such as NaN, or sizes that are powers of two.
     """
     yield from chain(
         samples.lists(), samples.thresholds(), samples.odd_scalars(), samples.special(), powers_of_two(samples)

@@ -221,9 +221,11 @@ class LaunchedKernel(CFunctionKernel):
                     _sort_workspace(step, numbers, scratch)
 
     def _launch_one(self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
-        """Run ``launch``, number ``number`` among the launches, unless its grid is empty. ``scratch`` is the workspace,
-        or None if there is none. If the compiled kernel needs something that generated C++ cannot provide, store the
-        reason, and Python makes all launches.
+        """Run ``launch`` unless its grid is empty. ``number`` is its index among the launches of the kernel,
+        ``numbers`` are the sizes and scalars of the call, and ``scratch`` is the workspace, or None if there is none.
+
+        If the compiled kernel needs something that generated C++ cannot provide, pass the reason to
+        ``self.native.settle``. Python then makes the launches of all later calls.
         """
         declared = self.native.declared[number]
         grid, values, options = self._arguments(number, launch, numbers, scratch)

@@ -254,8 +254,8 @@ class TemplateKernel(Kernel):
         return reason
 
     def _config_refusal(self, call: Binding, env: Env) -> Callable[[Values], str]:
-        """Return a function from a config to the reason why the template does not support ``call`` with it. The reason
-        is an empty string if it does.
+        """Return a function that takes a config and returns the reason why the template does not support ``call`` with
+        it. The reason is an empty string if the template supports it.
         """
         # A machine without Triton uses the other kernels of the op.
         if not _is_triton_installed():

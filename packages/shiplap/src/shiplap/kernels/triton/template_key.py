@@ -64,8 +64,9 @@ class RunTemplate(Protocol):
 
 
 def compile_template_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
-    """Return a function from a checked call to a hashable key. The key holds sizes, scalars, dtypes and which optional
-    tensors are None. For the arguments named in ``layouts``, it also holds strides and alignment to 16 bytes.
+    """Return a function that takes a checked call and returns a hashable key. The key holds sizes, scalars, dtypes and
+    which optional tensors are None. For the arguments named in ``layouts``, it also holds strides and alignment to 16
+    bytes.
     """
     # A list has no hash, so that the key has a tuple in its place.
     lists = any("list" in str(a.scalar) for a in spec.scalars)
@@ -88,12 +89,15 @@ def compile_template_run(
     tables: Sequence[DeviceTable],
     **scope: object,
 ) -> RunTemplate:
-    """Return a generated function ``run(call, out, split_k, kept)`` that launches a kernel template.
+    """Return a generated function ``run(call, out, split_k, kept=None)`` that launches a kernel template for ``call``
+    and returns None. ``split_k`` is a part of the launch's key. If ``kept`` is not None, the launch, its grid, tensors
+    and key, and the compiled kernel are set as attributes of ``kept``.
 
     ``words`` are the names in the template's source code, on which the key of a launch depends. ``reads`` are the
     tensor arguments that the template reads. ``axes`` maps an argument to the axis along which it must have stride 1.
-    ``tables`` are called with sizes and a device. ``scope`` holds ``grid``, ``config``, the dict ``launches`` by key,
-    and ``launch_for``, which makes a missing launch.
+    Each of ``tables`` is called with the sizes of the call and its device, and returns a tensor that is passed after
+    the arguments. ``scope`` holds ``grid``, ``config``, the dict ``launches`` by key, and ``launch_for``, which makes a
+    missing launch.
     """
     scope |= {
         "cdiv": lambda a, b: -(-a // b),

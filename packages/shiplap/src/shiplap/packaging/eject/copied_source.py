@@ -383,7 +383,9 @@ def _mentions_own_package(statement: ast.stmt, world: Mapping[str, Any]) -> bool
 
 
 def _global_names(code: CodeType) -> list[str]:
-    """Return the global names that ``code`` and the functions in it load, in order, each once."""
+    """Return the global names that ``code`` and the functions in it load, each once, in the order of their first load.
+    Names that ``code`` itself loads come first.
+    """
     found = [i.argval for i in dis.get_instructions(code) if i.opname in GLOBAL_LOADS]
     # Functions inside of it load globals, too.
     found += [n for c in code.co_consts if isinstance(c, CodeType) for n in _global_names(c)]

@@ -150,7 +150,7 @@ def _add_library(part: NativePart, name: str, kernels: Sequence[NativeKernel], d
 
 def _add_kernel(part: NativePart, kernel: NativeKernel) -> None:
     """Add to ``part`` the sources and the header of a kernel. If the kernel came without sources, add the kernel's
-    library instead. Raise ``CannotCopy`` if a source lies outside of its folder.
+    library instead. Raise ``CannotCopy`` if a source lies outside its folder.
     """
     native, spec = kernel.code, kernel.op.spec
     configs = {native.symbol: native.space.names} if native.space is not None else None

@@ -462,7 +462,7 @@ class PrintedOp:
 
     def _print_autocast(self) -> None:
         """Append the op's rule for autocast regions to ``functions``, and its registration to ``registrations``.
-        Arguments whose declared dtypes must agree are cast to one dtype. Kernels run outside of autocast.
+        Arguments whose declared dtypes must agree are cast to one dtype. Kernels run outside autocast.
         """
         groups: dict[str, list[Arg]] = {}
         for arg in self.spec.tensors:

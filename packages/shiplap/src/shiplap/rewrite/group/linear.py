@@ -174,8 +174,11 @@ def _layers_of_entries(x: Tensor, weights: Tensor, biases: Tensor | None = None)
 
 
 def _layers_of_reversed_entries(x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """Return the concatenated results of one linear layer for each slice of ``x`` along the first dim, in reverse
-    order, each followed by a ReLU. Stacking the inputs of the layers therefore does not give ``x``.
+    """Run a linear layer of its own and a ReLU on each slice ``x[i]``, from the last slice to the first. Return the
+    results in that order, concatenated along the last dim.
+
+    The last slice meets ``weights[0]`` and ``biases[0]``. Stacking the inputs of the layers therefore gives ``x``
+    reversed and not ``x``.
     """
     return _run_layers(x.unbind(0)[::-1], weights, biases)
 

@@ -152,7 +152,7 @@ def _calls_behind_mask(node: Node) -> list[Node] | None:
 
 
 def _compute_mask(calls: Sequence[Node]) -> Tensor:
-    """Run ``calls`` in order on real tensors and return the result of the last one."""
+    """Run ``calls`` in order on tensors with data and return the result of the last one."""
     held: dict[Node, Any] = {}
     for node in calls:
         held[node] = run_call(node, held.__getitem__)

@@ -205,7 +205,7 @@ def _find_layer(node: Node) -> _LossOfLayer:
 
 def _add_replaced_call(found: _LossOfLayer, at: Node) -> None:
     """Append the call ``at`` to ``found.nodes``, the nodes that the replacement removes. Raise ``RewriteObstacle`` if a
-    node outside of them reads ``at``.
+    node outside them reads ``at``.
     """
     for reader in at.users:
         if reader not in found.nodes:

@@ -170,7 +170,7 @@ def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node
 
 def _find_earlier_weight(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None:
     """Return the weight and a list of the calls that apply it, if ``scaled`` is ``x * weight``. Return None for any
-    other value, and if a node outside of the norm reads that product.
+    other value, and if a node outside the norm reads that product.
     """
     passed: list[Node] = []
     product = skip_idle_calls(scaled, passed)

@@ -277,9 +277,9 @@ class JudgedBench:
         return self._expected[number]
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure the candidates at ``indices`` in turns, by the times that their processes report. Return two dicts by
-        index, with the timings and with the reason for each candidate that has none. If a process fails, the remaining
-        candidates are measured again.
+        """Measure the candidates at ``indices`` alternately, by the times that their processes report. Return two dicts
+        by index, with the timings and with the reason for each candidate that has none. If a process fails, the
+        remaining candidates are measured again.
         """
         left, failed = list(indices), dict[int, str]()
         while left:
@@ -320,7 +320,7 @@ class JudgedBench:
             return Confirmation(self, claims, seconds, believed).confirm_claims()
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Measure the candidates at ``indices`` in turns by this process's clock on new values. Return two dicts by
+        """Measure the candidates at ``indices`` alternately by this process's clock on new values. Return two dicts by
         index, with the seconds of a call and with the reason for each candidate that failed. The first dict is empty
         unless at least two candidates were measured. ``claimed`` is the time of the fastest one in the race.
         """

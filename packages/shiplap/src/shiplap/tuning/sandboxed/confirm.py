@@ -101,7 +101,7 @@ def expected_effects(op: Op, case: SampleCase) -> ExpectedEffects:
 
 
 class FreshValueTimes:
-    """A measurement of candidates on new values, in turns and by the clock of this process.
+    """A measurement of candidates on new values, alternately and by the clock of this process.
 
     ``claims`` maps the index of each candidate to the seconds of a call that it claims. The number of calls in a batch
     follows from them.
@@ -122,7 +122,7 @@ class FreshValueTimes:
         self._took: dict[int, list[RequestTime]] = {i: [] for i in (-1, *claims)}
 
     def measure(self, rounds: int, seconds: float) -> dict[int, float | str]:
-        """Time the candidates in turns on new values. Return a dict from index to the seconds of one call.
+        """Time the candidates alternately on new values. Return a dict from index to the seconds of one call.
 
         A time is the least wall time of a candidate, minus that of a batch that computes nothing, and at least 0. If a
         candidate fails, the dict has only its index, with a message that describes the failure. At least ``rounds``
@@ -312,8 +312,11 @@ class Confirmation:
         return TIMES * claimed + SLACK + argument_bytes(self.inputs.real[0]) / COLD
 
     def _measure(self, left: list[int], told: dict[int, ConfirmedClaim]) -> list[int]:
-        """Time the candidates with the indices ``left`` in turns on new values, and record their least times. Return
-        the indices of those that are correct on all values. The others get a problem in ``told``.
+        """Time the candidates with the indices ``left`` on new values, one call of each candidate after another. Store
+        their least times by index in ``self._least`` and ``self._kindest``.
+
+        Return the indices of the candidates that are correct on all values. For each other index, set ``told[index]``
+        to a claim with the candidate's problem.
         """
         while left:
             spells = FreshValueTimes(self.bench, {i: self.claims[i] for i in left}, self.fresh)

@@ -83,7 +83,7 @@ class Raced(Reply, frozen=True):
 
 
 class RaceCandidates(Request[Raced], frozen=True):
-    """A request to time the candidates at ``indices`` in turns, within the limits of ``plan``."""
+    """A request to time the candidates at ``indices`` alternately, within the limits of ``plan``."""
 
     indices: list[int]
     plan: RacePlan

@@ -52,10 +52,12 @@ def get_output_coords_kernel_delta(
     boundary: Boundary | None = None,
     transposed: bool = False,
 ) -> Reached:
-    """Return the output voxels that taps at the offsets ``delta [V, axes]`` reach inside ``boundary``, and the pairs of
-    voxels that they connect. The form of the result, ``boundary`` and ``transposed`` are those of
-    :func:`get_output_coords_kernel_size_dilation`. The default of ``stride`` is 1, and that of ``offset`` is 0, for
-    each axis.
+    """Return the output voxels that a kernel reaches inside ``boundary``, and the pairs of input and output voxels that
+    its taps connect.
+
+    Row ``v`` of ``delta [V, axes]`` is the offset of tap ``v`` of the kernel, in cells. The result and all other
+    parameters are those of :func:`get_output_coords_kernel_size_dilation`. The default of ``stride`` is 1, and that of
+    ``offset`` is 0, for each axis.
     """
     axes = delta.shape[1]
     # Offsets may have columns for the batch, whose stride and offset are not given.
