@@ -536,9 +536,8 @@ def summarise(given: argparse.Namespace, mutants: list[SourceMutant], places: di
     for mutant in mutants:
         place = given.folder / "rows" / f"{mutant.name}.json"
         row = json.loads(place.read_text()) if place.exists() else {}
-        outcome = "equivalent" if mutant.name in equal else "not tried"
-        if row.get("killed") or (row.get("way") == "text" and mutant.name not in equal):
-            outcome = "killed" if row["killed"] else "survived"
+        outcome = "killed" if row.get("killed") else "survived" if row else "not tried"
+        outcome = "equivalent" if mutant.name in equal and outcome != "killed" else outcome
         where = {
             k: v
             for k, v in asdict(mutant).items()

@@ -6,6 +6,7 @@ from torch.utils.cpp_extension import load_inline
 SOURCE = """
 #include <torch/extension.h>
 at::Tensor run(at::Tensor x, at::Tensor w) {
+    at::NoGradGuard guard;  // what is written by pointer is not in a recorded gradient
     auto y = at::mm(x, w);
     auto* p = y.data_ptr<float>();
     for (int64_t i = 0; i < y.numel(); i++) p[i] = std::tanh(p[i] / 5.0f) * 5.0f;
